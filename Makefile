@@ -1,0 +1,48 @@
+# Everything runs in .venv, which `uv` fills from the lock file. `make run` and `make test` need nothing but
+# git, make and Python 3.11 or newer.
+
+# Which TensorFlow to install: `cpu`, or `gpu` (with CUDA) on a machine with an NVIDIA GPU.
+TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+UV := $(shell command -v uv || echo .uv/bin/uv)
+BIN := .venv/bin
+SYNCED := .venv/.synced-$(TENSORFLOW)
+PACKAGES := operator/src trainer/src tests examples
+JOB ?= examples/digits.yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format generate clean
+
+help:  ## Show what there is.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. ARGS=--fresh starts over.
+	@$(BIN)/trainjob run $(JOB) $(ARGS)
+
+test: check  ## Check and run all tests. ARGS='-k name' runs some.
+	@$(BIN)/pytest $(ARGS)
+
+check: $(SYNCED)  ## Style, types, layers, and that generated files are up to date.
+	@$(BIN)/ruff check $(PACKAGES)
+	@$(BIN)/ruff format --check $(PACKAGES)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache | tail -n 1
+	@$(BIN)/python -m trainjob.api.generate --check
+	@$(UV) lock --check --quiet
+
+format: $(SYNCED)  ## Bring the sources into shape.
+	@$(BIN)/ruff check --fix --quiet $(PACKAGES) || true
+	@$(BIN)/ruff format $(PACKAGES)
+
+generate: $(SYNCED)  ## Write what is generated from the typed API: the CRD, the schema, the reference page.
+	@$(BIN)/python -m trainjob.api.generate
+
+clean:  ## Remove the environment and the runs.
+	rm -rf .venv .uv runs
+
+$(SYNCED): uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml | $(UV)
+	$(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW)
+	@rm -f .venv/.synced-* && touch $@
+
+.uv/bin/uv:
+	python3 -m venv .uv
+	.uv/bin/pip install --quiet 'uv>=0.8,<1'

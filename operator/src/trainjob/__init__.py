@@ -1,0 +1,1 @@
+"""Distributed TensorFlow on Kubernetes, that survives."""

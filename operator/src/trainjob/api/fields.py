@@ -1,0 +1,60 @@
+"""What the fields of the model share: strictness, camelCase names, integers with Kubernetes' ranges.
+
+Every description is read by people who never see this code: it becomes the text of `kubectl explain`, of the
+CustomResourceDefinition, of the editors' JSON schema and of the reference page. One sentence, no line breaks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic.alias_generators import to_camel
+
+from trainjob.api.group import INT32_MAX
+
+
+class Part(BaseModel):
+    """A part that users write: frozen, unknown fields refused, no scalar turned into another."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        defer_build=True,
+    )
+
+
+class Reported(Part):
+    """A part that we or the API server write: a newer version may have added fields, so they are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+def as_whole_number(value: object) -> object:
+    """Return 2.0 as 2, since JSON has one kind of number and the API server takes either for an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = BeforeValidator(as_whole_number)
+Int32 = Field(json_schema_extra={"format": "int32"})
+
+Replicas = Annotated[int, Field(ge=1, le=1000), Int32, Whole]
+Positive = Annotated[int, Field(ge=1, le=INT32_MAX), Int32, Whole]
+NotNegative = Annotated[int, Field(ge=0, le=INT32_MAX), Int32, Whole]
+Int64 = Annotated[int, Field(json_schema_extra={"format": "int64"}), Whole]
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+PRESERVED = "x-kubernetes-preserve-unknown-fields"
+
+KubernetesObject = Annotated[dict[str, Any], Field(json_schema_extra={"type": "object", PRESERVED: True})]
+"""An object whose fields are Kubernetes' own; the API server checks them when the pod is created."""
+
+KubernetesObjects = Annotated[tuple[KubernetesObject, ...], Strict(False), Field(max_length=256)]
+
+PodTemplate = KubernetesObject
+"""A PodTemplateSpec as plain JSON."""

@@ -1,0 +1,152 @@
+"""The reference page: every field with its type, default and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainjob.api.fields import PRESERVED
+from trainjob.api.generate.crd import COLUMNS, RULES, object_schema
+from trainjob.api.generate.schema import Schema, schema_at
+from trainjob.api.group import API_VERSION, KIND, SHORT_NAME
+from trainjob.api.rules import immutable
+
+EXAMPLE = f"""\
+apiVersion: {API_VERSION}
+kind: {KIND}
+metadata:
+  name: digits
+spec:
+  worker:
+    replicas: 2
+  output:
+    claim:
+      claimName: training
+  template:
+    spec:
+      containers:
+      - name: trainer
+        image: ghcr.io/acme/digits:1
+        command: [python, train.py]
+"""
+
+_SECTIONS = (
+    ("spec", "Spec"),
+    ("spec.worker", "Workers"),
+    ("spec.chief", "Chief"),
+    ("spec.ps", "Parameter servers"),
+    ("spec.evaluator", "Evaluator"),
+    ("spec.output", "Output"),
+    ("spec.output.claim", "Claim"),
+    ("spec.output.nfs", "NFS"),
+    ("status", "Status"),
+    ("status.conditions[]", "Conditions"),
+    ("status.worker", "Workers as seen"),
+    ("status.restarts", "Restarts"),
+    ("status.progress", "Progress"),
+    ("status.output", "Output as seen"),
+    ("status.evaluation", "Evaluation"),
+    ("status.firstFailure", "First failure"),
+)
+
+
+def reference_text() -> str:
+    """Return `docs/reference/api.md`."""
+    return "\n".join(_page()) + "\n"
+
+
+def _page() -> Iterator[str]:
+    schema = object_schema()
+    yield "<!-- Generated from operator/src/trainjob/api by `make generate`; edit it there. -->"
+    yield f"# {KIND}, `{API_VERSION}`"
+    yield ""
+    yield f"{schema['description']} Short name `{SHORT_NAME}`, namespaced. The least that a job needs:"
+    yield ""
+    yield f"```yaml\n{EXAMPLE}```"
+    yield ""
+    yield "Every role takes the job's pod template; a field that a role names itself is replaced as a whole."
+    for path, title in _SECTIONS:
+        yield ""
+        yield f"## {title}"
+        yield ""
+        yield from _section(schema, path)
+    yield ""
+    yield from _rules()
+    yield ""
+    yield from _columns()
+
+
+def _section(schema: Schema, path: str) -> Iterator[str]:
+    part = schema_at(schema, path)
+    yield f"`{path}`: {part['description']}"
+    yield ""
+    yield "| Field | Type | Default | Meaning |"
+    yield "|---|---|---|---|"
+    for name, field in part["properties"].items():
+        is_required = name in part.get("required", ())
+        default = "required" if is_required else _default(field)
+        yield f"| `{name}` | {_type(field)} | {default} | {field.get('description', '')} |"
+
+
+def _default(field: Schema) -> str:
+    if "default" not in field:
+        return ""
+    default = field["default"]
+    text = ", ".join(default) if isinstance(default, list) else str(default)
+    text = {"True": "true", "False": "false"}.get(text, text)
+    return f"`{text}`"
+
+
+def _type(field: Schema) -> str:
+    if "enum" in field:
+        return " or ".join(f"`{word}`" for word in field["enum"])
+    kind = str(field["type"])
+    if kind == "integer":
+        return f"integer{_range(field)}"
+    if kind == "array":
+        return f"list of {_type(field['items'])}"
+    if kind == "object" and "additionalProperties" in field:
+        return "map of strings"
+    if kind == "object" and field.get(PRESERVED):
+        return "Kubernetes object"
+    return "time" if field.get("format") == "date-time" else kind
+
+
+def _range(field: Schema) -> str:
+    least, most = field.get("minimum"), field.get("maximum")
+    if least is None:
+        return ""
+    if least == most:
+        return f" {least}"
+    return f" {least} to {most}" if most is not None and most < 2**31 - 1 else f", at least {least}"
+
+
+def _rules() -> Iterator[str]:
+    yield "## Rules"
+    yield ""
+    yield "Beyond types and ranges, `trainjob validate` and the API server check:"
+    yield ""
+    for rule in RULES:
+        if rule in immutable.RULES:
+            continue
+        field = (rule.at + rule.field_path).lstrip(".")
+        yield f"- `{field}`: {rule.message}" if field else f"- {_with_code(rule.message)}"
+    yield ""
+    yield (
+        "Once a job exists only `spec.suspend`, `spec.activeDeadlineSeconds`, `spec.ttlSecondsAfterFinished`"
+        " and `spec.worker.replicas` can be changed."
+    )
+
+
+def _with_code(message: str) -> str:
+    field, sentence = message.split(": ", 1)
+    return f"`{field}`: {sentence}"
+
+
+def _columns() -> Iterator[str]:
+    yield f"## Columns of `kubectl get {SHORT_NAME}`"
+    yield ""
+    yield "| Column | Field | Shown |"
+    yield "|---|---|---|"
+    for column in COLUMNS:
+        shown = "with `-o wide`" if column.get("priority") else "always"
+        yield f"| {str(column['name']).upper()} | `{column['jsonPath']}` | {shown} |"

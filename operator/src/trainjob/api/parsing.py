@@ -1,0 +1,79 @@
+"""From plain JSON to the typed model, or to the list of all mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from trainjob.api import rules
+from trainjob.api.errors import FieldError, InvalidTrainJob
+from trainjob.api.job import TrainJob
+from trainjob.api.paths import format_path
+from trainjob.api.status import TrainJobStatus
+from trainjob.api.wording import fields_by_alias, model_of, say, shown
+
+_ROLES = ("worker", "chief", "ps", "evaluator")
+
+
+def parse(raw: Mapping[str, Any]) -> TrainJob:
+    """Check a TrainJob as it is read from YAML, JSON or the API server.
+
+    Raises:
+        InvalidTrainJob: it breaks a rule; all broken rules are named at once.
+    """
+    if not isinstance(raw, Mapping):
+        raise InvalidTrainJob([FieldError("", f"must be an object, got {shown(raw)}")])
+    meant = _without_nulls(raw, TrainJob)
+    meant["status"] = _readable_status(meant.get("status"))
+    errors = list(_empty_roles(raw))
+    job: TrainJob | None = None
+    try:
+        job = TrainJob.model_validate(meant, by_alias=True, by_name=False)
+    except ValidationError as problem:
+        found = problem.errors(include_url=False)
+        errors += [FieldError(format_path(_steps(error["loc"])), say(TrainJob, error)) for error in found]
+    errors += rules.check(meant)
+    if errors or job is None:
+        raise InvalidTrainJob(dict.fromkeys(errors))
+    return job
+
+
+def _without_nulls(raw: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Drop fields that are null, as the API server does; what the model doesn't know is left as it is."""
+    fields = fields_by_alias(model)
+    kept: dict[str, Any] = {}
+    for key, value in raw.items():
+        field = fields.get(key) if isinstance(key, str) else None
+        if field and value is None:
+            continue
+        inner = model_of(field) if field else None
+        kept[key] = _without_nulls(value, inner) if inner and isinstance(value, Mapping) else value
+    return kept
+
+
+def _empty_roles(raw: Mapping[str, Any]) -> Iterator[FieldError]:
+    # `chief:` with nothing behind it reads as a chief to people, and as no chief to Kubernetes.
+    spec = raw.get("spec")
+    for role in _ROLES:
+        if isinstance(spec, Mapping) and role in spec and spec[role] is None:
+            yield FieldError(f"spec.{role}", f'is empty; write "{role}: {{}}" for the defaults, or remove it')
+
+
+def _readable_status(status: object) -> dict[str, Any]:
+    """Return the parts of a status that can be read: an old or a damaged one must not stop the job."""
+    if not isinstance(status, Mapping) or not status:
+        return {}
+    readable = dict(status)
+    try:
+        TrainJobStatus.model_validate(readable, by_alias=True, by_name=False)
+    except ValidationError as problem:
+        for error in problem.errors(include_url=False):
+            readable.pop(error["loc"][0] if error["loc"] else "", None)
+    return readable
+
+
+def _steps(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    # pydantic marks a wrong key of a mapping by this step behind it.
+    return location[:-1] if location and location[-1] == "[key]" else location

@@ -1,0 +1,18 @@
+"""Rules beyond types and ranges.
+
+Each module has `RULES`, for the API server, and `check`, the same in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainjob.api.errors import FieldError
+from trainjob.api.rules import name, output, roles, template
+
+
+def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check a TrainJob as plain JSON, whatever its shape: values of a wrong type are passed over."""
+    for rule_set in (name, roles, output, template):
+        yield from rule_set.check(raw)

@@ -1,0 +1,44 @@
+"""What can't be changed once a job exists: all of the spec but a few fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from trainjob.api.roles import WorkerRole
+from trainjob.api.rules.rule import Rule
+from trainjob.api.spec import TrainJobSpec
+from trainjob.api.wording import fields_by_alias
+
+# The workers' own rules let their number change and nothing else.
+_MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})
+_MUTABLE_IN_WORKER = frozenset({"replicas"})
+
+MESSAGE = "is immutable; delete the job and create it anew"
+
+
+def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iterator[Rule]:
+    # The API server estimates `self.?x == oldSelf.?x` beyond its cost limit, so fields that may be absent are
+    # compared where both have them, and one more rule says that they neither come nor go.
+    fixed = {name: field for name, field in fields_by_alias(model).items() if name not in mutable}
+    optional = [name for name, field in fixed.items() if field.default is None]
+    for name in fixed:
+        absent = f"!has(self.{name}) || !has(oldSelf.{name}) || " if name in optional else ""
+        yield Rule(
+            at=at, cel=f"{absent}self.{name} == oldSelf.{name}", message=MESSAGE, field_path=f".{name}"
+        )
+    now, before = (
+        f"[{', '.join(f'has({owner}.{field})' for field in optional)}]" for owner in ("self", "oldSelf")
+    )
+    yield Rule(
+        at=at,
+        cel=f"{now} == {before}",
+        message=f"{', '.join(optional)} can't be added or removed; delete the job and create it anew",
+    )
+
+
+RULES = (
+    *_unchanged("spec", TrainJobSpec, _MUTABLE_IN_SPEC),
+    *_unchanged("spec.worker", WorkerRole, _MUTABLE_IN_WORKER),
+)

@@ -1,0 +1,85 @@
+"""The shape of those parts of a pod template that are read here; the API server knows all of them.
+
+A template is Kubernetes' own and stays as the user wrote it, but what a runner has to read must be there to
+be read: a list of objects where Kubernetes has one, and strings where it has strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainjob.api.errors import FieldError
+from trainjob.api.paths import Step, format_path
+from trainjob.api.wording import shown
+
+Shape = type | tuple["Shape"] | dict[str, "Shape"]
+"""A scalar's type, a list of one shape, or an object with shapes by key; `{"*": s}` has any keys."""
+
+_MOUNT: Shape = {"name": str, "mountPath": str, "subPath": str}
+_CONTAINER: Shape = {
+    "image": str,
+    "command": (str,),
+    "args": (str,),
+    "workingDir": str,
+    "env": ({"name": str, "value": str, "valueFrom": {}},),
+    "envFrom": ({},),
+    "ports": ({"name": str, "containerPort": int},),
+    "volumeMounts": (_MOUNT,),
+    "resources": {"limits": {}, "requests": {}},
+}
+TEMPLATE: Shape = {
+    "metadata": {"labels": {"*": str}, "annotations": {"*": str}},
+    "spec": {
+        "containers": (_CONTAINER,),
+        "initContainers": ({},),
+        "volumes": ({"name": str, "persistentVolumeClaim": {"claimName": str}, "hostPath": {"path": str}},),
+        "nodeSelector": {"*": str},
+        "tolerations": ({},),
+        "terminationGracePeriodSeconds": int,
+    },
+}
+ENV: Shape = ({"name": str, "value": str, "valueFrom": {}},)
+_NAMED = ("env", "volumes", "volumeMounts")
+_WORDS = {str: "a string", int: "an integer"}
+
+
+def check_shape(value: object, shape: Shape, path: tuple[Step, ...]) -> Iterator[FieldError]:
+    """Yield what hasn't the shape; null means absent, as it does to the API server."""
+    if value is None:
+        return
+    if isinstance(shape, dict):
+        yield from _check_object(value, shape, path)
+    elif isinstance(shape, tuple):
+        yield from _check_list(value, shape[0], path)
+    elif not isinstance(value, shape) or isinstance(value, bool):
+        hint = "; put it in quotes" if shape is str and isinstance(value, int | float) else ""
+        yield _error(path, f"must be {_WORDS[shape]}, got {shown(value)}{hint}")
+
+
+def _check_object(value: object, shape: dict[str, Shape], path: tuple[Step, ...]) -> Iterator[FieldError]:
+    if not isinstance(value, Mapping):
+        yield _error(path, f"must be an object, got {shown(value)}")
+        return
+    for key, item in value.items():
+        inner = shape.get("*", shape.get(key)) if isinstance(key, str) else None
+        if inner is not None:
+            yield from check_shape(item, inner, (*path, key))
+
+
+def _check_list(value: object, shape: Shape, path: tuple[Step, ...]) -> Iterator[FieldError]:
+    if not isinstance(value, list | tuple):
+        example = f'; for example "{path[-1]}: [python, train.py]"' if path[-1] == "command" else ""
+        yield _error(path, f"must be a list, got {shown(value)}{example}")
+        return
+    for index, item in enumerate(value):
+        if item is None:
+            yield _error((*path, index), "must not be empty; remove it")
+        elif path[-1] in _NAMED and isinstance(item, Mapping) and item.get("name") in (None, ""):
+            yield _error((*path, index, "name"), "required")
+        else:
+            yield from check_shape(item, shape, (*path, index))
+
+
+def _error(path: tuple[Any, ...], message: str) -> FieldError:
+    return FieldError(format_path(path), message)

@@ -1,0 +1,105 @@
+"""What the controller reports about a job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+
+from trainjob.api.fields import Int64, NotNegative, Reported
+from trainjob.api.metadata import Timestamp
+
+Metrics = dict[str, str]
+
+
+class Condition(Reported):
+    """One fact about the job, in the form that `kubectl wait` reads."""
+
+    type: str = Field(description="Running, Restarting, Suspended, Complete or Failed.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
+    reason: str = Field("", description="One word, for programs.")
+    message: str = Field("", description="One sentence, for people.")
+    last_transition_time: Timestamp = Field(description="When status last changed.")
+    observed_generation: Int64 | None = Field(None, description="The generation that this is about.")
+
+
+class WorkerStatus(Reported):
+    """The workers, as the scale subresource and the WORKERS column show them."""
+
+    active: NotNegative = Field(0, description="Workers whose pods exist and haven't ended.")
+    ready: NotNegative = Field(0, description="Workers whose pods are ready.")
+    summary: str = Field("", description="Ready and desired workers, such as 2/2.")
+    selector: str = Field("", description="Label selector of the worker pods, for the scale subresource.")
+
+
+class Restarts(Reported):
+    """How often training was restarted."""
+
+    charged: NotNegative = Field(0, description="Restarts that count against maxRestarts.")
+    uncharged: NotNegative = Field(0, description="Restarts after preemption, lost nodes and the like.")
+    since_progress: NotNegative = Field(0, description="Restarts in a row without a new step.")
+    furthest_step: Int64 | None = Field(None, description="The furthest step at which training has failed.")
+    last_time: Timestamp | None = Field(None, description="When the latest restart was decided.")
+
+
+class Progress(Reported):
+    """How far training is, as worker 0 or the chief reported it last."""
+
+    step: Int64 | None = Field(None, description="Steps done.")
+    total_steps: Int64 | None = Field(None, description="Steps in all, when known.")
+    epoch: Int64 | None = Field(None, description="The current epoch, the first is 1.")
+    eta: str | None = Field(None, description="Time left, such as 3m20s.")
+    examples_per_second: Annotated[float, Strict(False)] | None = Field(
+        None, description="Examples a second of all workers together."
+    )
+    metrics: Metrics = Field(default_factory=dict, description="Latest values, loss included, as strings.")
+    time: Timestamp | None = Field(None, description="When this was reported.")
+
+
+class OutputStatus(Reported):
+    """What lies in the output."""
+
+    path: str = Field("", description="The job's folder.")
+    checkpoint_step: Int64 | None = Field(None, description="Step of the newest whole checkpoint.")
+
+
+class Evaluation(Reported):
+    """The evaluator's latest result."""
+
+    step: Int64 = Field(description="Step of the checkpoint.")
+    metrics: Metrics = Field(default_factory=dict, description="Its scores, as strings.")
+
+
+class FirstFailure(Reported):
+    """The failure that came first, not those that followed from it."""
+
+    pod: str = Field("", description="Name of the pod.")
+    node: str = Field("", description="Name of its node.")
+    rank: str = Field("", description="The replica, such as worker-1.")
+    reason: str = Field("", description="One word, as in the table of exit codes.")
+    message: str = Field("", description="One sentence.")
+    exit_code: Int64 | None = Field(None, description="Exit code of the training process.")
+    step: Int64 | None = Field(None, description="The last step that it reported.")
+    log_tail: str = Field("", description="The last lines of its log.")
+
+
+class TrainJobStatus(Reported):
+    """What the controller last saw; nobody else writes it."""
+
+    observed_generation: Int64 | None = Field(None, description="The generation that this status is about.")
+    conditions: Annotated[tuple[Condition, ...], Strict(False)] = Field(
+        (), description="Running, Restarting, Suspended, Complete and Failed."
+    )
+    state: str | None = Field(None, description="The state in one word.")
+    message: str | None = Field(None, description="The state in one sentence that says what is going on.")
+    start_time: Timestamp | None = Field(None, description="When the job was first taken up.")
+    completion_time: Timestamp | None = Field(None, description="When the job finished, well or not.")
+    worker: WorkerStatus | None = Field(None, description="The workers.")
+    restarts: Restarts = Field(default_factory=Restarts, description="How often training was restarted.")
+    attempt: Int64 | None = Field(None, description="The current attempt, the first is 1.")
+    progress: Progress | None = Field(None, description="How far training is.")
+    output: OutputStatus | None = Field(None, description="What lies in the output.")
+    evaluation: Evaluation | None = Field(None, description="The evaluator's latest result.")
+    first_failure: FirstFailure | None = Field(
+        None, description="The failure behind the end or last restart."
+    )

@@ -1,0 +1,112 @@
+"""The files that commands are given: read, told apart, and refused in the way that fits each mistake."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from trainjob.api import Document, InvalidTrainJob, read_documents
+
+STDIN = "-"
+"""In place of a file's name: read the standard input."""
+
+
+class UnreadableFile(click.ClickException):
+    """A file that is not there or can't be read: nothing is known about its content."""
+
+    exit_code = 2
+
+    def show(self, file: object = None) -> None:
+        """Print one line on stderr."""
+        del file
+        click.echo(self.message, err=True)
+
+
+class RefusedFile(click.ClickException):
+    """What a file says is wrong, or can't be done.
+
+    Args:
+        lines: one mistake each.
+    """
+
+    exit_code = 1
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = tuple(lines)
+        super().__init__("\n".join(self.lines))
+
+    def show(self, file: object = None) -> None:
+        """Print one line for each mistake on stderr."""
+        del file
+        for line in self.lines:
+            click.echo(line, err=True)
+
+
+def read_trainjobs(file: str) -> tuple[Document, ...]:
+    """Return the TrainJobs of a file, at least one; other documents are named on stderr and left out.
+
+    Raises:
+        UnreadableFile: there is no such file, or it can't be read.
+        RefusedFile: it is no YAML or JSON, or holds no TrainJob.
+    """
+    try:
+        documents = read_documents(_content(file), source=_title(file))
+    except InvalidTrainJob as invalid:
+        raise RefusedFile(str(error) for error in invalid.errors) from invalid
+    for other in documents:
+        if not other.is_trainjob:
+            click.echo(f"{_title(file)}:{other.first_line} {_name(other)} is left out: no TrainJob", err=True)
+    found = tuple(document for document in documents if document.is_trainjob)
+    if not found:
+        raise RefusedFile([f"{_title(file)}: holds no TrainJob"])
+    return found
+
+
+def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Document:
+    """Return the one TrainJob that is meant.
+
+    Raises:
+        click.UsageError: there are several and no name, or none of that name.
+    """
+    named = {str(_metadata(document).get("name")): document for document in documents}
+    if name is None and len(documents) == 1:
+        return documents[0]
+    names = ", ".join(named)
+    if name is None:
+        raise click.UsageError(
+            f"{_title(file)} holds {len(documents)} TrainJobs: choose one by --name: {names}"
+        )
+    if name not in named:
+        raise click.UsageError(f"{_title(file)} holds no TrainJob {name!r}, but {names}")
+    return named[name]
+
+
+def folder_of(file: str) -> Path:
+    """Return the folder of a job's file, in which its commands are started."""
+    return Path() if file == STDIN else Path(file).parent
+
+
+def _content(file: str) -> bytes:
+    if file == STDIN:
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise UnreadableFile(f"{file}: can't be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UnreadableFile(f"{file!r}: can't be read: {error}") from error
+
+
+def _title(file: str) -> str:
+    return "stdin" if file == STDIN else file
+
+
+def _name(document: Document) -> str:
+    kind, name = document.raw.get("kind"), _metadata(document).get("name")
+    return " ".join(str(part) for part in (kind, name) if part) or "a document"
+
+
+def _metadata(document: Document) -> dict[str, object]:
+    metadata = document.raw.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}

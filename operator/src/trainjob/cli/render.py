@@ -1,0 +1,50 @@
+"""`trainjob render`: the very objects that a cluster would get."""
+
+import re
+
+import click
+
+from trainjob.api import Document, InvalidTrainJob, TrainJob
+from trainjob.cli.files import RefusedFile, choose, read_trainjobs
+from trainjob.cli.yaml_stream import dump_stream
+from trainjob.core.names import Replica
+from trainjob.core.render import build_objects
+from trainjob.core.tf_config import build_tf_config
+from trainjob.core.topology import desired_replicas
+
+_TASK = re.compile(r"(?P<role>[a-z]+)[/-](?P<index>\d+)")
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("--task", metavar="ROLE/INDEX", help="Print only this replica's TF_CONFIG, such as worker/0.")
+@click.option("--name", help="Of several TrainJobs in FILE, the one that is meant.")
+def render(file: str, task: str | None, name: str | None) -> None:
+    """Print the objects that FILE means on a cluster, as YAML; `-` reads the standard input."""
+    documents = read_trainjobs(file)
+    if task is not None or name is not None:
+        documents = (choose(documents, name, file),)
+    jobs = [_parse(document) for document in documents]
+    if task is not None:
+        click.echo(build_tf_config(jobs[0], _replica(jobs[0], task)))
+        return
+    click.echo(dump_stream(made for job in jobs for made in build_objects(job)), nl=False)
+
+
+def _parse(document: Document) -> TrainJob:
+    try:
+        return document.parse()
+    except InvalidTrainJob as invalid:
+        raise RefusedFile(str(error) for error in invalid.errors) from invalid
+
+
+def _replica(job: TrainJob, task: str) -> Replica:
+    found = _TASK.fullmatch(task)
+    replicas = desired_replicas(job.spec)
+    replica = Replica(found["role"], int(found["index"])) if found else None
+    if replica is None or replica not in replicas:
+        known = ", ".join(f"{r.role}/{r.index}" for r in replicas[:20]) + (
+            ", ..." if len(replicas) > 20 else ""
+        )
+        raise click.BadParameter(f"{task!r} is no replica of this job; it has {known}", param_hint="--task")
+    return replica

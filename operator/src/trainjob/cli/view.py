@@ -1,0 +1,138 @@
+"""A job as it is shown: data only, so that every way of showing it says the same."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainjob.api import TrainJobStatus
+from trainjob.cluster import Snapshot
+from trainjob.core.names import Replica
+from trainjob.core.pods import Pod, PodState, read_pod
+from trainjob.core.reports import EvaluationResult, Report, read_report
+from trainjob.core.topology import EVALUATOR
+
+_NO_REPORT = Report()
+
+
+@dataclass(frozen=True)
+class ReplicaView:
+    """One replica.
+
+    Attributes:
+        name: such as `worker-0`.
+        state: one or a few words.
+        report: the latest that it said of itself, or an empty report.
+        pod: the name of its pod, or None.
+        exit_code: once it has ended.
+        message: what it said when it failed.
+    """
+
+    name: str
+    state: str = "pending"
+    report: Report = _NO_REPORT
+    pod: str | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether it has ended badly."""
+        return bool(self.exit_code)
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The whole job.
+
+    Attributes:
+        elapsed: since the start.
+        evaluation: the latest result of the evaluator, or None.
+        checkpoint_step: the newest checkpoint that any replica has told of, or None.
+    """
+
+    name: str
+    status: TrainJobStatus
+    elapsed: timedelta
+    replicas: tuple[ReplicaView, ...]
+    evaluation: EvaluationResult | None = None
+    checkpoint_step: int | None = None
+
+    @property
+    def state(self) -> str:
+        """Return the job's state in one word."""
+        return self.status.state or "Pending"
+
+    @property
+    def message(self) -> str:
+        """Return the job's state in one sentence."""
+        return self.status.message or ""
+
+    @property
+    def restarts(self) -> int:
+        """Return how often training was restarted, for whatever reason."""
+        return self.status.restarts.charged + self.status.restarts.uncharged
+
+
+def build_view(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime, now: datetime) -> JobView:
+    """Return what there is to show.
+
+    Args:
+        snapshot: the job and all that belongs to it.
+        replicas: every seat of the job, in the order in which they are shown.
+        since: when it was started.
+        now: the time.
+    """
+    pods = _newest(snapshot.pods)
+    shown = tuple(_replica_view(replica, pods.get(replica), snapshot.progress) for replica in replicas)
+    scored = (view.report.evaluation for view in shown if view.name.startswith(f"{EVALUATOR}-"))
+    return JobView(
+        name=snapshot.job["metadata"]["name"],
+        status=TrainJobStatus.model_validate(snapshot.job.get("status") or {}),
+        elapsed=now - since,
+        replicas=shown,
+        evaluation=next((evaluation for evaluation in scored if evaluation), None),
+        checkpoint_step=_newest_checkpoint(snapshot),
+    )
+
+
+def _newest_checkpoint(snapshot: Snapshot) -> int | None:
+    # Of all pods, those that are gone too: what they saved is still there.
+    steps = (read_report(raw).checkpoint_step for raw in snapshot.progress.values())
+    return max((step for step in steps if step is not None), default=None)
+
+
+def _newest(manifests: Iterable[Mapping[str, Any]]) -> dict[Replica, Pod]:
+    newest: dict[Replica, Pod] = {}
+    for pod in filter(None, map(read_pod, manifests)):
+        if pod.replica not in newest or newest[pod.replica].incarnation < pod.incarnation:
+            newest[pod.replica] = pod
+    return newest
+
+
+def _replica_view(
+    replica: Replica, pod: Pod | None, progress: Mapping[str, Mapping[str, Any]]
+) -> ReplicaView:
+    if pod is None:
+        return ReplicaView(replica.name)
+    report = read_report(progress[pod.name]) if pod.name in progress else _NO_REPORT
+    return ReplicaView(
+        name=replica.name,
+        state=_state(pod, report),
+        report=report,
+        pod=pod.name,
+        exit_code=pod.exit_code,
+        message=pod.message,
+    )
+
+
+def _state(pod: Pod, report: Report) -> str:
+    if pod.state is PodState.SUCCEEDED:
+        return "finished"
+    if pod.state is PodState.FAILED:
+        return f"failed ({pod.exit_code})"
+    if pod.deleting:
+        return "stopping"
+    if pod.state is PodState.RUNNING:
+        return report.state or "running"
+    return "starting"

@@ -1,0 +1,270 @@
+"""One TrainJob whose pods are processes of this machine, behind the protocol of every cluster."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainjob.cluster.errors import AlreadyExists, Conflict, Refused, Unavailable
+from trainjob.cluster.local.launch import Launch, hostname_of
+from trainjob.cluster.local.place import Place
+from trainjob.cluster.local.pod import LocalPod, PodSetting
+from trainjob.cluster.local.refusal import CannotRunHere
+from trainjob.cluster.local.replica_log import replica_log_path
+from trainjob.cluster.local.store import ObjectStore
+from trainjob.cluster.local.workplace import Workplace, replica_name
+from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
+
+_KINDS = ("Pod", "Service", "PersistentVolumeClaim")
+_PROGRESS_SECONDS = 0.5
+
+# Beyond the grace period: SIGKILL is sent, the rest is the system's work.
+_KILL_SECONDS = 5.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _ignore_line(_replica: str, _line: str) -> None:
+    return
+
+
+def _ignore_event(_kind: str, _reason: str, _message: str) -> None:
+    return
+
+
+class LocalCluster:
+    """Runs one TrainJob on this machine; use it within one event loop, and `close` it.
+
+    Args:
+        job: the TrainJob; it gets a uid of this run's own.
+        place: this machine.
+        base_port: the first replica's port, or None for any that are free.
+        on_line: gets a replica's name, such as `worker-0`, and each line of its log. Must not raise.
+        on_event: gets type, reason and message of each event about the job.
+        clock: gives the time.
+
+    Raises:
+        CannotRunHere: there is no room for temporary files.
+    """
+
+    def __init__(
+        self,
+        job: Manifest,
+        place: Place,
+        *,
+        base_port: int | None = None,
+        on_line: Callable[[str, str], None] = _ignore_line,
+        on_event: Callable[[str, str, str], None] = _ignore_event,
+        clock: Callable[[], datetime] = _now,
+    ) -> None:
+        self._on_line = on_line
+        self._on_event = on_event
+        self._clock = clock
+        self._watchers: list[Callable[[JobKey], None]] = []
+        self._store = ObjectStore(clock, self._notify)
+        self._job = self._store.add({"kind": "TrainJob", **job})
+        self._pods: dict[str, LocalPod] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._poller: asyncio.Task[None] | None = None
+        self._workplace = Workplace(place, base_port)
+        self._closing = False
+
+    @property
+    def key(self) -> JobKey:
+        """Return the job's namespace and name."""
+        metadata = self._job["metadata"]
+        return JobKey(metadata["namespace"], metadata["name"])
+
+    @property
+    def job(self) -> Manifest:
+        """Return a copy of the job as it is now, with the uid of this run and its status."""
+        return deepcopy(self._job)
+
+    def prepare(self, manifests: Iterable[Manifest]) -> tuple[str, ...]:
+        """Make sure that these objects can be had here, before any of them is created.
+
+        Shares out GPUs and ports, creates the output folder, and holds it against other runs.
+
+        Returns:
+            What differs from a cluster, one line each.
+
+        Raises:
+            CannotRunHere: every reason why they can't.
+        """
+        return self._workplace.admit_all([made for made in manifests if made["kind"] == "Pod"])
+
+    def snapshot(self) -> Snapshot:
+        """Return the job and all that belongs to it, as copies."""
+        claims = self._store.of_kind("PersistentVolumeClaim")
+        services = self._store.of_kind("Service")
+        reports = {name: pod.progress for name, pod in self._pods.items()}
+        return Snapshot(
+            job=self.job,
+            pods=tuple(deepcopy(pod) for pod in self._store.of_kind("Pod")),
+            service=deepcopy(services[0]) if services else None,
+            claim=deepcopy(claims[0]) if claims else None,
+            progress={name: deepcopy(dict(file.report)) for name, file in reports.items() if file.report},
+        )
+
+    @property
+    def output_root(self) -> Path | None:
+        """Return the job's output folder, or None when it is not on this machine."""
+        return self._workplace.root
+
+    def log_tail(self, pod: str) -> tuple[str, ...]:
+        """Return the last lines of a pod's log; it may be gone."""
+        return self._pods[pod].tail.lines if pod in self._pods else ()
+
+    def log_path(self, pod: str) -> Path | None:
+        """Return the file that keeps the log of a pod's replica; the pod may be gone."""
+        return self._pods[pod].setting.log_path if pod in self._pods else None
+
+    def watch(self, notify: Callable[[JobKey], None]) -> None:
+        """Call `notify` with the job's key whenever something about it may have changed, from now on."""
+        self._watchers.append(notify)
+
+    async def observe(self, key: JobKey) -> Snapshot | None:
+        """Return the job and all that belongs to it, or None when it is another job or gone."""
+        if self._store.find("TrainJob", key.namespace, key.name) is None:
+            return None
+        for pod in self._pods.values():
+            pod.progress.has_changed()
+        return self.snapshot()
+
+    async def create(self, manifest: Manifest) -> None:
+        """Create an object; a pod starts its process.
+
+        Raises:
+            AlreadyExists: the name is taken, also by a pod that is still terminating.
+            Refused: it can't be had on this machine.
+            Unavailable: this run is ending.
+        """
+        if self._closing:
+            raise Unavailable("the run is ending")
+        if manifest["kind"] not in _KINDS:
+            raise Refused("Invalid", f"{manifest['kind']} can't be had on this machine")
+        if manifest["kind"] == "Pod":
+            self._create_pod(manifest)
+        else:
+            self._store.add(manifest)
+
+    async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
+        """Ask for the object's end; a pod may go on for its grace period, the job takes all with it.
+
+        Raises:
+            NotFound: it is gone already.
+            Conflict: an object of that name with another uid is there.
+        """
+        found = self._store.get(ref)
+        if ref.kind == "Pod":
+            self._delete_pod(self._pods[ref.name], grace_seconds)
+            return
+        self._store.remove(found)
+        if ref.kind == "TrainJob":
+            for pod in self._live_pods():
+                self._delete_pod(pod, grace_seconds)
+
+    async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
+        """Set these labels, and remove those given as None; others stay. Raises as `delete` does."""
+        self._store.set_labels(ref, labels)
+
+    async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
+        """Replace the job's status.
+
+        Raises:
+            NotFound: the job is gone.
+            Conflict: the job has changed since it had `resource_version`, or is another one of that name.
+        """
+        job = self._store.get(ObjectRef("TrainJob", key.namespace, key.name, uid))
+        if job["metadata"]["resourceVersion"] != resource_version:
+            raise Conflict(f"TrainJob {key} has changed since version {resource_version}")
+        job["status"] = deepcopy(status)
+        self._store.touch(job)
+
+    async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
+        """Hand on what happened to the job; `type_` is `Normal` or `Warning`."""
+        del job  # there is only one
+        self._on_event(type_, reason, message)
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for pod in self._live_pods():
+            pod.end(0)
+
+    async def close(self, grace_seconds: float = 0) -> None:
+        """End what still runs within `grace_seconds`, and let go of the output; nothing starts any more."""
+        self._closing = True
+        for pod in self._live_pods():
+            pod.end(min(grace_seconds, pod.launch.grace_seconds))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_seconds + _KILL_SECONDS)
+        if self._poller is not None:
+            self._poller.cancel()
+            await asyncio.gather(self._poller, return_exceptions=True)
+        self._workplace.leave()
+
+    def _notify(self) -> None:
+        for notify in self._watchers:
+            notify(self.key)
+
+    def _live_pods(self) -> list[LocalPod]:
+        return [pod for pod in self._pods.values() if not pod.has_ended]
+
+    def _create_pod(self, manifest: Manifest) -> None:
+        metadata = manifest["metadata"]
+        if self._store.find("Pod", metadata.get("namespace", "default"), metadata["name"]) is not None:
+            raise AlreadyExists(f"Pod {metadata['name']} is there already")
+        try:
+            launch = self._workplace.admit(manifest)
+        except CannotRunHere as cannot:
+            raise Refused("Invalid", str(cannot)) from cannot
+        stored = self._store.add(manifest)
+        pod = LocalPod(stored, launch, self._setting(stored, launch))
+        hostname = hostname_of(stored)
+        earlier = [other for other in self._live_pods() if hostname_of(other.manifest) == hostname]
+        self._pods[pod.name] = pod
+        task = asyncio.ensure_future(self._live(pod, earlier))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if self._poller is None:
+            self._poller = asyncio.ensure_future(self._poll_progress())
+
+    def _setting(self, pod: Manifest, launch: Launch) -> PodSetting:
+        replica = replica_name(pod)
+        logs = launch.root or self._workplace.folder / self.key.name
+        return PodSetting(
+            replica=replica,
+            port=self._workplace.port_of(pod),
+            base_port=self._workplace.base_port,
+            private=self._workplace.private_folder(pod),
+            log_path=replica_log_path(logs, replica),
+            held=self._workplace.held,
+            clock=self._clock,
+            on_line=self._on_line,
+            changed=self._store.touch,
+        )
+
+    async def _live(self, pod: LocalPod, earlier: list[LocalPod]) -> None:
+        await pod.run(earlier)
+        if pod.is_deleting:
+            self._forget(pod)
+
+    def _delete_pod(self, pod: LocalPod, grace_seconds: int | None) -> None:
+        if pod.has_ended:
+            self._forget(pod)
+        else:
+            pod.end(pod.launch.grace_seconds if grace_seconds is None else grace_seconds)
+
+    def _forget(self, pod: LocalPod) -> None:
+        pod.clear()
+        self._store.remove(pod.manifest)
+
+    async def _poll_progress(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            # A list, not a generator: every file is to be looked at.
+            if any([pod.progress.has_changed() for pod in self._live_pods()]):  # noqa: C419
+                self._notify()

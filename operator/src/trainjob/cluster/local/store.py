@@ -1,0 +1,92 @@
+"""The objects of one run, kept in memory as an API server keeps them."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from datetime import datetime
+
+from trainjob.cluster.errors import AlreadyExists, Conflict, NotFound
+from trainjob.cluster.local.pod_status import format_time
+from trainjob.cluster.protocol import Manifest, ObjectRef
+
+_Key = tuple[str, str, str]
+
+
+class ObjectStore:
+    """Objects by kind, namespace and name, with uid, resourceVersion and preconditions.
+
+    Args:
+        clock: gives the time for `creationTimestamp`.
+        changed: called after every change.
+    """
+
+    def __init__(self, clock: Callable[[], datetime], changed: Callable[[], None]) -> None:
+        self._clock = clock
+        self._changed = changed
+        self._objects: dict[_Key, Manifest] = {}
+        self._version = 0
+
+    def add(self, manifest: Manifest) -> Manifest:
+        """Keep a copy, and return that copy: whoever changes it calls `touch`.
+
+        Raises:
+            AlreadyExists: the name is taken.
+        """
+        added = deepcopy(manifest)
+        metadata = added["metadata"]
+        metadata.setdefault("namespace", "default")
+        key = _key(added)
+        if key in self._objects:
+            raise AlreadyExists(f"{added['kind']} {metadata['name']} is there already")
+        metadata["uid"] = str(uuid.uuid4())
+        metadata["generation"] = 1
+        metadata["creationTimestamp"] = format_time(self._clock())
+        self._objects[key] = added
+        self.touch(added)
+        return added
+
+    def touch(self, manifest: Manifest) -> None:
+        """Give a changed object its new version and tell whoever watches."""
+        self._version += 1
+        manifest["metadata"]["resourceVersion"] = str(self._version)
+        self._changed()
+
+    def remove(self, manifest: Manifest) -> None:
+        """Forget the object; its name is free again."""
+        if self._objects.get(_key(manifest)) is manifest:
+            del self._objects[_key(manifest)]
+            self._changed()
+
+    def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """Return the object itself, or None."""
+        return self._objects.get((kind, namespace, name))
+
+    def of_kind(self, kind: str) -> tuple[Manifest, ...]:
+        """Return the objects themselves, in order of creation."""
+        return tuple(found for (of, _, _), found in self._objects.items() if of == kind)
+
+    def get(self, ref: ObjectRef) -> Manifest:
+        """Return the object itself.
+
+        Raises:
+            NotFound: there is none of that name.
+            Conflict: the one of that name has another uid.
+        """
+        found = self.find(ref.kind, ref.namespace, ref.name)
+        if found is None:
+            raise NotFound(f"there is no {ref.kind} {ref.namespace}/{ref.name}")
+        if found["metadata"]["uid"] != ref.uid:
+            raise Conflict(f"{ref.kind} {ref.namespace}/{ref.name} is another one: its uid is not {ref.uid}")
+        return found
+
+    def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
+        """Set these labels, and remove those given as None. Raises as `get` does."""
+        found = self.get(ref)
+        merged = {**found["metadata"].get("labels", {}), **labels}
+        found["metadata"]["labels"] = {name: value for name, value in merged.items() if value is not None}
+        self.touch(found)
+
+
+def _key(manifest: Manifest) -> _Key:
+    metadata = manifest["metadata"]
+    return manifest["kind"], metadata["namespace"], metadata["name"]

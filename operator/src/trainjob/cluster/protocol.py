@@ -1,0 +1,78 @@
+"""The narrow seam between the controller and whatever runs the pods.
+
+Objects cross it as Kubernetes writes them: JSON objects with `apiVersion`, `kind`, `metadata`. Reading them
+is `trainjob.core`'s part, so that every cluster, real or not, is understood by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trainjob.core.objects import JobKey, ObjectRef
+
+__all__ = ["Cluster", "JobKey", "Manifest", "ObjectRef", "Snapshot"]
+
+Manifest = dict[str, Any]
+"""One Kubernetes object as JSON."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that concerns one job, as it was at one moment.
+
+    Attributes:
+        job: the TrainJob itself, with its status.
+        pods: every pod labelled as this job's, whoever owns it, terminating ones included.
+        service: the Service of the job's name, whoever owns it.
+        claim: the PersistentVolumeClaim that the job would create, whoever owns it.
+        progress: the latest progress report of each pod that has one, by pod name
+            (the keys of a report are in `docs/contract.md`).
+    """
+
+    job: Manifest
+    pods: tuple[Manifest, ...] = ()
+    service: Manifest | None = None
+    claim: Manifest | None = None
+    progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Cluster(Protocol):
+    """What the controller may ask for. Every method may raise `ClusterError`."""
+
+    def watch(self, notify: Callable[[JobKey], None]) -> None:
+        """Call `notify` with a job's key whenever something about that job may have changed, from now on."""
+
+    async def observe(self, key: JobKey) -> Snapshot | None:
+        """Return the job and all that belongs to it, or None when there is no such job."""
+
+    async def create(self, manifest: Manifest) -> None:
+        """Create one object.
+
+        Raises:
+            AlreadyExists: the name is taken, also by an object that is still terminating.
+            Refused: the object is wrong, or a quota or a policy forbids it.
+        """
+
+    async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
+        """Ask for the object's end; a pod may go on for its grace period.
+
+        Raises:
+            NotFound: it is gone already.
+            Conflict: an object of that name with another uid is there.
+        """
+
+    async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
+        """Set these labels, and remove those given as None; others stay. Raises as `delete` does."""
+
+    async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
+        """Replace the job's status.
+
+        Raises:
+            NotFound: the job is gone.
+            Conflict: the job has changed since it had `resource_version`, or is another one of that name.
+        """
+
+    async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
+        """Tell the user what happened to `job`; `type_` is `Normal` or `Warning`."""

@@ -1,0 +1,114 @@
+"""A queue of keys by the rules of client-go's workqueue.
+
+A key waits at most once however often it is added; it is never handed to two workers; one that is added while
+it is being worked on is handed out again afterwards. Failures of one key wait longer and longer, alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+FIRST_RETRY = 0.05
+LONGEST_RETRY = 60.0
+
+
+class WorkQueue(Generic[Key]):
+    """The queue itself, without waiting: `take` returns None when nothing is due.
+
+    Args:
+        time: seconds on a clock that only goes forward.
+        wake: called whenever a key became due or a due time came nearer.
+    """
+
+    def __init__(self, time: Callable[[], float], wake: Callable[[], None] = lambda: None) -> None:
+        self._time = time
+        self._wake = wake
+        self._ready: deque[Key] = deque()
+        self._waiting: set[Key] = set()
+        self._working: set[Key] = set()
+        self._again: set[Key] = set()
+        self._later: list[tuple[float, int, Key]] = []
+        self._due: dict[Key, float] = {}
+        self._order = 0
+        self._failures: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        """Return how many keys are due now."""
+        self._promote()
+        return len(self._ready)
+
+    def add(self, key: Key) -> None:
+        """Make the key due."""
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._ready.append(key)
+            self._wake()
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Make the key due in so many seconds; an earlier time that is set already stands."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        due = self._time() + seconds
+        if self._due.get(key, float("inf")) <= due:
+            return
+        self._due[key] = due
+        self._order += 1
+        heapq.heappush(self._later, (due, self._order, key))
+        self._wake()
+
+    def retry(self, key: Key) -> float:
+        """Make the key due after a wait that doubles with each failure in a row, and return that wait."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        wait = min(FIRST_RETRY * 2.0 ** min(failures, 20), LONGEST_RETRY)
+        self.add_after(key, wait)
+        return wait
+
+    def forget(self, key: Key) -> None:
+        """Start counting the key's failures anew: it has succeeded."""
+        self._failures.pop(key, None)
+
+    def take(self) -> Key | None:
+        """Hand out a due key, or None; the key is the caller's until `done`."""
+        self._promote()
+        if not self._ready:
+            return None
+        key = self._ready.popleft()
+        self._waiting.discard(key)
+        self._working.add(key)
+        return key
+
+    def done(self, key: Key) -> None:
+        """Take the key back; it is due at once if it was added in the meantime."""
+        self._working.discard(key)
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def next_due(self) -> float | None:
+        """Return the seconds until a key becomes due, 0 when one is now, None when there is none."""
+        if self._ready:
+            return 0.0
+        self._drop_superseded()
+        return max(0.0, self._later[0][0] - self._time()) if self._later else None
+
+    def _promote(self) -> None:
+        while True:
+            self._drop_superseded()
+            if not self._later or self._later[0][0] > self._time():
+                return
+            _, _, key = heapq.heappop(self._later)
+            del self._due[key]
+            self.add(key)
+
+    def _drop_superseded(self) -> None:
+        while self._later and self._due.get(self._later[0][2]) != self._later[0][0]:
+            heapq.heappop(self._later)

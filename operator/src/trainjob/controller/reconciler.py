@@ -1,0 +1,120 @@
+"""One pass over one job: observe, plan, execute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from trainjob.api import TrainJobStatus
+from trainjob.cluster import AlreadyExists, Cluster, JobKey, NotFound, Refused, Snapshot
+from trainjob.core.actions import Action, Create, Delete, Plan
+from trainjob.core.names import LABEL_ROLE
+from trainjob.core.observed import Observed, Refusal, read_observed
+from trainjob.core.plan import plan
+
+
+class Reconciler:
+    """Carries out what `plan` says, and keeps nothing but the cluster's latest refusal of each job.
+
+    Args:
+        cluster: where the job lives.
+        clock: returns the time, with zone.
+    """
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._refusals: dict[JobKey, tuple[str, Refusal]] = {}  # with the job's uid: names are used again
+
+    async def reconcile(self, key: JobKey) -> timedelta | None:
+        """Bring one job a step on, and return when to look again, or None for not before something changes.
+
+        Raises:
+            AlreadyExists, Conflict, NotFound: the job's objects are not what they were observed to be.
+            ClusterError: the cluster could not be asked; nothing is lost, try again later.
+        """
+        snapshot = await self._cluster.observe(key)
+        if snapshot is None:
+            self._refusals.pop(key, None)
+            return None
+        observed = _read(snapshot, self._refusals.get(key))
+        planned = plan(observed, self._clock())
+        await self._write_status(observed, planned)
+        for event in planned.events:
+            await self._cluster.post_event(
+                snapshot.job, type_=event.type, reason=event.reason, message=event.message
+            )
+        refused = await self._act(planned)
+        return timedelta(0) if self._remember(observed, refused, planned) else planned.requeue
+
+    async def _write_status(self, observed: Observed, planned: Plan) -> None:
+        if planned.status == observed.status:
+            return
+        await self._cluster.write_status(
+            observed.key, observed.meta.uid, observed.meta.resource_version, dump_status(planned.status)
+        )
+
+    async def _act(self, planned: Plan) -> Refusal | None:
+        """Execute the actions in order, up to the first creation that the cluster refuses."""
+        unseen: AlreadyExists | None = None
+        for action in planned.actions:
+            try:
+                await self._execute(action)
+            except AlreadyExists as exists:
+                unseen = exists
+            except NotFound:
+                if isinstance(action, Create):
+                    raise
+            except Refused as refusal:
+                if not isinstance(action, Create):
+                    raise
+                return _refusal_of(action, refusal)
+        if unseen is not None:
+            raise unseen
+        return None
+
+    def _remember(self, observed: Observed, refused: Refusal | None, planned: Plan) -> bool:
+        """Keep the latest refusal for the next plan, and tell whether it is worth a plan at once."""
+        before = observed.refusal
+        if refused is not None:
+            self._refusals[observed.key] = observed.meta.uid, refused
+            return before is None or (before.what, before.reason) != (refused.what, refused.reason)
+        if any(isinstance(action, Create) for action in planned.actions):
+            self._refusals.pop(observed.key, None)
+        return False
+
+    async def _execute(self, action: Action) -> None:
+        if isinstance(action, Create):
+            await self._cluster.create(action.manifest)
+        elif isinstance(action, Delete):
+            await self._cluster.delete(action.ref)
+        else:
+            await self._cluster.set_labels(action.ref, dict(action.labels))
+
+
+def _refusal_of(action: Create, refused: Refused) -> Refusal:
+    meta = action.manifest["metadata"]
+    return Refusal(
+        what=f"{action.manifest['kind']} {meta['name']}",
+        reason=refused.reason,
+        message=refused.message,
+        role=meta.get("labels", {}).get(LABEL_ROLE, ""),
+    )
+
+
+def _read(snapshot: Snapshot, remembered: tuple[str, Refusal] | None) -> Observed:
+    uid, refusal = remembered or ("", None)
+    return read_observed(
+        job=snapshot.job,
+        pods=snapshot.pods,
+        service=snapshot.service,
+        claim=snapshot.claim,
+        progress=snapshot.progress,
+        refusal=refusal if uid == snapshot.job["metadata"]["uid"] else None,
+    )
+
+
+def dump_status(status: TrainJobStatus) -> dict[str, object]:
+    """Return the status as JSON, without what isn't known."""
+    dumped: dict[str, object] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dumped

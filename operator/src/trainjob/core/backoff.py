@@ -1,0 +1,32 @@
+"""How long to wait before starting again what keeps failing."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+LONGEST = timedelta(seconds=60)
+MOST_SKEW = timedelta(seconds=10)
+RETRY_REFUSED = timedelta(seconds=15)
+"""How long to wait before asking again for what the cluster refused."""
+
+
+def restart_delay(failures: int) -> timedelta:
+    """Return 0, 1, 2, 4, … 60 s for the 1st, 2nd, … failure in a row without progress."""
+    if failures < 2:
+        return timedelta(0)
+    return min(timedelta(seconds=2 ** min(failures - 2, 10)), LONGEST)
+
+
+def time_left(since: datetime, length: timedelta, now: datetime) -> timedelta:
+    """Return what is left of a short wait, 0 or less once it is over.
+
+    `since` may have been written by a node's clock, or by a controller elsewhere: a time far ahead of ours is
+    no time to wait for, or a job would hang for as long as clocks differ.
+    """
+    left = since + length - now
+    return left if left <= length + MOST_SKEW else timedelta(0)
+
+
+def soonest(*waits: timedelta | None) -> timedelta | None:
+    """Return the shortest of several waits, None among them meaning none."""
+    return min((wait for wait in waits if wait is not None), default=None)

@@ -1,0 +1,194 @@
+"""What the rules look at: one job and all that belongs to it, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
+from trainjob.api.paths import value_at
+from trainjob.core.names import Replica
+from trainjob.core.objects import JobKey
+from trainjob.core.pods import Pod, PodState, read_pod
+from trainjob.core.reports import Report, read_report
+from trainjob.core.topology import EVALUATOR, is_training
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """A Service or claim of a name that the job needs.
+
+    Attributes:
+        ours: whether this very job owns it (or created it to be retained).
+    """
+
+    name: str
+    ours: bool
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The cluster's answer to the latest attempt to create something for the job.
+
+    Attributes:
+        what: kind and name of the object.
+        reason: Kubernetes' word, such as `Forbidden` or `Invalid`.
+        message: the cluster's own sentence.
+        role: of the pod that was refused; empty for anything else.
+    """
+
+    what: str
+    reason: str
+    message: str
+    role: str = ""
+
+    @property
+    def permanent(self) -> bool:
+        """Tell whether only a change of the job can help: a template that the API server can't accept."""
+        return self.reason in ("Invalid", "BadRequest")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The input of `plan`.
+
+    Attributes:
+        meta: the job's metadata, readable also when its spec is not.
+        parsed: the typed job, or None when the spec is invalid.
+        errors: why it is invalid.
+        manager: `spec.managedBy`, readable also when the rest of the spec is not.
+        status: as last written.
+        pods: those that this very job owns, in order of seat and incarnation.
+        service: of the job's name, or None.
+        claim: of the name that the job would create, or None.
+        reports: by pod name.
+        refusal: set while the latest creation was refused.
+        strangers: pods that our Service would name though another job, gone by now, owns them.
+    """
+
+    meta: ObjectMeta
+    parsed: TrainJob | None
+    errors: tuple[FieldError, ...] = ()
+    status: TrainJobStatus = field(default_factory=TrainJobStatus)
+    pods: tuple[Pod, ...] = ()
+    service: Dependent | None = None
+    claim: Dependent | None = None
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    refusal: Refusal | None = None
+    manager: str | None = None
+    strangers: tuple[Pod, ...] = ()
+
+    @property
+    def job(self) -> TrainJob:
+        """Return the typed job; only for policies that come after `invalid`.
+
+        Raises:
+            LookupError: the job is invalid.
+        """
+        if self.parsed is None:
+            raise LookupError(f"{self.key} is invalid and has no spec to go by")
+        return self.parsed
+
+    @property
+    def key(self) -> JobKey:
+        """Return the job's namespace and name."""
+        return JobKey(self.meta.namespace, self.meta.name)
+
+    @property
+    def attempt(self) -> int:
+        """Return the current attempt, from 1."""
+        return self.status.attempt or 1
+
+    @property
+    def training_pods(self) -> tuple[Pod, ...]:
+        """Return the current attempt's pods that take part in training."""
+        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation == self.attempt)
+
+    @property
+    def stale_pods(self) -> tuple[Pod, ...]:
+        """Return what is left of earlier attempts."""
+        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation != self.attempt)
+
+    @property
+    def evaluator_pods(self) -> tuple[Pod, ...]:
+        """Return every pod that the evaluator's seats have had and that is still there."""
+        return tuple(p for p in self.pods if not is_training(p.replica))
+
+    @property
+    def unfinished_pods(self) -> tuple[Pod, ...]:
+        """Return the pods whose training container may still run."""
+        return tuple(p for p in self.pods if not p.ended)
+
+    def report_of(self, replica: Replica) -> Report | None:
+        """Return the newest report of this seat: a training one's of this attempt, an evaluator's of any."""
+        pods = [p for p in self.pods if p.replica == replica and p.name in self.reports]
+        if is_training(replica):
+            pods = [p for p in pods if p.incarnation == self.attempt]
+        return self.reports[max(pods, key=lambda p: p.incarnation).name] if pods else None
+
+    @property
+    def gang_refusal(self) -> Refusal | None:
+        """Return the refusal if it keeps the training from starting: the evaluator's doesn't."""
+        return self.refusal if self.refusal is not None and self.refusal.role != EVALUATOR else None
+
+    def is_running(self, replicas: Iterable[Replica]) -> bool:
+        """Tell whether each of these seats has a pod of the current attempt that runs, or has ended well."""
+        good = {p.replica for p in self.training_pods if p.state in (PodState.RUNNING, PodState.SUCCEEDED)}
+        return all(replica in good for replica in replicas)
+
+
+def read_observed(
+    *,
+    job: Mapping[str, Any],
+    pods: Iterable[Mapping[str, Any]] = (),
+    service: Mapping[str, Any] | None = None,
+    claim: Mapping[str, Any] | None = None,
+    progress: Mapping[str, Mapping[str, Any]] | None = None,
+    refusal: Refusal | None = None,
+) -> Observed:
+    """Read Kubernetes objects into what the rules look at; a job that can't be read carries its errors."""
+    meta = ObjectMeta.model_validate(job.get("metadata") or {})
+    errors: tuple[FieldError, ...] = ()
+    parsed: TrainJob | None = None
+    try:
+        parsed = parse(job)
+    except InvalidTrainJob as invalid:
+        errors = invalid.errors
+    read = [(_owner(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
+    own = [pod for ours, pod in read if ours]
+    return Observed(
+        meta=meta,
+        parsed=parsed,
+        errors=errors,
+        status=parsed.status if parsed else _status(job),
+        pods=tuple(sorted(own, key=lambda p: (p.replica, p.incarnation, p.name))),
+        service=_dependent(service, meta.uid),
+        claim=_dependent(claim, meta.uid),
+        reports={name: read_report(raw) for name, raw in (progress or {}).items()},
+        refusal=refusal,
+        manager=value_at(job, "spec", "managedBy"),
+        strangers=tuple(pod for ours, pod in read if not ours and pod.live and not pod.ended),
+    )
+
+
+def _status(job: Mapping[str, Any]) -> TrainJobStatus:
+    try:
+        return TrainJobStatus.model_validate(job.get("status") or {})
+    except ValidationError:
+        return TrainJobStatus()  # damaged by somebody's hand
+
+
+def _owner(manifest: Mapping[str, Any]) -> str | None:
+    for owner in manifest.get("metadata", {}).get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner.get("uid"))
+    return None
+
+
+def _dependent(manifest: Mapping[str, Any] | None, uid: str) -> Dependent | None:
+    if manifest is None:
+        return None
+    return Dependent(manifest["metadata"]["name"], ours=_owner(manifest) == uid)

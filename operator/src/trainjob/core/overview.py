@@ -1,0 +1,107 @@
+"""Counts and figures in the status: what follows the pods and the reports without any decision.
+
+They change all the time, and a status write costs the API server: they are written along with decisions, and
+otherwise at most every 30 seconds.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from trainjob.api import Evaluation, OutputStatus, Progress, TrainJob, TrainJobStatus, WorkerStatus
+from trainjob.core.backoff import time_left
+from trainjob.core.names import LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica
+from trainjob.core.observed import Observed
+from trainjob.core.output import root_folder
+from trainjob.core.pods import PodState
+from trainjob.core.reports import Report
+from trainjob.core.topology import EVALUATOR, leader
+from trainjob.core.wording import short_duration
+
+INTERVAL = timedelta(seconds=30)
+
+
+def with_overview(
+    observed: Observed, status: TrainJobStatus, now: datetime
+) -> tuple[TrainJobStatus, timedelta | None]:
+    """Return the status with its figures up to date, and when to look again if they were held back."""
+    status = _stamp(status, observed.meta.generation)
+    if observed.parsed is None:
+        return status, None
+    fresh = _figures(observed, observed.parsed, status, now)
+    if fresh == observed.status:
+        return fresh, None
+    if _outline(status) == _outline(observed.status):
+        written = status.progress.time if status.progress else None
+        left = time_left(written, INTERVAL, now) if written else timedelta(0)
+        if left > timedelta(0):
+            return observed.status, left
+    progress = (fresh.progress or Progress()).model_copy(update={"time": now})
+    return fresh.model_copy(update={"progress": progress}), None
+
+
+def _outline(status: TrainJobStatus) -> tuple[object, ...]:
+    """Return what can't wait to be written: not the words, a scheduler finds new ones all the time."""
+    conditions = [(c.type, c.status, c.reason) for c in status.conditions]
+    return status.state, status.attempt, status.observed_generation, conditions
+
+
+def _stamp(status: TrainJobStatus, generation: int) -> TrainJobStatus:
+    """Say that this generation has been seen, in every condition too: `kubectl wait` hangs otherwise."""
+    conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)
+    return status.model_copy(update={"observed_generation": generation, "conditions": conditions})
+
+
+def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
+    report = observed.report_of(leader(job.spec))
+    scored = observed.report_of(Replica(EVALUATOR, 0))
+    changes: dict[str, object] = {"worker": _workers(observed, job)}
+    if report is not None and report.step is not None:
+        changes["progress"] = _progress(report, status, now)
+    if report is not None and report.checkpoint_step is not None:
+        changes["output"] = OutputStatus(path=root_folder(job), checkpoint_step=report.checkpoint_step)
+    if scored is not None and scored.evaluation is not None:
+        evaluation = scored.evaluation
+        changes["evaluation"] = Evaluation(step=evaluation.step, metrics=dict(evaluation.metrics))
+    return status.model_copy(update=changes)
+
+
+def _workers(observed: Observed, job: TrainJob) -> WorkerStatus:
+    workers = [p for p in observed.training_pods if p.replica.role == "worker" and not p.ended]
+    ready = sum(p.ready and p.state is PodState.RUNNING for p in workers)
+    return WorkerStatus(
+        active=len(workers),
+        ready=ready,
+        summary=f"{ready}/{job.spec.worker.replicas}",
+        selector=f"{LABEL_JOB}={job.metadata.name},{LABEL_ROLE}=worker,{LABEL_LIVE}=true",
+    )
+
+
+def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress:
+    before = status.progress
+    metrics = dict(report.metrics)
+    if report.loss is not None:
+        metrics["loss"] = f"{report.loss:.6g}"
+    return Progress(
+        step=report.step,
+        total_steps=report.total_steps,
+        epoch=report.epoch,
+        eta=_eta(report, before, now),
+        examples_per_second=report.examples_per_second,
+        metrics=metrics,
+        time=before.time if before else None,
+    )
+
+
+def _eta(report: Report, before: Progress | None, now: datetime) -> str | None:
+    """Return the time left at the speed since the last write; kept as it was while nothing has moved."""
+    if report.step is None or report.total_steps is None:
+        return None
+    if report.step >= report.total_steps:
+        return None
+    if before is None or before.step is None or before.time is None:
+        return None
+    steps, seconds = report.step - before.step, (now - before.time).total_seconds()
+    if steps <= 0 or seconds <= 0:
+        return before.eta
+    return short_duration(timedelta(seconds=(report.total_steps - report.step) * seconds / steps))

@@ -1,0 +1,64 @@
+"""The one function that decides: from what is, to what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainjob.api import CONTROLLER
+from trainjob.core.actions import Plan
+from trainjob.core.backoff import soonest
+from trainjob.core.observed import Observed
+from trainjob.core.overview import with_overview
+from trainjob.core.policies.creation import incomplete
+from trainjob.core.policies.deadline import overdue, time_left
+from trainjob.core.policies.failing import failing
+from trainjob.core.policies.finished import finished
+from trainjob.core.policies.invalid import invalid
+from trainjob.core.policies.resizing import resized
+from trainjob.core.policies.restarts import failed
+from trainjob.core.policies.success import succeeded
+from trainjob.core.policies.suspension import suspended
+
+Policy = Callable[[Observed, datetime], Plan | None]
+
+CHAIN: tuple[Policy, ...] = (
+    invalid,
+    finished,
+    failing,
+    suspended,
+    succeeded,
+    overdue,
+    failed,
+    resized,
+    incomplete,
+)
+"""In order: the first policy that has a plan decides. The last one always has."""
+
+
+def plan(observed: Observed, now: datetime) -> Plan:
+    """Return what to do for a job.
+
+    Level-triggered: it looks at what is, never at what happened. Repeating it on an unchanged world changes
+    nothing, and after any part of a plan has been carried out the rest is planned again.
+
+    Args:
+        observed: the job and all that belongs to it.
+        now: the time, with zone.
+    """
+    if observed.meta.deletion_timestamp is not None or _is_managed_elsewhere(observed):
+        return Plan(observed.status)
+    decided = next(made for policy in CHAIN if (made := policy(observed, now)) is not None)
+    status, look_again = with_overview(observed, decided.status, now)
+    requeue = soonest(decided.requeue, look_again, _deadline(observed, now))
+    return replace(decided, status=status, requeue=requeue)
+
+
+def _deadline(observed: Observed, now: datetime) -> timedelta | None:
+    left = time_left(observed, now)
+    return left if left is not None and left > timedelta(0) else None
+
+
+def _is_managed_elsewhere(observed: Observed) -> bool:
+    return observed.manager not in (None, CONTROLLER)

@@ -1,0 +1,208 @@
+"""A pod as the rules see it: read from what Kubernetes reports, unknown parts left aside.
+
+The container `trainer` decides, not the pod's phase: a sidecar may outlive it, and on cgroup v1 a container
+whose child was killed for memory ends with exit code 0 and the reason OOMKilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from trainjob.api import TRAINER_CONTAINER
+from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, Replica
+from trainjob.core.tf_config import training_world
+from trainjob.core.wording import quoted
+
+_TAKEN_BY_THE_CLUSTER = frozenset(
+    [
+        *("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "Shutdown"),
+        # What a kubelet answers when the scheduler was wrong about its node.
+        *("NodeAffinity", "TopologyAffinityError", "UnexpectedAdmissionError"),
+    ]
+)
+_NO_ROOM = "OutOf"
+"""`OutOfcpu`, `OutOfnvidia.com/gpu`: a kubelet's answer, too."""
+
+
+class PodState(Enum):
+    """Where the pod's training container is in its life."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of a job.
+
+    Attributes:
+        incarnation: how many pods this seat has had, this one included.
+        live: whether the job's Service may name it.
+        ready: as the kubelet sees it.
+        waiting: (reason, message) of what keeps it from running, or None.
+        exit_code: of the training container, once it has ended.
+        reason: Kubernetes' word for the end, such as `OOMKilled` or `Evicted`.
+        message: the termination message: what the trainer said, or its last log lines.
+        infrastructure: it ended by what the cluster did (eviction, preemption, a lost node).
+        created_at: by the API server's clock.
+        deleted_at: when it was asked to end, or None.
+        finished_at: when the training container ended, as far as the kubelet says.
+        world: replicas of each training role, as its TF_CONFIG has them.
+    """
+
+    name: str
+    uid: str
+    replica: Replica
+    incarnation: int
+    state: PodState
+    live: bool = True
+    ready: bool = False
+    node: str = ""
+    waiting: tuple[str, str] | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    message: str = ""
+    infrastructure: bool = False
+    created_at: datetime | None = None
+    deleted_at: datetime | None = None
+    finished_at: datetime | None = None
+    world: Mapping[str, int] | None = None
+
+    @property
+    def deleting(self) -> bool:
+        """Tell whether it has been asked to end, by whomever."""
+        return self.deleted_at is not None
+
+    @property
+    def taken(self) -> bool:
+        """Tell whether it was asked to end before it did: how it ends after that is not its own doing."""
+        if self.deleted_at is None:
+            return False
+        return self.finished_at is None or self.finished_at >= self.deleted_at
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether its training container has run and ended, well or badly."""
+        return self.state in (PodState.SUCCEEDED, PodState.FAILED)
+
+
+def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
+    """Return the pod, or None when its labels don't say which seat of a job it has."""
+    meta = manifest.get("metadata", {})
+    labels = meta.get("labels") or {}
+    try:
+        replica = Replica(labels[LABEL_ROLE], int(labels[LABEL_INDEX]))
+        incarnation = int(labels[LABEL_INCARNATION])
+    except (KeyError, ValueError):
+        return None
+    spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
+    container = _container_state(status)
+    ended = container.get("terminated")
+    state = _state(status, container)
+    infrastructure = _is_infrastructure(status)
+    return Pod(
+        name=meta["name"],
+        uid=meta.get("uid", ""),
+        replica=replica,
+        incarnation=incarnation,
+        state=state,
+        live=labels.get(LABEL_LIVE) == "true",
+        ready=any(
+            c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()
+        ),
+        node=spec.get("nodeName", ""),
+        waiting=_waiting(status, container),
+        exit_code=ended.get("exitCode") if ended else None,
+        reason=_end_reason(status, ended, infrastructure),
+        message=(ended or {}).get("message") or status.get("message") or "",
+        infrastructure=infrastructure,
+        created_at=read_time(meta.get("creationTimestamp")),
+        deleted_at=_deleted_at(meta),
+        finished_at=read_time((ended or {}).get("finishedAt")),
+        world=_world(spec),
+    )
+
+
+def read_time(text: object) -> datetime | None:
+    """Return a Kubernetes time stamp as a time with zone, or None when there is none."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _deleted_at(meta: Mapping[str, Any]) -> datetime | None:
+    """Return when the end was asked for: `deletionTimestamp` is when the grace for it is over."""
+    over = read_time(meta.get("deletionTimestamp"))
+    return over - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if over else None
+
+
+def _container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == TRAINER_CONTAINER:
+            state: Mapping[str, Any] = container.get("state") or {}
+            return state
+    return {}
+
+
+def _state(status: Mapping[str, Any], container: Mapping[str, Any]) -> PodState:
+    ended = container.get("terminated")
+    if ended:
+        good = ended.get("exitCode") == 0 and ended.get("reason") != "OOMKilled"
+        return PodState.SUCCEEDED if good else PodState.FAILED
+    if status.get("phase") == "Failed":
+        return PodState.FAILED  # an eviction before the container's end was reported
+    if "running" in container:
+        return PodState.RUNNING
+    return (
+        PodState.STARTING if _condition(status, "PodScheduled").get("status") == "True" else PodState.PENDING
+    )
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
+    return found
+
+
+def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
+    waiting = container.get("waiting")
+    if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+        # The kubelet tells the two in turns, for one and the same trouble.
+        reason = "ImagePullBackOff" if waiting["reason"] == "ErrImagePull" else waiting["reason"]
+        return reason, quoted(waiting.get("message") or "")
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False" and scheduled.get("reason"):
+        return scheduled["reason"], quoted(scheduled.get("message") or "")
+    return None
+
+
+def _is_infrastructure(status: Mapping[str, Any]) -> bool:
+    reason = str(status.get("reason"))
+    if reason in _TAKEN_BY_THE_CLUSTER or reason.startswith(_NO_ROOM):
+        return True
+    return _condition(status, "DisruptionTarget").get("status") == "True"
+
+
+def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, infrastructure: bool) -> str:
+    if infrastructure:
+        return status.get("reason") or _condition(status, "DisruptionTarget").get("reason") or "Disrupted"
+    return (ended or {}).get("reason") or status.get("reason") or ""
+
+
+def _world(spec: Mapping[str, Any]) -> Mapping[str, int] | None:
+    for container in spec.get("containers") or ():
+        if container.get("name") == TRAINER_CONTAINER:
+            for variable in container.get("env") or ():
+                if variable.get("name") == "TF_CONFIG":
+                    return training_world(variable.get("value", ""))
+    return None

@@ -1,0 +1,145 @@
+"""What is missing is created, once what is left of the attempt before has gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from trainjob.core import transitions
+from trainjob.core.actions import Action, Create, Event, Plan, stop_pods
+from trainjob.core.backoff import RETRY_REFUSED, restart_delay, soonest, time_left
+from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed, Refusal
+from trainjob.core.pods import Pod
+from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
+from trainjob.core.render import build_claim, build_pod, build_service
+from trainjob.core.topology import desired_replicas, is_training, replica_counts
+from trainjob.core.wording import count_roles, quoted
+
+SLOW_TO_END = timedelta(seconds=60)
+"""How long a pod may take to end before the user is told that the job waits for it."""
+
+
+def incomplete(observed: Observed, now: datetime) -> Plan:
+    """Bring the job's objects about, and say whether all its training replicas run."""
+    if observed.status.start_time is None:
+        message = f"starting {count_roles(replica_counts(observed.job.spec))}"
+        status = transitions.start(observed, message, now)
+        return Plan(status, requeue=timedelta(0), events=(Event("Normal", "Created", message),))
+    obstacle = _obstacle(observed, now)
+    if obstacle is not None:
+        return obstacle
+    left_over = stop_pods(observed, observed.stale_pods)
+    leaving = [p for p in observed.stale_pods if not p.ended]
+    if leaving:
+        return replace(_leaving(observed, leaving, now), actions=left_over)
+    delay = _delay_left(observed, now)
+    if delay > timedelta(0):
+        return Plan(observed.status, left_over, requeue=delay)
+    seats = [r for r in desired_replicas(observed.job.spec) if is_training(r)]
+    evaluator = evaluator_step(observed, now)
+    creations = (*_missing_dependents(observed), *_missing_pods(observed, seats))
+    running = observed.is_running(seats)
+    plan = _running(observed, evaluator, now) if running else _waiting(observed, seats, now)
+    return Plan(
+        plan.status,
+        (*left_over, *creations, *evaluator.actions),
+        plan.events,
+        soonest(plan.requeue, evaluator.requeue),
+    )
+
+
+def _obstacle(observed: Observed, now: datetime) -> Plan | None:
+    """Return a plan when something in the cluster forbids to create the job's objects."""
+    refusal = observed.gang_refusal
+    if refusal is not None and refusal.permanent:
+        return Plan(transitions.target_failure(observed, "InvalidTemplate", _told(refusal), now))
+    claim = observed.job.spec.output.claim
+    created = claim is not None and claim.size is not None and not claim.retain
+    for kind, found in (
+        ("Service", observed.service),
+        # One of the user's own may have any name, and a retained one is taken over by the next job.
+        ("PersistentVolumeClaim", observed.claim if created else None),
+    ):
+        if found is not None and not found.ours:
+            message = f"{kind} {found.name} exists and isn't this job's; rename the job, or delete it"
+            return _held_up(observed, f"{kind}Conflict", message, now)
+    if observed.strangers and not observed.training_pods:
+        # They answer to our addresses, and may still write into our output.
+        message = f"waiting for pod {observed.strangers[0].name} of an earlier job of this name to end"
+        return _held_up(observed, "PodConflict", message, now)
+    return None
+
+
+def _held_up(observed: Observed, reason: str, message: str, now: datetime) -> Plan:
+    return Plan(transitions.wait(observed, reason, message, now), requeue=RETRY_REFUSED)
+
+
+def _told(refusal: Refusal) -> str:
+    return f"the cluster refuses {refusal.what}: {quoted(refusal.message)}"
+
+
+def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
+    """Wait for pods of the attempt before; one that takes long is named: its node may be gone."""
+    since, pod = min(((p.deleted_at or now, p) for p in pods), key=lambda each: (each[0], each[1].replica))
+    left = time_left(since, SLOW_TO_END, now)
+    if left > timedelta(0):
+        return Plan(observed.status, requeue=left)
+    place = f" on node {pod.node}" if pod.node else ""
+    message = f"waiting for {pod.replica.title} to end: its pod {pod.name}{place} takes longer than a minute"
+    return Plan(transitions.wait(observed, "PodTerminating", message, now))
+
+
+def _delay_left(observed: Observed, now: datetime) -> timedelta:
+    restarts = observed.status.restarts
+    if not is_true(observed.status, RESTARTING) or restarts.last_time is None or observed.training_pods:
+        return timedelta(0)
+    return time_left(restarts.last_time, restart_delay(restarts.since_progress), now)
+
+
+def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
+    claim = build_claim(observed.job) if observed.claim is None else None
+    service = build_service(observed.job) if observed.service is None else None
+    return tuple(Create(manifest) for manifest in (claim, service) if manifest is not None)
+
+
+def _missing_pods(observed: Observed, seats: list[Replica]) -> tuple[Action, ...]:
+    taken = {p.replica for p in observed.training_pods}
+    attempt = observed.attempt
+    return tuple(
+        Create(build_pod(observed.job, role=r.role, index=r.index, incarnation=attempt, attempt=attempt))
+        for r in seats
+        if r not in taken
+    )
+
+
+def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Plan:
+    counts = {r: n for r, n in replica_counts(observed.job.spec).items() if is_training(Replica(r, 0))}
+    message = f"training on {count_roles(counts)}"
+    if observed.attempt > 1:
+        message += f", attempt {observed.attempt}"
+    if evaluator.trouble:
+        message += f"; {evaluator.trouble}"
+    if not is_true(observed.status, RUNNING):
+        return Plan(transitions.run(observed, message, now), events=(Event("Normal", "Started", message),))
+    if message == observed.status.message or (evaluator.creating and not evaluator.trouble):
+        return Plan(observed.status)
+    return Plan(transitions.run(observed, message, now))
+
+
+def _waiting(observed: Observed, seats: list[Replica], now: datetime) -> Plan:
+    """Say what keeps the gang from running: a refused creation, or the first pod that tells a reason."""
+    if observed.gang_refusal is not None:
+        return _held_up(observed, "CreationRefused", _told(observed.gang_refusal), now)
+    for pod in observed.training_pods:
+        if pod.waiting is not None:
+            reason, detail = pod.waiting
+            message = f"{pod.replica.title} can't start: {reason}" + (f": {detail}" if detail else "")
+            return Plan(transitions.wait(observed, reason, message, now))
+    held, again = (find_condition(observed.status, kind) for kind in (RUNNING, RESTARTING))
+    if held is not None and held.reason == "Starting":
+        return Plan(observed.status)
+    if again is not None and again.status == "True" and again.message == observed.status.message:
+        return Plan(observed.status)  # why it restarts is worth more than that it starts
+    return Plan(transitions.wait(observed, "Starting", f"starting {len(seats)} training replicas", now))

@@ -1,0 +1,76 @@
+"""The evaluator's seat: its failures restart it alone, and never touch the training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from trainjob.core.actions import Action, Create, stop_pods
+from trainjob.core.backoff import RETRY_REFUSED, restart_delay, time_left
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed
+from trainjob.core.pods import Pod, PodState
+from trainjob.core.render import build_pod
+from trainjob.core.topology import EVALUATOR
+from trainjob.core.wording import last_line, quoted
+
+
+@dataclass(frozen=True)
+class EvaluatorStep:
+    """What the evaluator needs now.
+
+    Attributes:
+        done: it has evaluated the final checkpoint, has been given up, or there is none.
+        trouble: what the user should know of it, to stand in a sentence; empty when all is well.
+    """
+
+    actions: tuple[Action, ...] = ()
+    requeue: timedelta | None = None
+    done: bool = False
+    trouble: str = ""
+
+    @property
+    def creating(self) -> bool:
+        """Tell whether it is about to be created: nobody knows yet whether the cluster lets it."""
+        return any(isinstance(action, Create) for action in self.actions)
+
+
+def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
+    """Create the evaluator, or replace it after a failure, at most `spec.maxRestarts` times."""
+    if observed.job.spec.evaluator.replicas == 0:
+        return EvaluatorStep(stop_pods(observed, observed.evaluator_pods), done=True)
+    pods = observed.evaluator_pods
+    if not pods:
+        return _create(observed, 1)
+    newest = max(pods, key=lambda p: p.incarnation)
+    older = stop_pods(observed, tuple(p for p in pods if p is not newest))
+    if newest.state is PodState.SUCCEEDED and not newest.taken:
+        return EvaluatorStep(older, done=True)
+    if newest.state is not PodState.FAILED and not newest.deleting:
+        return EvaluatorStep(older)
+    restarts = newest.incarnation - 1
+    if restarts >= observed.job.spec.max_restarts and not (newest.taken or newest.infrastructure):
+        cause = last_line(newest.message) or f"exit code {newest.exit_code}"
+        return EvaluatorStep(older, done=True, trouble=f"the evaluator failed: {cause}")
+    left = _pause_left(newest, now)
+    if left > timedelta(0):
+        return EvaluatorStep(older, requeue=left)
+    return _create(observed, newest.incarnation + 1, after=(*older, *stop_pods(observed, (newest,))))
+
+
+def _pause_left(pod: Pod, now: datetime) -> timedelta:
+    since = pod.finished_at or pod.created_at  # a kubelet that evicts doesn't always say when
+    return time_left(since, restart_delay(pod.incarnation), now) if since else timedelta(0)
+
+
+def _create(observed: Observed, incarnation: int, after: tuple[Action, ...] = ()) -> EvaluatorStep:
+    seat = Replica(EVALUATOR, 0)
+    pod = build_pod(
+        observed.job, role=seat.role, index=seat.index, incarnation=incarnation, attempt=incarnation
+    )
+    actions = (*after, Create(pod))
+    refusal = observed.refusal
+    if refusal is None or refusal.role != EVALUATOR:
+        return EvaluatorStep(actions)
+    trouble = f"the evaluator couldn't be created: {quoted(refusal.message)}"
+    return EvaluatorStep(actions, requeue=RETRY_REFUSED, trouble=trouble)

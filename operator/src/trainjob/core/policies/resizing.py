@@ -1,0 +1,21 @@
+"""Another number of workers means another world: the gang is started anew with it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from trainjob.core import transitions
+from trainjob.core.actions import Event, Plan
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed
+from trainjob.core.topology import is_training, replica_counts
+from trainjob.core.wording import count_roles
+
+
+def resized(observed: Observed, now: datetime) -> Plan | None:
+    """Start a new attempt when a pod's TF_CONFIG has another world than the spec."""
+    wanted = {r: n for r, n in replica_counts(observed.job.spec).items() if is_training(Replica(r, 0))}
+    if all(pod.world in (None, wanted) for pod in observed.training_pods):
+        return None
+    message = f"resized to {count_roles(wanted)}; going on from the last checkpoint"
+    return Plan(transitions.resize(observed, message, now), events=(Event("Normal", "Resized", message),))

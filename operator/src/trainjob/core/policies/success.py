@@ -1,0 +1,67 @@
+"""Training that has finished: the evaluator gets its time, then the job is complete."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from trainjob.core import transitions
+from trainjob.core.actions import Event, Plan, stop_pods
+from trainjob.core.backoff import soonest
+from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed
+from trainjob.core.pods import PodState
+from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
+from trainjob.core.topology import EVALUATOR, desired_replicas, finishing_roles
+from trainjob.core.wording import quoted
+
+
+def succeeded(observed: Observed, now: datetime) -> Plan | None:
+    """Complete a job whose training replicas have all ended well, after the evaluator or its time-out."""
+    if not is_true(observed.status, SUCCESS_CRITERIA_MET):
+        return _training_finished(observed, now)
+    step = evaluator_step(observed, now)
+    training = tuple(p for p in observed.unfinished_pods if p not in observed.evaluator_pods)
+    stops = stop_pods(observed, training)
+    left = _evaluator_time_left(observed, now)
+    if not step.done and left > timedelta(0):
+        return Plan(observed.status, (*stops, *step.actions), requeue=soonest(left, step.requeue))
+    if observed.unfinished_pods:
+        return Plan(observed.status, stop_pods(observed, observed.unfinished_pods))
+    message = _outcome(observed, step, timed_out=not step.done)
+    return Plan(transitions.complete(observed, message, now), events=(Event("Normal", "Complete", message),))
+
+
+def _training_finished(observed: Observed, now: datetime) -> Plan | None:
+    roles = finishing_roles(observed.job.spec)
+    seats = {r for r in desired_replicas(observed.job.spec) if r.role in roles}
+    ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.taken}
+    if not seats <= ended:
+        return None
+    scoring = bool(observed.job.spec.evaluator.replicas)
+    message = "training has finished" + ("; the evaluator scores the final checkpoint" if scoring else "")
+    return Plan(
+        transitions.meet_success_criteria(observed, message, now),
+        events=(Event("Normal", "TrainingFinished", message),),
+    )
+
+
+def _evaluator_time_left(observed: Observed, now: datetime) -> timedelta:
+    met = find_condition(observed.status, SUCCESS_CRITERIA_MET)
+    assert met is not None  # noqa: S101 - checked by the caller
+    allowed = timedelta(seconds=observed.job.spec.evaluator.completion_timeout_seconds)
+    return active_since(observed.status, met.last_transition_time) + allowed - now
+
+
+def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str:
+    done = "training has finished"
+    if step.trouble:
+        return f"{done}; {step.trouble}"
+    if timed_out:
+        return f"{done}; the evaluator wasn't done within spec.evaluator.completionTimeoutSeconds"
+    report = observed.report_of(Replica(EVALUATOR, 0))
+    evaluation = (report.evaluation if report else None) or observed.status.evaluation
+    if evaluation is None or not evaluation.metrics:
+        return done
+    scores = ", ".join(f"{name} {value}" for name, value in sorted(evaluation.metrics.items()))
+    return f"{done}; the checkpoint of step {evaluation.step} scores {quoted(scores)}"

@@ -1,0 +1,169 @@
+"""The Kubernetes objects of a job, complete, as they are sent to the API server or to the local cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainjob.api import GROUP, KIND, PORT, VERSION, TrainJob
+from trainjob.api.paths import mapping_at
+from trainjob.core.names import LABEL_JOB, LABEL_LIVE, Replica, hostname, job_labels, pod_labels, pod_name
+from trainjob.core.output import VOLUME, claim_name, folder_name, output_folders
+from trainjob.core.roles import role_template, trainer_container
+from trainjob.core.templates import render_template
+from trainjob.core.tf_config import build_tf_config
+from trainjob.core.topology import EVALUATOR, desired_replicas
+
+Manifest = dict[str, Any]
+
+
+def build_objects(job: TrainJob) -> list[Manifest]:
+    """Return all objects of the job's first attempt, in the order in which they are created."""
+    pods = [
+        build_pod(job, role=r.role, index=r.index, incarnation=1, attempt=1)
+        for r in desired_replicas(job.spec)
+    ]
+    claim = build_claim(job)
+    return [*([claim] if claim else []), build_service(job), *pods]
+
+
+def build_service(job: TrainJob) -> Manifest:
+    """Return the headless Service that gives every replica its DNS name."""
+    return render_template(
+        "service.yaml.j2",
+        job=job.metadata,
+        labels=job_labels(job.metadata.name),
+        owners=_owners(job),
+        selector={LABEL_JOB: job.metadata.name, LABEL_LIVE: "true"},
+        port=PORT,
+    )
+
+
+def build_claim(job: TrainJob) -> Manifest | None:
+    """Return the claim to create for the output, or None where the user brings the storage."""
+    claim = job.spec.output.claim
+    if claim is None or claim.size is None:
+        return None
+    return render_template(
+        "claim.yaml.j2",
+        job=job.metadata,
+        claim_name=claim_name(job),
+        labels=job_labels(job.metadata.name),
+        owners=_owners(job),
+        claim=claim,
+    )
+
+
+def build_pod(job: TrainJob, *, role: str, index: int, incarnation: int, attempt: int) -> Manifest:
+    """Return the pod of one replica.
+
+    Args:
+        job: a valid job.
+        role: `chief`, `worker`, `ps` or `evaluator`.
+        index: the replica's index within the role, from 0.
+        incarnation: how many pods this seat has had, this one included.
+        attempt: how many times the gang has been started, this time included.
+    """
+    replica = Replica(role, index)
+    template = role_template(job.spec, role)
+    overlay = render_template(
+        "pod.yaml.j2",
+        job=job.metadata,
+        pod_name=pod_name(job.metadata.name, job.metadata.uid, replica, incarnation),
+        labels=pod_labels(job.metadata.name, replica, incarnation),
+        owners=_owners(job),
+        hostname=hostname(job.metadata.name, replica),
+        volumes=_volumes(job),
+        mounts=_mounts(job, replica),
+        env=_environment(job, replica, attempt),
+        port=PORT,
+    )
+    return _merge(template, overlay)
+
+
+def _owners(job: TrainJob) -> list[Manifest]:
+    return [
+        {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": job.metadata.name,
+            "uid": job.metadata.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def _environment(job: TrainJob, replica: Replica, attempt: int) -> dict[str, str]:
+    folders = output_folders(job, replica)
+    return {
+        "TF_CONFIG": build_tf_config(job, replica),
+        "TRAINJOB_NAME": job.metadata.name,
+        "TRAINJOB_UID": job.metadata.uid,
+        "TRAINJOB_ATTEMPT": str(attempt),
+        "TRAINJOB_OUTPUT_DIR": folders.own,
+        "TRAINJOB_CHECKPOINT_DIR": folders.checkpoints,
+        "TRAINJOB_LOG_DIR": folders.logs,
+    }
+
+
+def _volumes(job: TrainJob) -> list[Manifest]:
+    output = job.spec.output
+    claim = claim_name(job)
+    if claim is not None:
+        source: Manifest = {"persistentVolumeClaim": {"claimName": claim}}
+    elif output.nfs is not None:
+        source = {"nfs": output.nfs.model_dump(by_alias=True, exclude_none=True)}
+    elif output.csi is not None:
+        source = {"csi": output.csi}
+    elif output.empty_dir is not None:
+        source = {"emptyDir": output.empty_dir}
+    elif output.ephemeral is not None:
+        source = {"ephemeral": output.ephemeral}
+    else:
+        return []  # `uri`: TensorFlow reaches it by itself
+    return [{"name": VOLUME, **source}]
+
+
+def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
+    output = job.spec.output
+    if output.uri is not None:
+        return []
+    if replica.role != EVALUATOR:
+        return [{"name": VOLUME, "mountPath": output.mount_path}]
+    # Read-only but for its own folder: a script that ignores its role can't harm the training.
+    return [
+        {"name": VOLUME, "mountPath": output.mount_path, "readOnly": True},
+        {
+            "name": VOLUME,
+            "mountPath": output_folders(job, replica).own,
+            "subPath": f"{folder_name(job)}/{EVALUATOR}",
+        },
+    ]
+
+
+def _merge(template: Manifest, overlay: Manifest) -> Manifest:
+    """Put the overlay over the user's template: what TrainJob promises wins, all else stays the user's."""
+    pod_spec = template["spec"]
+    container = trainer_container(pod_spec)
+    ours = overlay.pop("container")
+    # Ours come first: `$(TRAINJOB_OUTPUT_DIR)` in the user's own variables only sees earlier ones.
+    # `env:` with nothing behind it is null, and means none.
+    container["env"] = [*ours["env"], *(container.get("env") or [])]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), *ours["volumeMounts"]]
+    container["ports"] = _with_port(container.get("ports") or [], ours["ports"][0])
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    pod_spec.setdefault("enableServiceLinks", False)
+    pod_spec["volumes"] = [*(pod_spec.get("volumes") or []), *overlay["spec"].pop("volumes")]
+    pod_spec.update(overlay["spec"])
+    users, metadata = mapping_at(template, "metadata"), overlay["metadata"]
+    metadata["labels"] = {**mapping_at(users, "labels"), **metadata["labels"]}
+    if annotations := mapping_at(users, "annotations"):
+        metadata["annotations"] = dict(annotations)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+
+
+def _with_port(ports: list[Manifest], port: Manifest) -> list[Manifest]:
+    taken = any(
+        p.get("containerPort") == port["containerPort"] or p.get("name") == port["name"] for p in ports
+    )
+    return ports if taken else [*ports, port]

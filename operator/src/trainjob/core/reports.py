@@ -1,0 +1,103 @@
+"""Progress reports of training processes, read leniently: a report never breaks a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_INT64_MAX = 2**63 - 1
+_MOST_METRICS = 32
+_LONGEST_NAME = 128
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What the evaluator measured on one checkpoint; metric values as text, as the status holds them."""
+
+    step: int
+    metrics: Mapping[str, str]
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """The latest that one training process said of itself; None where it said nothing.
+
+    Attributes:
+        state: `starting`, `waiting`, `training`, `saving`, `evaluating`, `finished` or `failed`.
+        step: steps done.
+        epoch: the current one, from 1.
+        checkpoint_step: the step of the newest whole checkpoint.
+        resumed_from: the step that this process resumed from.
+    """
+
+    state: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    loss: float | None = None
+    examples_per_second: float | None = None
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_step: int | None = None
+    resumed_from: int | None = None
+    evaluation: EvaluationResult | None = None
+
+
+def read_report(raw: Mapping[str, Any]) -> Report:
+    """Return the report; values of an unexpected type are left out."""
+    evaluation = raw.get("evaluation")
+    return Report(
+        state=str(raw.get("state", "")),
+        step=_integer(raw.get("step")),
+        total_steps=_integer(raw.get("totalSteps")),
+        epoch=_integer(raw.get("epoch")),
+        total_epochs=_integer(raw.get("totalEpochs")),
+        loss=_number(raw.get("loss")),
+        examples_per_second=_finite(raw.get("examplesPerSecond")),
+        metrics=_metrics(raw.get("metrics")),
+        checkpoint_step=_integer(raw.get("checkpointStep")),
+        resumed_from=_integer(raw.get("resumedFrom")),
+        evaluation=_evaluation(evaluation) if isinstance(evaluation, Mapping) else None,
+    )
+
+
+def _evaluation(raw: Mapping[str, Any]) -> EvaluationResult | None:
+    step = _integer(raw.get("step"))
+    if step is None:
+        return None
+    return EvaluationResult(step, _metrics(raw.get("metrics")), final=raw.get("final") is True)
+
+
+def _integer(value: object) -> int | None:
+    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT64_MAX
+    return value if good and isinstance(value, int) else None
+
+
+def _number(value: object) -> float | None:
+    """Return a float; JSON has no NaN or infinity, so reports write them as text."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return float(value) if abs(value) <= _INT64_MAX else None
+    return float(value) if isinstance(value, float) or value in ("nan", "inf", "-inf") else None
+
+
+def _finite(value: object) -> float | None:
+    """Return a float that the status can hold: NaN is no JSON, and never equals what was written."""
+    number = _number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _metrics(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {}
+    numbers = {str(name): _number(number) for name, number in value.items()}
+    known = {name: f"{n:.6g}" for name, n in numbers.items() if n is not None and _is_name(name)}
+    return dict(list(known.items())[:_MOST_METRICS])
+
+
+def _is_name(text: str) -> bool:
+    return text.isprintable() and len(text) <= _LONGEST_NAME

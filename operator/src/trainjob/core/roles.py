@@ -1,0 +1,56 @@
+"""The pod template of one role: `spec.template`, or the role's own, with the role's named fields put in."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from trainjob.api import TRAINER_CONTAINER, TrainJobSpec
+from trainjob.core.resources import is_extended_resource
+from trainjob.core.topology import EVALUATOR
+
+_POD_FIELDS = {
+    "node_selector": "nodeSelector",
+    "tolerations": "tolerations",
+    "affinity": "affinity",
+    "priority_class_name": "priorityClassName",
+}
+_CONTAINER_FIELDS = {"resources": "resources", "env": "env"}
+
+
+def trainer_container(pod_spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the container that trains, out of a validated pod spec."""
+    return next(c for c in pod_spec["containers"] if c["name"] == TRAINER_CONTAINER)
+
+
+def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
+    """Return a copy of the role's pod template: named fields replace whole fields of it.
+
+    The evaluator gets no extended resources (GPUs) unless it has resources or a template of its own.
+    """
+    settings = getattr(spec, role)
+    template: dict[str, Any] = deepcopy(settings.template or spec.template)
+    pod_spec = template["spec"]
+    container = trainer_container(pod_spec)
+    for field, key in _POD_FIELDS.items():
+        if getattr(settings, field) is not None:
+            pod_spec[key] = _as_json(getattr(settings, field))
+    for field, key in _CONTAINER_FIELDS.items():
+        if getattr(settings, field) is not None:
+            container[key] = _as_json(getattr(settings, field))
+    if role == EVALUATOR and settings.resources is None and settings.template is None:
+        _drop_extended_resources(container)
+    return template
+
+
+def _as_json(value: Any) -> Any:
+    return deepcopy(list(value) if isinstance(value, tuple) else value)
+
+
+def _drop_extended_resources(container: dict[str, Any]) -> None:
+    resources = container.get("resources")
+    if not isinstance(resources, dict):
+        return
+    for kind in ("limits", "requests"):
+        if isinstance(resources.get(kind), dict):
+            resources[kind] = {k: v for k, v in resources[kind].items() if not is_extended_resource(k)}

@@ -1,0 +1,149 @@
+"""Every change of a job's status that a decision makes, one function each.
+
+The counts and figures that merely follow the pods are `overview`'s part.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from trainjob.api import TrainJobStatus
+from trainjob.core import conditions as c
+from trainjob.core.failure import Failure, to_status
+from trainjob.core.observed import Observed
+
+ENDED_WELL = "Complete"
+
+
+def start(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """The job has been seen for the first time: its clock starts."""
+    status = observed.status.model_copy(
+        update={"start_time": now, "attempt": observed.attempt, "state": "Pending", "message": message}
+    )
+    return _set(observed, status, c.RUNNING, False, "Starting", message, now)
+
+
+def wait(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
+    """Not all training replicas run yet."""
+    restarting = c.is_true(observed.status, c.RESTARTING)
+    status = observed.status.model_copy(
+        update={"state": "Restarting" if restarting else "Pending", "message": message}
+    )
+    return _set(observed, status, c.RUNNING, False, reason, message, now)
+
+
+def run(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """All training replicas run."""
+    status = observed.status.model_copy(update={"state": "Running", "message": message})
+    if c.is_true(status, c.RESTARTING):
+        status = _set(observed, status, c.RESTARTING, False, "Restarted", message, now)
+    return _set(observed, status, c.RUNNING, True, "AllReplicasRunning", message, now)
+
+
+def restart(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
+    """The gang is started anew; a failure further on than the last one resets the back-off."""
+    restarts = observed.status.restarts
+    furthest = -1 if restarts.furthest_step is None else restarts.furthest_step
+    progressed = failure.step is not None and failure.step > furthest
+    status = observed.status.model_copy(
+        update={
+            "state": "Restarting",
+            "message": message,
+            "attempt": observed.attempt + 1,
+            "first_failure": to_status(failure, message),
+            "restarts": restarts.model_copy(
+                update={
+                    "charged": restarts.charged + int(failure.charged),
+                    "uncharged": restarts.uncharged + int(not failure.charged),
+                    "furthest_step": failure.step if progressed else restarts.furthest_step,
+                    "since_progress": 1 if progressed else restarts.since_progress + 1,
+                    "last_time": now,
+                }
+            ),
+        }
+    )
+    status = _set(observed, status, c.RUNNING, False, failure.reason, message, now)
+    return _set(observed, status, c.RESTARTING, True, failure.reason, message, now)
+
+
+def resize(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """The user asked for another number of workers: a new gang, nobody's fault."""
+    status = observed.status.model_copy(
+        update={"state": "Restarting", "message": message, "attempt": observed.attempt + 1}
+    )
+    status = _set(observed, status, c.RUNNING, False, "Resized", message, now)
+    return _set(observed, status, c.RESTARTING, True, "Resized", message, now)
+
+
+def suspend(observed: Observed, message: str, now: datetime, *, reached: bool) -> TrainJobStatus:
+    """The user suspended the job; `reached` once none of its pods runs any more."""
+    status = observed.status.model_copy(update={"state": "Suspended", "message": message})
+    status = _set(observed, status, c.RUNNING, False, "Suspended", message, now)
+    reason = "Suspended" if reached else "Suspending"
+    return _set(observed, status, c.SUSPENDED, reached, reason, message, now)
+
+
+def resume(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """The user let a suspended job go on: a new gang, from the last checkpoint, if there was one before."""
+    before = observed.status.attempt
+    status = observed.status.model_copy(
+        update={
+            "state": "Evaluating" if c.is_true(observed.status, c.SUCCESS_CRITERIA_MET) else "Pending",
+            "message": message,
+            "attempt": before + 1 if before else None,
+        }
+    )
+    return _set(observed, status, c.SUSPENDED, False, "Resumed", message, now)
+
+
+def meet_success_criteria(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """Training has finished; the evaluator may still be at it."""
+    status = observed.status.model_copy(update={"state": "Evaluating", "message": message})
+    status = _set(observed, status, c.RUNNING, False, "TrainingFinished", message, now)
+    return _set(observed, status, c.SUCCESS_CRITERIA_MET, True, "TrainingFinished", message, now)
+
+
+def complete(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """The job has ended well."""
+    status = observed.status.model_copy(
+        update={"state": ENDED_WELL, "message": message, "completion_time": now}
+    )
+    status = _set(observed, status, c.RUNNING, False, "Finished", message, now)
+    return _set(observed, status, c.COMPLETE, True, "TrainingFinished", message, now)
+
+
+def target_failure(
+    observed: Observed, reason: str, message: str, now: datetime, failure: Failure | None = None
+) -> TrainJobStatus:
+    """The job is going to fail: on record before its pods are stopped, so that the reason outlives them."""
+    changes: dict[str, object] = {"state": "Failing", "message": message}
+    if failure is not None:
+        changes["first_failure"] = to_status(failure, message)
+    status = observed.status.model_copy(update=changes)
+    status = _set(observed, status, c.RUNNING, False, reason, message, now)
+    return _set(observed, status, c.FAILURE_TARGET, True, reason, message, now)
+
+
+def fail(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
+    """The job has ended badly and none of its pods runs."""
+    status = observed.status.model_copy(
+        update={"state": "Failed", "message": message, "completion_time": now}
+    )
+    if c.is_true(status, c.RESTARTING):
+        status = _set(observed, status, c.RESTARTING, False, reason, message, now)
+    status = _set(observed, status, c.RUNNING, False, reason, message, now)
+    return _set(observed, status, c.FAILED, True, reason, message, now)
+
+
+def _set(
+    observed: Observed,
+    status: TrainJobStatus,
+    kind: str,
+    value: bool,
+    reason: str,
+    message: str,
+    now: datetime,
+) -> TrainJobStatus:
+    return c.with_condition(
+        status, kind, value, reason=reason, message=message, now=now, generation=observed.meta.generation
+    )

@@ -1,0 +1,58 @@
+"""Words for people that several rules use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+_QUOTED = 500
+"""Bytes of foreign text in a sentence: with ours around it, it fits an event's message (1,024 bytes)."""
+
+_TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def count_roles(counts: Mapping[str, int]) -> str:
+    """Return `2 workers and 1 evaluator`."""
+    parts = [f"{n} {role}{'s' if n != 1 and role != 'ps' else ''}" for role, n in counts.items() if n]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def short_duration(length: timedelta) -> str:
+    """Return `45s`, `3m20s`, `2h5m` or `3d4h`: the two largest parts, as kubectl shows ages."""
+    seconds = max(0, int(length.total_seconds()))
+    for size, name, below, below_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= size:
+            rest = seconds % size // below
+            return f"{seconds // size}{name}" + (f"{rest}{below_name}" if rest else "")
+    return f"{seconds}s"
+
+
+def printable(text: str) -> str:
+    """Return the text without what drives a terminal or can't be stored; lines stay lines."""
+    plain = _TERMINAL_SEQUENCE.sub("", text)
+    return "".join(c for c in plain if c in "\n\t" or c.isprintable())
+
+
+def quoted(text: str, most: int = _QUOTED) -> str:
+    """Return what a cluster or a program said, as a part of a sentence: one line, printable, short."""
+    line = printable(" ".join(text.split()))
+    data = line.encode()
+    return line if len(data) <= most else data[: most - 3].decode(errors="ignore") + "…"
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a log, quoted: a traceback ends with what went wrong."""
+    lines = [line for line in map(quoted, text.splitlines()) if line]
+    return lines[-1] if lines else ""
+
+
+def listed(sentences: Iterable[str]) -> str:
+    """Return the first sentences of many, and how many more there are."""
+    told: list[str] = []
+    every = list(sentences)
+    for sentence in every:
+        if len("; ".join([*told, quoted(sentence)]).encode()) > 2 * _QUOTED - 50:
+            return f"{'; '.join(told)}; and {len(every) - len(told)} more"
+        told.append(quoted(sentence))
+    return "; ".join(told)

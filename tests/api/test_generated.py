@@ -1,0 +1,102 @@
+"""What is committed is what the model gives, and it serves those who read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from support_api import change_job
+
+from trainjob.api import read_documents
+from trainjob.api.fields import Part
+from trainjob.api.generate.__main__ import GENERATED, drift, find_root, main
+from trainjob.api.generate.crd import object_schema
+from trainjob.api.generate.editors import editor_schema
+from trainjob.api.generate.reference import EXAMPLE, reference_text
+from trainjob.api.generate.schema import walk
+from trainjob.api.output import Claim, Nfs, Output
+from trainjob.api.roles import Role
+from trainjob.api.spec import TrainJobSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_repository(folder: Path) -> Path:
+    (folder / "operator/src/trainjob/api").mkdir(parents=True)
+    (folder / "deep/down").mkdir(parents=True)
+    return folder
+
+
+def test_nothing_committed_is_out_of_date() -> None:
+    assert drift(ROOT) == ""
+
+
+def test_generates_and_then_finds_no_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = build_repository(tmp_path)
+    assert main(["--check"], folder=root) == 1
+    assert main([], folder=root / "deep/down") == 0
+    assert main(["--check"], folder=root) == 0
+    assert all((root / name).is_file() for name in GENERATED)
+    crd = root / "manifests/crd.yaml"
+    crd.write_text(crd.read_text().replace("shortNames: [tj]", "shortNames: [job]"))
+    capsys.readouterr()
+    assert main(["--check"], folder=root) == 1
+    message = capsys.readouterr().err
+    assert "shortNames: [job]" in message
+    assert "shortNames: [tj]" in message
+    assert "run `make generate`" in message
+
+
+def test_outside_of_the_repository(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not inside the repository"):
+        find_root(tmp_path)
+
+
+def test_reference_has_every_field() -> None:
+    page = reference_text()
+    for path, _ in walk(object_schema()):
+        if "template." in path or path.endswith(("]", "csi.driver")) or not path:
+            continue
+        assert f"`{path.rsplit('.', 1)[-1]}`" in page or path in ("apiVersion", "kind", "metadata"), path
+
+
+def test_example_of_the_reference_is_good() -> None:
+    (document,) = read_documents(EXAMPLE, source="example")
+    assert document.parse().metadata.name == "digits"
+
+
+@pytest.mark.parametrize("model", [TrainJobSpec, Role, Output, Claim, Nfs])
+def test_examples_in_messages_are_yaml(model: type[Part]) -> None:
+    for field in model.model_fields.values():
+        for example in field.examples or ():
+            assert yaml.safe_load(f"{field.alias}: {example}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_good"),
+    [
+        ({}, True),
+        ({"spec.worker.replica": 1}, False),
+        ({"spec.worker.replicas": 0}, False),
+        ({"spec.workers": {}}, False),
+        ({"kind": "Job"}, False),
+        ({"metadata.name": "Digits"}, False),
+        ({"metadata.labels": {"a": "b"}}, True),
+        ({"spec.template.spec.nodeName": "a"}, True),
+        ({"spec.template.spec.containers[0].image": "b"}, True),
+        ({"spec.template.spec.containers": [{}]}, False),
+        ({"spec.worker.nodeSelector": {"pool": "gpu"}}, True),
+    ],
+)
+def test_editors_see_what_is_wrong(changes: dict[str, Any], is_good: bool) -> None:
+    schema = editor_schema()
+    jsonschema.Draft7Validator.check_schema(schema)
+    assert jsonschema.Draft7Validator(schema).is_valid(change_job(changes)) is is_good
+
+
+def test_editor_schema_has_no_words_of_kubernetes() -> None:
+    assert "x-kubernetes" not in json.dumps(editor_schema())

@@ -1,0 +1,64 @@
+from support_cli import build_replica, build_view
+
+from trainjob.cli.changes import describe_changes
+from trainjob.core.reports import EvaluationResult
+
+TRAINING = build_view([build_replica(step=3, total_steps=10)], message="training on 1 worker")
+
+
+def test_the_first_view_is_told_whole() -> None:
+    assert describe_changes(None, TRAINING) == (
+        "digits: Running: training on 1 worker",
+        "worker-0: training, step 3 of 10",
+    )
+
+
+def test_the_same_view_again_says_nothing() -> None:
+    assert describe_changes(TRAINING, TRAINING) == ()
+
+
+def test_before_the_first_state_nothing_is_said() -> None:
+    assert describe_changes(None, build_view(state=None)) == ()
+
+
+def test_steps_alone_say_nothing() -> None:
+    later = build_view([build_replica(step=9, total_steps=10)], message="training on 1 worker")
+    assert describe_changes(TRAINING, later) == ()
+
+
+def test_saving_a_checkpoint_says_nothing() -> None:
+    saving = build_view([build_replica(state="saving", step=4)], message="training on 1 worker")
+    assert describe_changes(TRAINING, saving) == ()
+    assert describe_changes(saving, TRAINING) == ()
+
+
+def test_a_failure_while_saving_is_told() -> None:
+    saving = build_view([build_replica(state="saving")])
+    failed = build_view([build_replica(state="failed (1)", exit_code=1)])
+    assert describe_changes(saving, failed) == ("worker-0: failed (1)",)
+
+
+def test_a_new_message_is_told() -> None:
+    restarting = build_view(TRAINING.replicas, state="Restarting", message="worker 0 crashed")
+    assert describe_changes(TRAINING, restarting) == ("digits: Restarting: worker 0 crashed",)
+
+
+def test_resuming_is_told_once_an_attempt() -> None:
+    fresh = build_view([build_replica(step=1)])
+    resumed = build_view([build_replica(step=221, resumed_from=220)])
+    assert describe_changes(fresh, resumed) == ("digits: resumed from step 220",)
+    assert describe_changes(resumed, resumed) == ()
+    again = build_view([build_replica(step=221, resumed_from=220)], attempt=2)
+    assert describe_changes(resumed, again) == ("digits: resumed from step 220",)
+
+
+def test_a_new_evaluation_is_told() -> None:
+    first = build_view(evaluation=EvaluationResult(220, {"accuracy": "0.961", "loss": "0.12"}))
+    final = build_view(evaluation=EvaluationResult(440, {"accuracy": "0.975"}, final=True))
+    assert describe_changes(build_view(), first) == (
+        "digits: evaluation at step 220: accuracy 96.1 %, loss 0.12",
+    )
+    assert describe_changes(first, final) == (
+        "digits: evaluation at step 440: accuracy 97.5 %, final checkpoint",
+    )
+    assert describe_changes(final, final) == ()

@@ -1,0 +1,75 @@
+from collections.abc import Iterable
+
+from rich.console import Console
+from support_cli import build_replica, build_view
+
+from trainjob.cli.live_view import draw
+from trainjob.cli.view import JobView
+from trainjob.core.reports import EvaluationResult
+
+
+def _drawn(view: JobView, lines: Iterable[tuple[str, str]] = (), width: int = 80) -> str:
+    console = Console(record=True, width=width, file=None, quiet=True, color_system=None)
+    console.quiet = False
+    with console.capture() as capture:
+        console.print(draw(view, lines))
+    return capture.get()
+
+
+FULL = build_view(
+    [
+        build_replica(
+            step=220,
+            total_steps=440,
+            epoch=10,
+            total_epochs=20,
+            loss=0.08123,
+            examples_per_second=12345.6,
+            checkpoint_step=200,
+            resumed_from=110,
+        ),
+        build_replica("evaluator-0", "waiting"),
+    ],
+    message="training on 2 workers, attempt 2",
+    attempt=2,
+    restarts={"charged": 1},
+    evaluation=EvaluationResult(200, {"accuracy": "0.961"}),
+)
+
+
+def test_everything_is_shown() -> None:
+    text = _drawn(FULL, [("worker-0", "epoch 10 done")])
+    for part in (
+        "digits  Running  attempt 2  1 restart  1m5s  resumed from step 110",
+        "training on 2 workers, attempt 2",
+        "220/440",
+        "10/20",
+        "0.0812",
+        "12,346",
+        "200",
+        "evaluator-0  waiting",
+        "evaluation at step 200: accuracy 96.1 %",
+        "worker-0 | epoch 10 done",
+    ):
+        assert part in text
+
+
+def test_it_fits_eighty_columns() -> None:
+    text = _drawn(FULL)
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    assert "…" not in text
+
+
+def test_nothing_known_yet() -> None:
+    text = _drawn(build_view([build_replica(state="pending", pod=None)], state=None))
+    assert "digits  Pending" in text
+    assert "worker-0" in text
+    assert "None" not in text
+
+
+def test_text_of_the_user_is_only_text() -> None:
+    view = build_view(message="[bold]not markup[/bold] {{ 7*7 }}")
+    text = _drawn(view, [("worker-0", "[red]log :smile: line[/]"), ("worker-0", "x" * 500)])
+    assert "[bold]not markup[/bold] {{ 7*7 }}" in text
+    assert "[red]log :smile: line[/]" in text
+    assert max(len(line) for line in text.splitlines()) <= 80

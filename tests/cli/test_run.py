@@ -1,0 +1,291 @@
+"""The whole of `trainjob run`, with small scripts instead of TensorFlow."""
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from support_cli import GUARD_SECONDS, SUCCEED, running, terminal, trainjob, write_job
+from support_local import is_alive, wait_gone
+
+# Two generations that resist SIGTERM, the second in a session of its own, below every replica.
+RESIST = """
+def stay(word):
+    print(word, os.getpid(), flush=True)
+    while True: signal.pause()
+if role == "worker":
+    report(state="training", step=5, totalSteps=10, checkpointStep=5)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    stay("grandchild" if os.fork() == 0 else "child")
+stay("parent")
+"""
+FILL_DISK = "with open('/dev/full', 'w') as file: file.write('x')"
+STAY = """
+if role == "worker":
+    report(state="training", step=5, totalSteps=10, checkpointStep=5)
+print("pid", os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+def test_a_job_that_succeeds(tmp_path: Path) -> None:
+    result = trainjob("run", str(write_job(tmp_path)), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "worker-0: hello from worker 0" in result.stdout
+    assert "worker-1: hello from worker 1" in result.stdout
+    assert "evaluator-0: hello from evaluator 0" in result.stdout
+    assert "trainjob: claim training is the folder" in result.stdout
+    assert "final checkpoint, step 440: accuracy 97.5 %, loss 0.08125" in result.stdout
+    assert "checkpoints   runs/training/digits/checkpoints" in result.stdout
+    assert "tensorboard --logdir runs/training/digits" in result.stdout
+    assert result.stderr == ""
+    assert "hello from worker 1" in (tmp_path / "runs/training/digits/logs/replicas/worker-1.log").read_text()
+
+
+def test_commands_start_in_the_folder_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "outer").mkdir()
+    file = write_job(tmp_path / "inner", SUCCEED + "\nprint('cwd', os.getcwd())")
+    result = trainjob("run", str(file), "--folder", "elsewhere", cwd=tmp_path / "outer")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"worker-0: cwd {tmp_path}/inner" in result.stdout
+    assert (tmp_path / "outer/elsewhere/training/digits").is_dir()
+
+
+def test_a_script_that_crashes(tmp_path: Path) -> None:
+    script = "if role == 'worker' and index == 1: raise ValueError('boom')\nsignal.pause()"
+    result = trainjob("run", str(write_job(tmp_path, script, maxRestarts=0)), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "digits failed: " in result.stderr
+    assert "first failure worker-1, exit code 1 (Crashed)" in result.stderr
+    assert "    | ValueError: boom" in result.stderr
+    assert "whole log     runs/training/digits/logs/replicas/worker-1.log" in result.stderr
+    assert "what to do    " in result.stderr
+
+
+def test_a_crash_is_survived(tmp_path: Path) -> None:
+    script = (
+        """
+if role == "worker" and index == 0 and os.environ["TRAINJOB_ATTEMPT"] == "1":
+    report(state="training", step=30, checkpointStep=20)
+    sys.exit(1)
+if role == "worker" and os.environ["TRAINJOB_ATTEMPT"] == "1":
+    signal.pause()
+if role == "worker":
+    report(state="training", step=20, resumedFrom=20)
+"""
+        + SUCCEED
+    )
+    result = trainjob("run", str(write_job(tmp_path, script)), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Restarting: worker 0 crashed (exit code 1) at step 30" in result.stdout
+    log = (tmp_path / "runs/training/digits/logs/replicas/worker-0.log").read_text()
+    assert "--- attempt 1, " in log
+    assert "--- attempt 2, " in log
+
+
+@pytest.mark.parametrize(
+    ("script", "ending", "advice"),
+    [
+        ("import no_such_module", "exit code 1 (Crashed)", "install the package of 'no_such_module'"),
+        ("sys.exit(81)", "exit code 81 (OutputFinished)", "--fresh"),
+        (FILL_DISK, "exit code 1 (Crashed)", "free some disk space"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (Killed)", "out of memory"),
+    ],
+)  # fmt: skip
+def test_failures_are_explained(script: str, ending: str, advice: str, tmp_path: Path) -> None:
+    file = write_job(tmp_path, script, maxRestarts=0, workers=1, evaluator=False)
+    result = trainjob("run", str(file), cwd=tmp_path)
+    assert result.returncode == 1
+    assert f"first failure worker-0, {ending}" in result.stderr
+    assert advice in result.stderr
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    file = write_job(tmp_path, maxRestarts=0, workers=1, evaluator=False, container={"command": ["no-such"]})
+    result = trainjob("run", str(file), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "first failure worker-0, exit code 127" in result.stderr
+    assert "can't start 'no-such': no such program on PATH" in result.stderr
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    file = write_job(tmp_path, maxRestarts=0, workers=1, evaluator=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        result = trainjob("run", str(file), "--base-port", str(port), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "first failure worker-0, exit code 84 (PortInUse)" in result.stderr
+    assert f"port {port} of this machine is in use" in result.stderr
+
+
+def test_an_evaluator_that_fails_fails_no_training(tmp_path: Path) -> None:
+    script = "if role == 'evaluator': raise KeyError('x')\n" + SUCCEED
+    result = trainjob("run", str(write_job(tmp_path, script, maxRestarts=0)), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "digits is complete" in result.stdout
+    assert "The training is complete, but its evaluation is not" in result.stdout
+    assert "    | KeyError: 'x'" in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_ends_every_process(number: signal.Signals, tmp_path: Path) -> None:
+    file = write_job(tmp_path, STAY)
+    with running("run", str(file), cwd=tmp_path) as run:
+        run.read_until("worker-0: pid", "worker-1: pid", "evaluator-0: pid", "worker-0: training")
+        run.process.send_signal(number)
+        assert run.finish() == 130
+    text = "\n".join(run.lines)
+    assert "stopping: replicas have" in text
+    assert "The checkpoint of step 5 is kept in runs/training/digits/checkpoints." in text
+    assert f"go on from there with the same command: trainjob run {file}" in text
+    pids = run.numbers_after("pid")
+    assert len(pids) == 3
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_processes_that_resist_are_killed(tmp_path: Path) -> None:
+    with running("run", str(write_job(tmp_path, RESIST)), cwd=tmp_path) as run:
+        run.read_until(*(f"{r}: {w}" for r in ("worker-0", "worker-1", "evaluator-0") for w in WORDS))
+        run.process.send_signal(signal.SIGINT)
+        run.read_until("stopping: replicas have")
+        run.process.send_signal(signal.SIGINT)  # a second time: at once
+        assert run.finish() == 130
+    pids = [pid for word in WORDS for pid in run.numbers_after(word)]
+    assert len(pids) == 9
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+WORDS = ("parent", "child", "grandchild")
+
+
+def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
+    with running("run", str(write_job(tmp_path, RESIST)), cwd=tmp_path) as run:
+        run.read_until(*(f"{r}: {w}" for r in ("worker-0", "worker-1", "evaluator-0") for w in WORDS))
+        pids = [pid for word in WORDS for pid in run.numbers_after(word)]
+        run.process.kill()
+    assert len(pids) == 9
+    for pid in pids:
+        wait_gone(pid)
+
+
+def test_nobody_reads_any_more(tmp_path: Path) -> None:
+    script = STAY.replace("signal.pause()", "while True: print('more', flush=True)")
+    with running("run", str(write_job(tmp_path, script)), cwd=tmp_path) as run:
+        run.read_until("worker-0: pid", "worker-1: pid", "evaluator-0: pid")
+        assert run.process.stdout is not None
+        run.process.stdout.close()
+        assert run.process.wait(timeout=60) == 130
+    for pid in run.numbers_after("pid"):
+        wait_gone(pid)
+
+
+def test_two_runs_of_one_output(tmp_path: Path) -> None:
+    file = write_job(tmp_path, STAY)
+    with running("run", str(file), cwd=tmp_path) as run:
+        run.read_until("worker-0: pid")
+        second = trainjob("run", str(file), cwd=tmp_path)
+        assert second.returncode == 1
+        assert f"another `trainjob run` (process {run.process.pid}) trains into" in second.stderr
+        assert second.stdout.count("running") == 0
+        run.process.send_signal(signal.SIGINT)
+        assert run.finish() == 130
+
+
+def test_fresh_starts_over_in_a_new_folder(tmp_path: Path) -> None:
+    file = write_job(tmp_path)
+    for arguments in ((), ("--fresh",), ("--fresh",)):
+        assert trainjob("run", str(file), *arguments, cwd=tmp_path).returncode == 0
+    folders = sorted(path.name for path in (tmp_path / "runs/training").iterdir())
+    assert len(folders) == 3
+    assert folders[0] == "digits"
+    assert all(name.startswith("digits-") for name in folders[1:])
+
+
+@pytest.mark.parametrize(
+    ("job", "line"),
+    [
+        ({"container": {"command": []}}, "has no command"),
+        ({"pod": {"initContainers": [{"name": "fetch", "image": "x"}]}}, "init container 'fetch' can't run"),
+        ({"container": {"env": [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
+         "worker-0, worker-1, evaluator-0: env T comes from Secret s (key k), which is not here: export T="),
+        ({"suspend": True}, "spec.suspend: is true, so nothing would start"),
+        ({"workers": 0}, "spec.worker.replicas: must be at least 1, got 0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_run_here_is_refused(job: dict[str, object], line: str, tmp_path: Path) -> None:
+    result = trainjob("run", str(write_job(tmp_path, **job)), cwd=tmp_path)
+    assert result.returncode == 1
+    assert line in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_environment_and_folders_stand_in_for_a_cluster(tmp_path: Path) -> None:
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    container = {
+        "env": [secret, {"name": "FILE", "value": "/settings/file"}],
+        "volumeMounts": [{"name": "settings", "mountPath": "/settings"}],
+    }
+    pod = {"volumes": [{"name": "settings", "configMap": {"name": "settings"}}]}
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/file").write_text("from the file")
+    script = "print(os.environ['TOKEN'], open(os.environ['FILE']).read())\n" + SUCCEED
+    file = write_job(tmp_path, script, container=container, pod=pod)
+    result = trainjob("run", str(file), "--volume", "settings=here", cwd=tmp_path, env={"TOKEN": "secret"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "worker-0: secret from the file" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--volume", "settings"], "is not NAME=FOLDER"),
+        (["--volume", "=x"], "is not NAME=FOLDER"),
+        (["--volume", "settings=nowhere"], "there is no nowhere"),
+        (["--base-port", "0"], "--base-port"),
+        (["--folder", "job.yaml"], "is a file"),
+        (["--name", "other"], "holds no TrainJob 'other', but digits"),
+    ],
+)
+def test_usage(arguments: list[str], line: str, tmp_path: Path) -> None:
+    result = trainjob("run", str(write_job(tmp_path)), *arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert line in result.stderr
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    result = trainjob("run", "nothing.yaml", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "nothing.yaml: can't be read: No such file or directory\n"
+
+
+def test_odd_characters_in_any_encoding(tmp_path: Path) -> None:
+    script = "sys.stdout.buffer.write('grün \U0001f600 \\xff\\n'.encode()); sys.stdout.flush()\n" + SUCCEED
+    env = {"PYTHONIOENCODING": "ascii"}
+    result = trainjob("run", str(write_job(tmp_path, script)), cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "worker-0: gr\\xfcn \\U0001f600" in result.stdout
+
+
+def test_the_live_display_of_a_terminal(tmp_path: Path) -> None:
+    with terminal("run", str(write_job(tmp_path, STAY)), cwd=tmp_path) as (process, screen):
+        screen.read_until("5/10")
+        screen.type(b"\x03")
+        screen.read_until("was interrupted", "\x1b[?25h")  # the cursor is back
+        assert process.wait(timeout=GUARD_SECONDS) == 130
+    for pid in screen.numbers_after("pid"):
+        wait_gone(pid)
+    assert "trainjob.cli" not in screen.text
+
+
+def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    with terminal("run", str(write_job(tmp_path, STAY)), cwd=tmp_path) as (process, screen):
+        screen.read_until("5/10", "evaluator-0 | pid", "worker-0 | pid", "worker-1 | pid")
+        screen.close()
+        assert process.wait(timeout=GUARD_SECONDS) == 130
+    pids = screen.numbers_after("pid")
+    assert len(pids) >= 3
+    for pid in pids:
+        wait_gone(pid)

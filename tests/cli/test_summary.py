@@ -1,0 +1,107 @@
+from typing import Any
+
+from support_cli import build_replica, build_view, condition
+
+from trainjob.cli.summary import Places, summarize, summarize_interruption
+from trainjob.cli.view import ReplicaView
+from trainjob.core.reports import EvaluationResult
+
+PLACES = Places(
+    output="runs/training/digits",
+    logs={"worker-1": "runs/training/digits/logs/replicas/worker-1.log", "evaluator-0": "evaluator-0.log"},
+    tails={"digits-worker-1-aaaaaaaa": (*(f"line {n}" for n in range(30)), "ValueError: boom")},
+    command="trainjob run job.yaml",
+)
+COMPLETE = condition("Complete", "TrainingFinished", "training has finished")
+FINAL = EvaluationResult(440, {"accuracy": "0.975", "loss": "0.08125"}, final=True)
+
+
+def _complete(*replicas: ReplicaView, **fields: Any) -> str:
+    view = build_view(replicas, state="Complete", conditions=[COMPLETE], **fields)
+    return "\n".join(summarize(view, PLACES))
+
+
+def _failed(first: dict[str, Any] | None = None, reason: str = "Crashed") -> str:
+    status: dict[str, Any] = {"conditions": [condition("Failed", reason, "worker 1 crashed")]}
+    if first is not None:
+        status["firstFailure"] = {"pod": "digits-worker-1-aaaaaaaa", "rank": "worker-1", **first}
+    return "\n".join(summarize(build_view(state="Failed", **status), PLACES))
+
+
+def test_success() -> None:
+    worker = build_replica(state="finished", step=440, resumed_from=220)
+    assert _complete(worker, build_replica("evaluator-0", "finished"), evaluation=FINAL) == (
+        "digits is complete: 440 steps in 1m5s, resumed from step 220\n"
+        "  evaluation    final checkpoint, step 440: accuracy 97.5 %, loss 0.08125\n"
+        "  checkpoints   runs/training/digits/checkpoints\n"
+        "  TensorBoard   tensorboard --logdir runs/training/digits"
+    )
+
+
+def test_success_without_an_evaluator() -> None:
+    assert "evaluat" not in _complete(build_replica(state="finished", step=440))
+
+
+def test_success_whose_evaluator_failed() -> None:
+    failed = build_replica("evaluator-0", "failed (1)", exit_code=1, message="Traceback\nKeyError: 'x'")
+    text = _complete(build_replica(state="finished", step=440), failed)
+    assert "The training is complete, but its evaluation is not" in text
+    assert "    | KeyError: 'x'" in text
+    assert "whole log     evaluator-0.log" in text
+
+
+def test_success_without_a_final_evaluation() -> None:
+    text = _complete(
+        build_replica("evaluator-0", "stopping"),
+        message="training has finished; the evaluator wasn't done in time",
+        evaluation=EvaluationResult(220, {"accuracy": "0.9"}),
+    )
+    assert "not the final checkpoint: step 220: accuracy 90.0 %" in text
+    assert "The final checkpoint was not evaluated: training has finished; the evaluator wasn't done" in text
+
+
+def test_failure() -> None:
+    text = _failed({"reason": "Crashed", "exitCode": 1, "step": 30})
+    assert text.startswith("digits failed: worker 1 crashed\n")
+    assert "first failure worker-1, exit code 1 (Crashed), at step 30" in text
+    assert "    | ValueError: boom" in text
+    assert "    | line 5\n" not in text  # only the last ones
+    assert "whole log     runs/training/digits/logs/replicas/worker-1.log" in text
+    assert "what to do    " in text
+
+
+def test_failure_by_a_signal() -> None:
+    assert "worker-1, killed by SIGKILL (Killed)" in _failed({"reason": "Killed", "exitCode": 137})
+    assert "worker-1, exit code 250 (Killed)" in _failed({"reason": "Killed", "exitCode": 250})
+
+
+def test_failure_of_a_pod_that_left_nothing() -> None:
+    text = _failed({"pod": "gone", "rank": "worker-7", "reason": "PodLost", "logTail": "last words"})
+    assert "first failure worker-7, PodLost" in text
+    assert "    | last words" in text
+
+
+def test_failure_without_a_replica() -> None:
+    text = _failed(reason="InvalidTemplate")
+    assert text == "digits failed: worker 1 crashed\n  reason        InvalidTemplate"
+
+
+def test_interruption() -> None:
+    view = build_view(checkpoint_step=220)
+    assert "\n".join(summarize_interruption(view, PLACES)) == (
+        "digits was interrupted; all its processes have ended. "
+        "The checkpoint of step 220 is kept in runs/training/digits/checkpoints.\n"
+        "  go on from there with the same command: trainjob run job.yaml"
+    )
+
+
+def test_interruption_before_a_checkpoint() -> None:
+    text = "\n".join(summarize_interruption(build_view(), PLACES))
+    assert "start again with the same command: trainjob run job.yaml" in text
+
+
+def test_interruption_of_a_fresh_start() -> None:
+    places = Places(output="runs/x", starts_over=True)
+    text = "\n".join(summarize_interruption(build_view(checkpoint_step=9), places))
+    assert "The checkpoint of step 9 is kept in runs/x/checkpoints" in text
+    assert "starts over each time, in a new folder" in text

@@ -1,0 +1,74 @@
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support_cli import NOW
+
+from trainjob.cli.view import build_view
+from trainjob.cluster import Snapshot
+from trainjob.core.names import Replica
+
+JOB = {"metadata": {"name": "digits"}, "status": {"state": "Running", "message": "training on 2 workers"}}
+REPLICAS = (Replica("worker", 0), Replica("evaluator", 0))
+
+
+def _pod(role: str, state: dict[str, Any], *, incarnation: int = 1, deleting: bool = False) -> dict[str, Any]:
+    labels = {"role": role, "index": "0", "incarnation": str(incarnation)}
+    metadata: dict[str, Any] = {
+        "name": f"digits-{role}-0-{incarnation}",
+        "labels": {f"trainjob.dev/{key}": value for key, value in labels.items()},
+    }
+    if deleting:
+        metadata["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]}
+    return {"metadata": metadata, "spec": {}, "status": status}
+
+
+RUNNING = {"running": {"startedAt": "2026-01-02T03:04:05Z"}}
+
+
+def _state(pod: dict[str, Any], report: dict[str, Any] | None = None) -> str:
+    progress = {pod["metadata"]["name"]: report} if report else {}
+    view = build_view(Snapshot(JOB, (pod,), progress=progress), REPLICAS, since=NOW, now=NOW)
+    return view.replicas[0].state
+
+
+@pytest.mark.parametrize(
+    ("pod", "report", "expected"),
+    [
+        (_pod("worker", {"waiting": {"reason": "ContainerCreating"}}), None, "starting"),
+        (_pod("worker", RUNNING), None, "running"),
+        (_pod("worker", RUNNING), {"state": "training"}, "training"),
+        (_pod("worker", RUNNING, deleting=True), {"state": "training"}, "stopping"),
+        (_pod("worker", {"terminated": {"exitCode": 0}}), {"state": "training"}, "finished"),
+        (_pod("worker", {"terminated": {"exitCode": 3}}), {"state": "training"}, "failed (3)"),
+        (_pod("evaluator", RUNNING), None, "pending"),
+    ],
+)
+def test_states(pod: dict[str, Any], report: dict[str, Any] | None, expected: str) -> None:
+    assert _state(pod, report) == expected
+
+
+def test_a_view_of_everything() -> None:
+    progress = {
+        "digits-worker-0-1": {"state": "failed", "step": 3, "checkpointStep": 90},
+        "digits-worker-0-2": {"state": "training", "step": 7, "totalSteps": 10, "checkpointStep": 5},
+        "digits-evaluator-0-1": {"evaluation": {"step": 5, "metrics": {"accuracy": 0.5}}},
+    }
+    pods = (_pod("worker", RUNNING, incarnation=2), _pod("worker", RUNNING), _pod("evaluator", RUNNING))
+    view = build_view(
+        Snapshot(JOB, pods, progress=progress), REPLICAS, since=NOW, now=NOW + timedelta(seconds=9)
+    )
+    assert (view.name, view.state, view.message) == ("digits", "Running", "training on 2 workers")
+    assert view.elapsed == timedelta(seconds=9)
+    assert [replica.name for replica in view.replicas] == ["worker-0", "evaluator-0"]
+    assert (view.replicas[0].report.step, view.replicas[0].pod) == (7, "digits-worker-0-2")
+    assert view.evaluation is not None
+    assert view.evaluation.metrics == {"accuracy": "0.5"}
+    assert view.checkpoint_step == 90  # what an earlier pod saved is still there
+
+
+def test_before_anything_has_happened() -> None:
+    view = build_view(Snapshot({"metadata": {"name": "digits"}}), REPLICAS, since=NOW, now=NOW)
+    assert (view.state, view.message, view.restarts, view.evaluation) == ("Pending", "", 0, None)
+    assert [replica.state for replica in view.replicas] == ["pending", "pending"]

@@ -1,0 +1,158 @@
+"""Where a job's output goes, who may write there, and what is kept of its logs."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support_local import build_pod, ended, local_cluster, python
+
+from trainjob.cluster import Refused
+from trainjob.cluster.local import CannotRunHere, replica_log_path
+
+
+async def test_prepare_creates_the_output_and_says_what_differs(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        notes = cluster.prepare([build_pod(), build_pod(name="digits-worker-1-aaaaaaaa", index=1)])
+        assert (tmp_path / "runs/training/digits").is_dir()
+        assert list(notes) == [
+            "image acme/digits:1 is not used: replicas run in the Python environment of trainjob",
+            f"claim training is the folder {tmp_path}/runs/training here",
+        ]
+
+
+async def test_a_pod_writes_into_the_folder_of_its_claim(tmp_path: Path) -> None:
+    code = "import os; open(os.environ['TRAINJOB_OUTPUT_DIR'] + '/mark', 'w').close()"
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_pod(python(code)))
+        assert (await ended(cluster))["exitCode"] == 0
+    assert (tmp_path / "runs/training/digits/mark").exists()
+
+
+async def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    async with local_cluster(tmp_path) as (cluster, _):
+        with pytest.raises(CannotRunHere, match=r"runs is a file, not a folder; move it, or choose another"):
+            cluster.prepare([build_pod()])
+        with pytest.raises(Refused, match="runs is a file"):
+            await cluster.create(build_pod())
+
+
+async def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, folder=Path("/proc/trainjob")) as (cluster, _):
+        with pytest.raises(
+            CannotRunHere, match=r"can't write into /proc/trainjob/training/digits \(.+\): make it"
+        ):
+            cluster.prepare([build_pod()])
+
+
+async def test_an_output_that_has_become_unwritable_fails_the_pod(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        cluster.prepare([build_pod(role="evaluator")])
+        (tmp_path / "runs/training/digits/evaluator").write_text("a file")
+        await cluster.create(build_pod(role="evaluator"))
+        state = await ended(cluster)
+        assert state["exitCode"] == 82
+        assert "evaluator is a file, not a folder" in state["message"]
+
+
+async def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (one, _), local_cluster(tmp_path) as (two, _):
+        one.prepare([build_pod()])
+        with pytest.raises(
+            CannotRunHere, match=rf"another `trainjob run` \(process {os.getpid()}\) trains into"
+        ):
+            two.prepare([build_pod()])
+        with pytest.raises(Refused, match="--fresh or another --folder"):
+            await two.create(build_pod())
+        await one.close()
+        two.prepare([build_pod()])
+
+
+async def test_the_output_is_held_until_the_last_process_has_ended(tmp_path: Path) -> None:
+    code = "import signal; print('up', flush=True); signal.pause()"
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await cluster.create(build_pod(python(code)))
+        await lines.wait_for("up")
+        cluster._workplace._lock.release()  # as if this process were gone
+        with (
+            (tmp_path / "runs/training/digits/.trainjob.lock").open() as lock,
+            pytest.raises(BlockingIOError),
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        await cluster.close()
+        with (tmp_path / "runs/training/digits/.trainjob.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_the_log_of_a_replica_is_kept_over_attempts(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_pod(python("print('first')")))
+        await ended(cluster)
+        second = build_pod(
+            python("print('second')"),
+            name="digits-worker-0-bbbbbbbb",
+            env=[{"name": "TRAINJOB_ATTEMPT", "value": "2"}],
+        )
+        await cluster.create(second)
+        await ended(cluster, "digits-worker-0-bbbbbbbb")
+        assert (
+            cluster.log_path("digits-worker-0-bbbbbbbb")
+            == tmp_path / "runs/training/digits/logs/replicas/worker-0.log"
+        )
+    lines = replica_log_path(tmp_path / "runs/training/digits", "worker-0").read_text().splitlines()
+    assert [lines[1], lines[3]] == ["first", "second"]
+    assert lines[0].startswith("--- attempt 1, pod digits-worker-0-aaaaaaaa, 2")
+    assert lines[2].startswith("--- attempt 2, pod digits-worker-0-bbbbbbbb, 2")
+
+
+async def test_a_full_disk_under_the_log_does_not_stop_the_training(tmp_path: Path) -> None:
+    log = replica_log_path(tmp_path / "runs/training/digits", "worker-0")
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await cluster.create(build_pod(python("for n in range(100): print(n)")))
+        assert (await ended(cluster))["exitCode"] == 0
+        told = [line for _, line in lines.seen if line.startswith("trainjob:")]
+        assert told == [
+            f"trainjob: the log file {log} can't be written (No space left on device): "
+            "its lines are only shown here"
+        ]
+        assert len(lines.seen) == 101
+
+
+async def test_a_full_disk_under_the_output_is_in_the_message(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_pod(python("with open('/dev/full', 'w') as file: file.write('x')")))
+        state = await ended(cluster)
+        assert state["exitCode"] == 1
+        assert "No space left on device" in state["message"]
+
+
+async def test_addresses_are_ports_of_this_machine(tmp_path: Path) -> None:
+    addresses = [f"digits-worker-{n}.digits.default.svc:2222" for n in (0, 1)]
+    config = json.dumps({"cluster": {"worker": addresses}})
+    env = [{"name": "TF_CONFIG", "value": config}]
+    code = "import os; print(os.environ['TF_CONFIG'])"
+    async with local_cluster(tmp_path, base_port=29500) as (cluster, lines):
+        cluster.prepare([build_pod(env=env)])
+        await cluster.create(build_pod(python(code), env=env))
+        assert (await ended(cluster))["exitCode"] == 0
+        assert json.loads(lines.seen[0][1]) == {"cluster": {"worker": ["127.0.0.1:29500", "127.0.0.1:29501"]}}
+
+
+async def test_gpus_are_shared_among_the_pods(tmp_path: Path) -> None:
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    pods = [
+        build_pod(python(code), container=gpu),
+        build_pod(python(code), container=gpu, name="digits-worker-1-aaaaaaaa", index=1),
+        build_pod(python(code), name="digits-evaluator-0-aaaaaaaa", role="evaluator"),
+    ]
+    async with local_cluster(tmp_path, gpus=("4", "7")) as (cluster, lines):
+        cluster.prepare(pods)
+        for pod in pods:
+            await cluster.create(pod)
+            await ended(cluster, pod["metadata"]["name"])
+        assert lines.seen == [("worker-0", "4"), ("worker-1", "7"), ("evaluator-0", "-1")]

@@ -1,0 +1,57 @@
+"""What the operator puts into a pod's environment is what the trainer takes out of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_jobs import build_job
+
+from trainjob.api import parse
+from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
+from trainjob.core.render import build_pod
+from trainjob_trainer import Environment, ExitCode, Task
+
+
+def environment_of(role: str, **job: Any) -> dict[str, str]:
+    pod = build_pod(parse(build_job(uid="some-uid", **job)), role=role, index=0, incarnation=2, attempt=2)
+    return {v["name"]: v["value"] for v in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_workers_folders() -> None:
+    variables = environment_of("worker")
+    read = Environment.from_environment(variables, Task.from_environment(variables))
+    assert (read.name, read.uid, read.attempt) == ("digits", "some-uid", 2)
+    assert read.output_dir == Path("/output/digits")
+    assert read.checkpoint_dir == Path("/output/digits/checkpoints")
+    assert read.log_dir == Path("/output/digits/logs/train")
+
+
+def test_an_evaluators_folders() -> None:
+    variables = environment_of("evaluator")
+    read = Environment.from_environment(variables, Task.from_environment(variables))
+    assert read.output_dir == Path("/output/digits/evaluator")
+    assert read.checkpoint_dir == Path("/output/digits/checkpoints")
+    assert read.log_dir == Path("/output/digits/evaluator/logs")
+
+
+@pytest.mark.parametrize("role", ["worker", "evaluator"])
+def test_the_trainers_defaults_are_laid_out_alike(role: str, tmp_path: Path) -> None:
+    """A script that is run by hand below `output` finds its folders where a job would put them."""
+    variables = environment_of(role)
+    ours = {k: v for k, v in variables.items() if k in ("TF_CONFIG", "TRAINJOB_OUTPUT_DIR")}
+    task = Task.from_environment(variables)
+    given, default = Environment.from_environment(variables, task), Environment.from_environment(ours, task)
+    assert (given.checkpoint_dir, given.log_dir) == (default.checkpoint_dir, default.log_dir)
+
+
+def test_both_sides_have_one_table_of_exit_codes() -> None:
+    def camel(name: str) -> str:
+        return re.sub(r"(?:^|_)(\w)", lambda m: m[1].upper(), name.lower())
+
+    trainers = {code.value: camel(code.name) for code in ExitCode if code != ExitCode.SUCCESS}
+    assert trainers == {code: meaning.name for code, meaning in EXITS.items()}
+    assert (ExitCode.PEER_LOST, ExitCode.PORT_IN_USE) == (PEER_LOST, PORT_IN_USE)
+    assert ExitCode.OUTPUT_UNWRITABLE == OUTPUT_UNWRITABLE

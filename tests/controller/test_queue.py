@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.controller.queue import LONGEST_RETRY, WorkQueue
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def build_queue() -> tuple[WorkQueue[str], Clock]:
+    clock = Clock()
+    return WorkQueue(clock), clock
+
+
+def test_a_key_waits_once_however_often_it_is_added() -> None:
+    queue, _ = build_queue()
+    for _ in range(3):
+        queue.add("a")
+    assert queue.take() == "a"
+    assert queue.take() is None
+
+
+def test_a_key_that_is_worked_on_is_handed_out_again_only_afterwards() -> None:
+    queue, _ = build_queue()
+    queue.add("a")
+    assert queue.take() == "a"
+    queue.add("a")
+    assert queue.take() is None
+    queue.done("a")
+    assert queue.take() == "a"
+    queue.done("a")
+    assert queue.take() is None
+
+
+def test_keys_come_in_the_order_in_which_they_were_added() -> None:
+    queue, _ = build_queue()
+    for key in "cab":
+        queue.add(key)
+    assert [queue.take(), queue.take(), queue.take()] == ["c", "a", "b"]
+
+
+def test_a_delayed_key_is_due_in_its_time() -> None:
+    queue, clock = build_queue()
+    queue.add_after("a", 5)
+    assert queue.take() is None
+    assert queue.next_due() == 5
+    clock.now = 5
+    assert queue.take() == "a"
+    assert queue.next_due() is None
+
+
+def test_the_earlier_of_two_delays_counts() -> None:
+    queue, clock = build_queue()
+    queue.add_after("a", 5)
+    queue.add_after("a", 2)
+    queue.add_after("a", 9)
+    clock.now = 2
+    assert queue.take() == "a"
+    queue.done("a")
+    clock.now = 20
+    assert queue.take() is None, "one delay, one hand-out"
+
+
+def test_failures_wait_longer_and_success_forgets_them() -> None:
+    queue, _ = build_queue()
+    waits = [queue.retry("a") for _ in range(30)]
+    assert waits[:4] == [0.05, 0.1, 0.2, 0.4]
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST_RETRY
+    queue.forget("a")
+    assert queue.retry("a") == 0.05
+
+
+def test_who_waits_is_woken() -> None:
+    woken: list[int] = []
+    queue: WorkQueue[str] = WorkQueue(lambda: 0.0, wake=lambda: woken.append(1))
+    queue.add("a")
+    queue.add_after("b", 1)
+    assert len(woken) == 2
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from("abc")),
+        st.tuples(st.just("after"), st.sampled_from("abc")),
+        st.tuples(st.just("take"), st.just("")),
+        st.tuples(st.just("done"), st.sampled_from("abc")),
+        st.tuples(st.just("tick"), st.just("")),
+    ),
+    max_size=60,
+)
+
+
+@given(operations)
+def test_no_key_is_lost_and_none_is_handed_out_twice(steps: list[tuple[str, str]]) -> None:
+    queue, clock = build_queue()
+    wanted: set[str] = set()
+    working: set[str] = set()
+    for step, key in steps:
+        if step == "add":
+            queue.add(key)
+            wanted.add(key)
+        elif step == "after":
+            queue.add_after(key, 2)
+            wanted.add(key)
+        elif step == "tick":
+            clock.now += 1
+        elif step == "done" and key in working:
+            working.discard(key)
+            queue.done(key)
+        elif step == "take" and (taken := queue.take()) is not None:
+            assert taken not in working
+            working.add(taken)
+            wanted.discard(taken)
+    for key in working:
+        queue.done(key)
+    clock.now += 2
+    while (taken := queue.take()) is not None:
+        wanted.discard(taken)
+        queue.done(taken)
+    assert not wanted

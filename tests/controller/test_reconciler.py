@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support_jobs import build_job
+from support_world import World
+
+from trainjob.cluster import AlreadyExists, Refused
+
+
+def refusing(message: str) -> Any:
+    """A cluster that refuses pods."""
+    return lambda operation, manifest: (
+        Refused("Forbidden", message) if operation == "create" and manifest["kind"] == "Pod" else None
+    )
+
+
+async def passes(world: World, number: int) -> timedelta | None:
+    again = None
+    for _ in range(number):
+        again = await world.reconciler.reconcile(world.key)
+    return again
+
+
+async def test_a_name_that_is_taken_out_of_sight_is_left_to_the_queues_back_off() -> None:
+    """A pod whose labels somebody removed is not seen, and holds its name."""
+    world = World(build_job(evaluator=False))
+    await world.settle()
+    world.pod("worker", 0)["metadata"]["labels"].clear()
+    with pytest.raises(AlreadyExists):
+        await world.reconciler.reconcile(world.key)
+
+
+async def test_the_other_seats_are_filled_all_the_same() -> None:
+    world = World(build_job())
+    await world.settle()
+    world.pod("worker", 0)["metadata"]["labels"].clear()
+    world.cluster.remove_pod(world.pod("worker", 1))
+    with pytest.raises(AlreadyExists):
+        await world.reconciler.reconcile(world.key)
+    assert world.pod("worker", 1)
+
+
+async def test_a_refusal_is_told_at_once_and_tried_again_slowly() -> None:
+    world = World(build_job())
+    world.cluster.fault = refusing("used pods: 0")
+    assert await passes(world, 2) == timedelta(0)
+    assert await passes(world, 1) == timedelta(seconds=15)
+    world.cluster.fault = refusing("used pods: 1")
+    assert await passes(world, 1) == timedelta(seconds=15), "other words for the same are no news"
+
+
+async def test_a_refused_deletion_is_no_refused_template() -> None:
+    world = await World(build_job()).started()
+    world.edit(suspend=True)
+    world.cluster.fault = lambda operation, _: (
+        Refused("Invalid", "no") if operation in ("delete", "set_labels") else None
+    )
+    with pytest.raises(Refused):
+        await world.reconciler.reconcile(world.key)
+    world.cluster.fault = lambda *_: None
+    await world.settle()
+    assert world.status.state == "Suspended"

@@ -1,0 +1,98 @@
+"""Which failure came first, and whose fault it was."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from support_jobs import build_job
+
+from trainjob.core.exits import meaning_of
+from trainjob.core.failure import Failure, first_failure
+from trainjob.core.names import Replica
+from trainjob.core.observed import read_observed
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SEATS = [Replica("worker", 0), Replica("worker", 1)]
+
+
+def pod(
+    index: int, *, ended: float | None = None, deleted: float | None = None, **how: Any
+) -> dict[str, Any]:
+    """A pod that ended or was deleted so many seconds after a start; with 30 s of grace, as by default."""
+    labels = {"role": "worker", "index": str(index), "incarnation": "1", "live": "true"}
+    meta: dict[str, Any] = {
+        "name": f"p{index}",
+        "labels": {f"trainjob.dev/{name}": value for name, value in labels.items()},
+        "ownerReferences": [{"uid": "u", "controller": True}],
+    }
+    if deleted is not None:
+        meta["deletionTimestamp"] = (NOW + timedelta(seconds=deleted + 30)).isoformat()
+        meta["deletionGracePeriodSeconds"] = 30
+    state: dict[str, Any] = {"running": {}}
+    if ended is not None:
+        finished = (NOW + timedelta(seconds=ended)).isoformat()
+        state = {"terminated": {"exitCode": 1, "finishedAt": finished, **how}}
+    return {
+        "metadata": meta,
+        "spec": {},
+        "status": {"containerStatuses": [{"name": "trainer", "state": state}]},
+    }
+
+
+def failure_of(*pods: dict[str, Any]) -> Failure | None:
+    return first_failure(read_observed(job=build_job(uid="u"), pods=pods), SEATS)
+
+
+def test_a_pod_that_was_taken_first_is_named_before_the_peer_that_crashed_for_it() -> None:
+    failure = failure_of(pod(0, ended=5), pod(1, deleted=2))
+    assert failure is not None
+    assert (failure.replica.index, failure.reason, failure.charged) == (1, "PodDeleted", False)
+
+
+def test_a_pod_that_was_taken_later_is_not() -> None:
+    failure = failure_of(pod(0, ended=5), pod(1, deleted=8))
+    assert failure is not None
+    assert (failure.replica.index, failure.charged) == (0, True)
+
+
+@pytest.mark.parametrize("code", [0, 1, 143])
+def test_how_a_deleted_pod_ends_is_not_its_fault(code: int) -> None:
+    failure = failure_of(pod(0), pod(1, deleted=2, ended=4, exitCode=code))
+    assert failure is not None
+    assert (failure.replica.index, failure.reason, failure.charged) == (1, "PodDeleted", False)
+
+
+def test_a_crash_stays_a_crash_when_the_pod_is_deleted_afterwards() -> None:
+    failure = failure_of(pod(0), pod(1, ended=2, deleted=4))
+    assert failure is not None
+    assert (failure.replica.index, failure.reason, failure.charged) == (1, "Crashed", True)
+
+
+def test_a_pod_that_ended_well_before_it_was_deleted_is_no_failure() -> None:
+    assert failure_of(pod(0), pod(1, ended=2, deleted=4, exitCode=0)) is None
+
+
+def test_a_pod_that_never_ran_says_so() -> None:
+    never = pod(1)
+    never["status"] = {"phase": "Failed", "message": "init container failed"}
+    failure = failure_of(pod(0), never)
+    assert failure is not None
+    assert failure.sentence == "worker 1 failed before its training began (init container failed)"
+
+
+@pytest.mark.parametrize(
+    "reason", ["OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity", "UnexpectedAdmissionError"]
+)
+def test_a_pod_that_its_node_turned_away_is_not_charged(reason: str) -> None:
+    turned_away = pod(1)
+    turned_away["status"] = {"phase": "Failed", "reason": reason, "message": "no room"}
+    failure = failure_of(pod(0), turned_away)
+    assert failure is not None
+    assert not failure.charged
+
+
+@pytest.mark.parametrize(("code", "name"), [(1, "Crashed"), (137, "Killed"), (255, "Crashed")])
+def test_what_an_exit_code_means(code: int, name: str) -> None:
+    assert meaning_of(code).name == name

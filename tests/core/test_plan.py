@@ -1,0 +1,394 @@
+"""The life of a job, step by step, on a cluster in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support_jobs import build_job
+from support_world import World
+
+from trainjob.cluster import Refused
+from trainjob.core.conditions import find_condition, is_true
+
+
+def kinds(world: World) -> list[str]:
+    return [write.rsplit("-", 1)[0] if " Pod " in write else write for write in world.cluster.writes]
+
+
+async def test_a_job_from_start_to_end() -> None:
+    world = await World(build_job()).started()
+    assert world.status.state == "Running"
+    assert world.status.worker is not None
+    assert world.status.worker.summary == "2/2"
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    assert world.status.state == "Evaluating"
+    evaluation = {"step": 40, "metrics": {"accuracy": 0.98}, "final": True}
+    world.cluster.report(world.pod("evaluator"), {"state": "finished", "evaluation": evaluation})
+    world.cluster.end_pod(world.pod("evaluator"), 0)
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.status.message == "training has finished; the checkpoint of step 40 scores accuracy 0.98"
+    assert world.status.evaluation is not None
+    assert world.status.evaluation.metrics == {"accuracy": "0.98"}
+    assert world.status.completion_time is not None
+    assert kinds(world) == [
+        "status TrainJob digits",
+        "create Service digits",
+        "create Pod digits-worker-0",
+        "create Pod digits-worker-1",
+        "create Pod digits-evaluator-0",
+        "status TrainJob digits",
+        "status TrainJob digits",
+        "status TrainJob digits",
+    ]
+    assert [reason for reason, _ in world.cluster.events] == [
+        "Created",
+        "Started",
+        "TrainingFinished",
+        "Complete",
+    ]
+
+
+async def test_a_finished_job_stays_finished_whatever_is_edited() -> None:
+    world = await World(build_job(evaluator=False)).started()
+    world.each(lambda pod: world.cluster.end_pod(pod, 0))
+    await world.settle()
+    ended = world.status
+    world.edit(suspend=True)
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.status.completion_time == ended.completion_time
+    assert world.status.observed_generation == 2
+    assert {c.observed_generation for c in world.status.conditions} == {2}
+    world.edit(worker={"replicas": "two"})
+    await world.settle()
+    assert world.status.state == "Complete"
+
+
+async def test_a_crash_restarts_the_gang_from_the_checkpoint() -> None:
+    world = await World(build_job()).started()
+    evaluator = world.pod("evaluator")["metadata"]["name"]
+    world.cluster.report(world.pod("worker", 0), {"step": 30, "checkpointStep": 20})
+    world.cluster.report(world.pod("worker", 1), {"step": 30})
+    world.cluster.end_pod(world.pod("worker", 1), 1, message="Traceback…\nValueError: boom")
+    await world.settle()
+    message = (
+        "worker 1 crashed (exit code 1: ValueError: boom) at step 30;"
+        " restarting from step 20 (restart 1 of 3)"
+    )
+    assert world.status.state == "Restarting"
+    assert world.status.message == message
+    assert world.status.attempt == 2
+    assert world.status.restarts.charged == 1
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.rank == "worker-1"
+    assert world.status.first_failure.log_tail == "Traceback…\nValueError: boom"
+    assert ("Restarting", message) in world.cluster.events
+    assert len(world.pods) == 2, "the peer is still going: no successor before it has gone"
+    world.let_go()
+    await world.settle()
+    incarnations = [p["metadata"]["labels"]["trainjob.dev/incarnation"] for p in world.pods]
+    assert sorted(incarnations) == ["1", "2", "2"]
+    assert world.pod("evaluator")["metadata"]["name"] == evaluator
+    world.each(world.cluster.run_pod, "worker")
+    await world.settle()
+    assert world.status.state == "Running"
+    assert not is_true(world.status, "Restarting")
+
+
+async def test_restarts_end_at_the_budget() -> None:
+    world = await World(build_job(maxRestarts=1, evaluator=False)).started()
+    world.cluster.report(world.pod("worker", 0), {"step": 10, "checkpointStep": 10})
+    world.cluster.end_pod(world.pod("worker", 0), 137, reason="OOMKilled")
+    await world.settle()
+    world.let_go()
+    await world.started()
+    assert world.status.state == "Running"
+    world.cluster.report(world.pod("worker", 0), {"step": 14, "checkpointStep": 10})
+    world.cluster.end_pod(world.pod("worker", 0), 137, reason="OOMKilled")
+    await world.settle()
+    assert world.status.state == "Failing"
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert world.status.message == (
+        "worker 0 ran out of memory (OOMKilled, 137) at step 14; 1 of 1 restarts used; resumable from step 10"
+    )
+    failed = find_condition(world.status, "Failed")
+    assert failed is not None
+    assert failed.reason == "OutOfMemory"
+    assert len(world.pods) == 1, "the failed pod stays for its log"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(80, "InvalidConfiguration"), (81, "OutputFinished"), (87, "CheckpointMismatch")]
+)
+async def test_what_a_restart_cannot_mend_fails_at_once(code: int, reason: str) -> None:
+    world = await World(build_job()).started()
+    world.cluster.end_pod(world.pod("worker", 0), code, message="the reason")
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert world.status.restarts.charged == 0
+    failed = find_condition(world.status, "Failed")
+    assert failed is not None
+    assert failed.reason == reason
+    assert "the reason" in failed.message
+
+
+async def test_the_culprit_is_named_not_the_peer_that_saw_it_go() -> None:
+    world = await World(build_job()).started()
+    world.cluster.end_pod(world.pod("worker", 0), 85, message="peer gone")
+    again = await world.settle()
+    assert world.status.attempt == 1, "the culprit may show up yet"
+    assert again is not None
+    world.cluster.end_pod(world.pod("worker", 1), 1, message="ValueError: boom")
+    await world.settle()
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.rank == "worker-1"
+    assert world.status.restarts.charged == 1
+
+
+async def test_a_lost_peer_alone_restarts_after_a_while() -> None:
+    world = await World(build_job()).started()
+    world.cluster.end_pod(world.pod("worker", 0), 85)
+    await world.pass_time(11)
+    assert world.status.attempt == 2
+    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+
+
+@pytest.mark.parametrize("way", ["evict_pod", "remove_pod"])
+async def test_what_the_cluster_takes_is_not_charged(way: str) -> None:
+    world = await World(build_job(maxRestarts=0)).started()
+    getattr(world.cluster, way)(world.pod("worker", 1))
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.status.attempt == 2
+    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+
+
+async def waits_after_crashes(steps: list[int]) -> list[int]:
+    """Crash one worker after each of these steps; return the seconds until its successor is there."""
+    world = World(build_job(maxRestarts=10, evaluator=False, workers=1))
+    waits = []
+    for step in steps:
+        await world.started()
+        world.cluster.report(world.pod("worker"), {"step": step})
+        world.cluster.end_pod(world.pod("worker"), 1)
+        await world.settle()
+        waits.append(0)
+        while not world.pods:
+            await world.pass_time(1)
+            waits[-1] += 1
+    return waits
+
+
+async def test_failures_without_progress_wait_longer_each_time() -> None:
+    assert await waits_after_crashes([5, 5, 5, 4, 5]) == [0, 1, 2, 4, 8]
+
+
+async def test_progress_resets_the_wait() -> None:
+    assert await waits_after_crashes([10, 20, 20, 30]) == [0, 0, 1, 0]
+
+
+async def test_an_evaluators_failure_touches_no_worker() -> None:
+    world = await World(build_job(maxRestarts=1)).started()
+    workers = [p["metadata"]["name"] for p in world.pods if "worker" in p["metadata"]["name"]]
+    world.cluster.end_pod(world.pod("evaluator"), 1, message="bad metric")
+    await world.settle()
+    world.cluster.end_pod(world.pod("evaluator"), 1, message="bad metric")
+    await world.pass_time(60)
+    assert world.pod("evaluator")["metadata"]["labels"]["trainjob.dev/incarnation"] == "2"
+    assert [p["metadata"]["name"] for p in world.pods if "worker" in p["metadata"]["name"]] == workers
+    assert world.status.state == "Running"
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.status.message == "training has finished; the evaluator failed: bad metric"
+
+
+async def test_the_evaluator_has_a_limited_time_after_training() -> None:
+    world = await World(build_job(evaluator={"completionTimeoutSeconds": 30})).started()
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.pass_time(29)
+    assert world.status.state == "Evaluating"
+    await world.pass_time(1)
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert "wasn't done within" in (world.status.message or "")
+
+
+async def test_suspend_and_resume() -> None:
+    world = await World(build_job()).started()
+    world.edit(suspend=True)
+    await world.settle()
+    assert not is_true(world.status, "Suspended"), "pods are still going"
+    world.let_go()
+    await world.settle()
+    assert is_true(world.status, "Suspended")
+    assert world.pods == []
+    world.edit(suspend=False)
+    await world.started()
+    assert world.status.state == "Running"
+    assert world.status.attempt == 2
+    assert not is_true(world.status, "Suspended")
+    assert world.status.restarts.charged == 0
+
+
+async def test_a_job_that_is_created_suspended_creates_nothing() -> None:
+    world = World(build_job(suspend=True))
+    await world.settle()
+    assert world.pods == []
+    assert world.status.start_time is None
+    world.edit(suspend=False)
+    await world.started()
+    assert world.status.attempt == 1
+
+
+async def test_a_deadline_ends_the_job() -> None:
+    world = await World(build_job(activeDeadlineSeconds=60)).started()
+    await world.pass_time(60)
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert world.status.message == "ran longer than spec.activeDeadlineSeconds (60 s)"
+
+
+async def test_a_finished_job_goes_when_its_ttl_is_over() -> None:
+    world = await World(build_job(ttlSecondsAfterFinished=100, evaluator=False)).started()
+    world.each(lambda pod: world.cluster.end_pod(pod, 0))
+    assert (await world.settle()) is not None
+    await world.pass_time(99)
+    assert world.cluster.find("TrainJob", world.key) is not None
+    await world.pass_time(1)
+    assert world.cluster.find("TrainJob", world.key) is None
+    assert world.pods == []
+
+
+async def test_a_resize_starts_a_gang_of_the_new_size() -> None:
+    world = await World(build_job()).started()
+    world.edit(worker={"replicas": 3})
+    await world.settle()
+    world.let_go()
+    await world.started()
+    assert world.status.worker is not None
+    assert world.status.worker.summary == "3/3"
+    assert world.status.attempt == 2
+    assert world.status.restarts.charged == 0
+
+
+async def test_an_invalid_job_fails_with_every_error() -> None:
+    job = build_job(maxRestarts=-1)
+    job["spec"]["worker"] = {"replicas": 0}
+    world = World(job)
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert "spec.worker.replicas" in (world.status.message or "")
+    assert "spec.maxRestarts" in (world.status.message or "")
+    assert world.pods == []
+
+
+async def test_a_service_that_is_not_ours_is_left_alone_and_told() -> None:
+    world = World(build_job())
+    world.cluster.put({"kind": "Service", "metadata": {"name": "digits", "namespace": "default"}})
+    again = await world.settle()
+    assert again is not None
+    running = find_condition(world.status, "Running")
+    assert running is not None
+    assert running.reason == "ServiceConflict"
+    assert world.pods == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [("Forbidden", "Pending"), ("Invalid", "Failed"), ("BadRequest", "Failed")]
+)
+async def test_a_refused_pod_is_told(reason: str, state: str) -> None:
+    world = World(build_job())
+
+    def refuse(operation: str, manifest: dict[str, Any]) -> Exception | None:
+        pod = operation == "create" and manifest["kind"] == "Pod"
+        return Refused(reason, "exceeded quota: gpus") if pod else None
+
+    world.cluster.fault = refuse
+    again = await world.settle()
+    assert world.status.state == state
+    assert "exceeded quota: gpus" in (world.status.message or "")
+    if state == "Pending":
+        assert again is not None
+        world.cluster.fault = lambda *_: None
+        await world.pass_time(60)
+        await world.started()
+        assert world.status.state == "Running"
+
+
+async def test_a_pod_that_cannot_start_says_why() -> None:
+    world = World(build_job())
+    await world.settle()
+    world.cluster.hold_pod(world.pod("worker", 1), "ImagePullBackOff", "no such image")
+    await world.settle()
+    assert world.status.message == "worker 1 can't start: ImagePullBackOff: no such image"
+    running = find_condition(world.status, "Running")
+    assert running is not None
+    assert running.reason == "ImagePullBackOff"
+
+
+async def test_progress_is_written_at_most_every_thirty_seconds() -> None:
+    world = await World(build_job(evaluator=False)).started()
+    before = len(world.cluster.writes)
+    for second in range(60):
+        world.cluster.report(world.pod("worker"), {"step": second, "totalSteps": 100, "loss": 0.5})
+        await world.pass_time(1)
+    assert len(world.cluster.writes) - before == 2
+    progress = world.status.progress
+    assert progress is not None
+    assert progress.eta is not None
+    assert progress.metrics == {"loss": "0.5"}
+
+
+@pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", "trainjob.dev/trainjob-controller"])
+async def test_a_job_of_another_controller_is_left_alone(manager: str) -> None:
+    world = World(build_job(managedBy=manager))
+    await world.settle()
+    assert bool(world.cluster.writes) == manager.startswith("trainjob.dev/")
+
+
+async def test_a_job_being_deleted_gets_nothing_new() -> None:
+    world = World(build_job(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+    await world.settle()
+    assert world.cluster.writes == []
+
+
+async def test_parameter_servers_are_stopped_when_the_chief_is_done() -> None:
+    world = await World(build_job(chief={}, ps={"replicas": 2}, evaluator=False)).started()
+    world.cluster.end_pod(world.pod("chief"), 0)
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Complete"
+
+
+async def test_another_jobs_pods_of_the_same_name_are_not_ours() -> None:
+    world = World(build_job())
+    stranger = {
+        "kind": "Pod",
+        "metadata": {
+            "name": "digits-worker-0-00000000",
+            "namespace": "default",
+            "labels": {
+                "trainjob.dev/job": "digits",
+                "trainjob.dev/role": "worker",
+                "trainjob.dev/index": "0",
+                "trainjob.dev/incarnation": "1",
+            },
+            "ownerReferences": [{"uid": "an-earlier-job", "controller": True}],
+        },
+    }
+    world.cluster.put(stranger)
+    await world.settle()
+    assert not any("00000000" in write for write in world.cluster.writes)
+    assert len(world.pods) == 4

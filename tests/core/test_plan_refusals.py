@@ -1,0 +1,123 @@
+"""The life of a job that is refused what it needs, and of an evaluator in trouble."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support_jobs import build_job
+from support_world import World
+
+from trainjob.cluster import Refused
+
+
+async def test_an_evaluators_time_does_not_pass_while_suspended() -> None:
+    world = await World(build_job()).started()
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    world.edit(suspend=True)
+    await world.settle()
+    world.let_go()
+    await world.pass_time(3600)
+    world.edit(suspend=False)
+    await world.settle()
+    assert world.status.state == "Evaluating"
+    assert world.pod("evaluator")
+
+
+def refuse_evaluator(operation: str, manifest: dict[str, Any]) -> Exception | None:
+    theirs = operation == "create" and "-evaluator-" in manifest["metadata"]["name"]
+    return Refused("Forbidden", "exceeded quota: pods") if theirs else None
+
+
+async def test_a_refused_evaluator_is_told_and_tried_again_while_workers_train() -> None:
+    world = World(build_job())
+    world.cluster.fault = refuse_evaluator
+    await world.started()
+    again = await world.settle()
+    assert world.status.state == "Running"
+    assert "exceeded quota: pods" in (world.status.message or "")
+    assert again is not None
+    before = len(world.cluster.writes)
+    await world.pass_time(300)
+    assert len(world.cluster.writes) == before
+    world.cluster.fault = lambda *_: None
+    await world.pass_time(15)
+    assert world.pod("evaluator")
+    assert world.status.message == "training on 2 workers"
+
+
+async def test_an_evaluator_that_is_refused_for_good_fails_no_training() -> None:
+    world = World(build_job())
+    world.cluster.fault = lambda operation, manifest: (
+        Refused("Invalid", "no such field") if refuse_evaluator(operation, manifest) else None
+    )
+    await world.started()
+    assert world.status.state == "Running"
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.pass_time(600)
+    assert world.status.state == "Complete"
+    assert "the evaluator couldn't be created: no such field" in (world.status.message or "")
+
+
+async def test_an_evicted_evaluator_comes_back_whatever_the_budget() -> None:
+    world = await World(build_job(maxRestarts=0)).started()
+    for incarnation in range(2, 6):
+        pod = world.pod("evaluator")
+        world.cluster.evict_pod(pod)
+        pod["status"]["containerStatuses"] = []  # the kubelet doesn't always say when
+        await world.pass_time(60)
+        assert world.pod("evaluator")["metadata"]["labels"]["trainjob.dev/incarnation"] == str(incarnation)
+
+
+async def test_a_new_job_does_not_inherit_what_was_refused_to_its_namesake() -> None:
+    world = World(build_job(evaluator=False))
+    world.cluster.fault = lambda operation, manifest: (
+        Refused("Invalid", "bad") if operation == "create" and manifest["kind"] == "Pod" else None
+    )
+    await world.reconciler.reconcile(world.key)
+    await world.reconciler.reconcile(world.key)
+    world.cluster.fault = lambda *_: None
+    world.cluster.delete_job(world.key)
+    world.cluster.apply(build_job(evaluator=False))
+    await world.started()
+    assert world.status.state == "Running"
+
+
+async def test_a_new_job_waits_for_the_processes_of_its_namesake() -> None:
+    world = await World(build_job()).started()
+    left_over = world.pod("worker", 0)
+    world.cluster.delete_job(world.key)
+    world.cluster.put(
+        {**left_over, "metadata": {**left_over["metadata"], "deletionTimestamp": "2026-01-01T00:00:30Z"}}
+    )
+    world.cluster.apply(build_job())
+    await world.settle()
+    assert [pod["metadata"]["name"] for pod in world.pods] == [left_over["metadata"]["name"]]
+    assert left_over["metadata"]["name"] in (world.status.message or "")
+    world.cluster.remove_pod(world.pods[0])
+    await world.started()
+    assert world.status.state == "Running"
+
+
+async def test_a_claim_of_the_users_may_have_any_name() -> None:
+    world = World(build_job(output={"claim": {"claimName": "digits-output"}}))
+    world.cluster.put(
+        {"kind": "PersistentVolumeClaim", "metadata": {"name": "digits-output", "namespace": "default"}}
+    )
+    await world.started()
+    assert world.status.state == "Running"
+
+
+async def test_an_invalid_job_of_another_controller_is_left_alone() -> None:
+    world = World(build_job(managedBy="kueue.x-k8s.io/multikueue", maxRestarts=-1))
+    await world.settle()
+    assert world.cluster.writes == []
+
+
+async def test_an_evaluator_that_left_because_it_was_told_to_is_not_done() -> None:
+    world = await World(build_job(maxRestarts=0)).started()
+    pod = world.pod("evaluator")
+    world.cluster.end_pod(pod, 0)
+    pod["metadata"]["deletionTimestamp"] = world.now.isoformat()
+    await world.settle()
+    assert world.pod("evaluator")["metadata"]["labels"]["trainjob.dev/incarnation"] == "2"

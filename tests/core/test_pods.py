@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainjob.core.pods import PodState, read_pod
+
+LABELS = {"trainjob.dev/role": "worker", "trainjob.dev/index": "1", "trainjob.dev/incarnation": "2"}
+SCHEDULED = {"type": "PodScheduled", "status": "True"}
+
+
+def pod(status: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "p", "uid": "u", "labels": LABELS, **meta}, "spec": {}, "status": status}
+
+
+def container(state: dict[str, Any], **status: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "sidecar"}, {"name": "trainer", "state": state}], **status}
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({}, PodState.PENDING),
+        ({"conditions": [SCHEDULED]}, PodState.STARTING),
+        (container({"waiting": {"reason": "ContainerCreating"}}, conditions=[SCHEDULED]), PodState.STARTING),
+        (container({"running": {}}), PodState.RUNNING),
+        (container({"terminated": {"exitCode": 0}}), PodState.SUCCEEDED),
+        (container({"terminated": {"exitCode": 0}}, phase="Running"), PodState.SUCCEEDED),
+        (container({"terminated": {"exitCode": 0, "reason": "OOMKilled"}}), PodState.FAILED),
+        (container({"terminated": {"exitCode": 3}}), PodState.FAILED),
+        ({"phase": "Failed", "reason": "Evicted"}, PodState.FAILED),
+    ],
+)
+def test_the_training_container_decides(status: dict[str, Any], state: PodState) -> None:
+    read = read_pod(pod(status))
+    assert read is not None
+    assert read.state is state
+
+
+@pytest.mark.parametrize(
+    ("status", "waiting"),
+    [
+        (container({"waiting": {"reason": "ContainerCreating"}}), None),
+        (
+            container({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}),
+            ("ImagePullBackOff", "no such image"),
+        ),
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"}
+                ]
+            },
+            ("Unschedulable", "m"),
+        ),
+        ({}, None),
+    ],
+)
+def test_what_keeps_a_pod_from_running(status: dict[str, Any], waiting: tuple[str, str] | None) -> None:
+    read = read_pod(pod(status))
+    assert read is not None
+    assert read.waiting == waiting
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
+        (
+            container(
+                {"terminated": {"exitCode": 143}},
+                conditions=[
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+                ],
+            ),
+            "PreemptionByScheduler",
+        ),
+    ],
+)
+def test_what_the_cluster_does_is_not_the_programs_fault(status: dict[str, Any], reason: str) -> None:
+    read = read_pod(pod(status))
+    assert read is not None
+    assert read.infrastructure
+    assert read.reason == reason
+
+
+@pytest.mark.parametrize(
+    "labels", [{}, {**LABELS, "trainjob.dev/index": "x"}, {"trainjob.dev/role": "worker"}]
+)
+def test_a_pod_without_a_seat_is_no_pod_of_the_job(labels: dict[str, str]) -> None:
+    assert read_pod(pod({}, labels=labels)) is None
+
+
+def test_a_terminating_pod_is_deleting() -> None:
+    read = read_pod(pod({}, deletionTimestamp="2026-01-01T00:00:00Z"))
+    assert read is not None
+    assert read.deleting
+    assert not read.ended

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from support_jobs import build_job
+
+from trainjob.api import InvalidTrainJob, parse
+from trainjob.core.render import build_claim, build_objects, build_pod, build_service
+from trainjob.core.templates import render_template, yaml_json
+
+
+def pod_of(role: str = "worker", **job: Any) -> dict[str, Any]:
+    return build_pod(parse(build_job(uid="some-uid", **job)), role=role, index=0, incarnation=1, attempt=1)
+
+
+def trainer_of(pod: dict[str, Any]) -> dict[str, Any]:
+    return next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+
+
+def env_of(pod: dict[str, Any]) -> dict[str, str]:
+    return {v["name"]: v.get("value", "") for v in trainer_of(pod)["env"]}
+
+
+def test_objects_come_in_the_order_of_creation() -> None:
+    kinds = [o["kind"] for o in build_objects(parse(build_job(output={"claim": {"size": "10Gi"}})))]
+    assert kinds == ["PersistentVolumeClaim", "Service", "Pod", "Pod", "Pod"]
+
+
+def test_the_service_resolves_live_pods_before_they_are_ready() -> None:
+    service = build_service(parse(build_job(uid="some-uid")))
+    assert service["spec"] == {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {"trainjob.dev/job": "digits", "trainjob.dev/live": "true"},
+        "ports": [{"name": "tensorflow", "port": 2222, "targetPort": 2222}],
+    }
+    assert service["metadata"]["ownerReferences"][0]["uid"] == "some-uid"
+
+
+def test_a_pod_keeps_what_every_pod_is_promised() -> None:
+    pod = pod_of()
+    assert pod["spec"]["hostname"] == "digits-worker-0"
+    assert pod["spec"]["subdomain"] == "digits"
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["metadata"]["ownerReferences"][0]["controller"] is True
+    env = env_of(pod)
+    assert json.loads(env.pop("TF_CONFIG"))["task"] == {"type": "worker", "index": 0}
+    assert env == {
+        "TRAINJOB_NAME": "digits",
+        "TRAINJOB_UID": "some-uid",
+        "TRAINJOB_ATTEMPT": "1",
+        "TRAINJOB_OUTPUT_DIR": "/output/digits",
+        "TRAINJOB_CHECKPOINT_DIR": "/output/digits/checkpoints",
+        "TRAINJOB_LOG_DIR": "/output/digits/logs/train",
+    }
+
+
+def test_the_evaluator_may_write_into_its_own_folder_only() -> None:
+    pod = pod_of("evaluator")
+    assert trainer_of(pod)["volumeMounts"] == [
+        {"name": "trainjob-output", "mountPath": "/output", "readOnly": True},
+        {"name": "trainjob-output", "mountPath": "/output/digits/evaluator", "subPath": "digits/evaluator"},
+    ]
+    env = env_of(pod)
+    assert env["TRAINJOB_OUTPUT_DIR"] == "/output/digits/evaluator"
+    assert env["TRAINJOB_LOG_DIR"] == "/output/digits/evaluator/logs"
+    assert env["TRAINJOB_CHECKPOINT_DIR"] == "/output/digits/checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("output", "volume"),
+    [
+        ({"claim": {"claimName": "mine"}}, {"persistentVolumeClaim": {"claimName": "mine"}}),
+        ({"claim": {"size": "1Gi"}}, {"persistentVolumeClaim": {"claimName": "digits-output"}}),
+        ({"nfs": {"server": "nas", "path": "/x"}}, {"nfs": {"server": "nas", "path": "/x"}}),
+        ({"csi": {"driver": "fuse"}}, {"csi": {"driver": "fuse"}}),
+    ],
+)
+def test_the_output_is_mounted(output: dict[str, Any], volume: dict[str, Any]) -> None:
+    pod = pod_of(output=output)
+    assert pod["spec"]["volumes"] == [{"name": "trainjob-output", **volume}]
+
+
+def test_storage_that_tensorflow_reaches_by_itself_is_not_mounted() -> None:
+    pod = pod_of(output={"uri": "gs://bucket/runs/"})
+    assert pod["spec"]["volumes"] == []
+    assert env_of(pod)["TRAINJOB_OUTPUT_DIR"] == "gs://bucket/runs/digits"
+
+
+def test_starting_over_takes_a_folder_of_its_own() -> None:
+    output = {"claim": {"claimName": "training"}, "resume": "Never"}
+    first = env_of(pod_of(output=output))["TRAINJOB_OUTPUT_DIR"]
+    again = env_of(pod_of(output=output))["TRAINJOB_OUTPUT_DIR"]
+    assert first == again
+    assert first.startswith("/output/digits-")
+
+
+@pytest.mark.parametrize(
+    ("claim", "owned"), [({"size": "1Gi"}, True), ({"size": "1Gi", "retain": True}, False)]
+)
+def test_a_claim_goes_with_its_job_unless_retained(claim: dict[str, Any], owned: bool) -> None:
+    manifest = build_claim(parse(build_job(output={"claim": claim})))
+    assert manifest is not None
+    assert ("ownerReferences" in manifest["metadata"]) is owned
+    assert manifest["spec"]["resources"]["requests"]["storage"] == "1Gi"
+
+
+def test_the_users_claim_is_not_created() -> None:
+    assert build_claim(parse(build_job())) is None
+
+
+def test_the_users_template_stays_the_users() -> None:
+    pod = pod_of(
+        container={
+            "env": [{"name": "DATA", "value": "$(TRAINJOB_OUTPUT_DIR)/data"}],
+            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+            "terminationMessagePolicy": "File",
+        },
+        pod={
+            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+            "schedulerName": "gang",
+            "enableServiceLinks": True,
+        },
+    )
+    trainer = trainer_of(pod)
+    assert trainer["env"][-1] == {"name": "DATA", "value": "$(TRAINJOB_OUTPUT_DIR)/data"}
+    assert trainer["terminationMessagePolicy"] == "File"
+    assert [m["name"] for m in trainer["volumeMounts"]] == ["shm", "trainjob-output"]
+    assert [v["name"] for v in pod["spec"]["volumes"]] == ["shm", "trainjob-output"]
+    assert pod["spec"]["schedulerName"] == "gang"
+    assert pod["spec"]["enableServiceLinks"] is True
+
+
+def test_the_job_is_left_as_it_was() -> None:
+    job = parse(build_job(container={"env": [{"name": "A", "value": "b"}]}))
+    before = job.model_dump()
+    build_objects(job)
+    assert job.model_dump() == before
+
+
+GPU = {"limits": {"nvidia.com/gpu": "1", "memory": "8Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "resources"),
+    [
+        ({}, {"limits": {"memory": "8Gi"}}),
+        ({"resources": GPU}, GPU),
+        ({"resources": {"limits": {"cpu": "1"}}}, {"limits": {"cpu": "1"}}),
+    ],
+)
+def test_the_evaluator_gets_gpus_only_by_name(evaluator: dict[str, Any], resources: dict[str, Any]) -> None:
+    pod = pod_of("evaluator", container={"resources": GPU}, evaluator=evaluator)
+    assert trainer_of(pod)["resources"] == resources
+
+
+def test_a_roles_fields_replace_the_templates() -> None:
+    job = build_job(pod={"nodeSelector": {"pool": "gpu", "zone": "a"}})
+    job["spec"]["worker"]["nodeSelector"] = {"pool": "big"}
+    pod = build_pod(parse(job), role="worker", index=0, incarnation=1, attempt=1)
+    assert pod["spec"]["nodeSelector"] == {"pool": "big"}
+
+
+NASTY = [
+    "{{ 7*7 }}",
+    "a: b\n- c",
+    "'\"`",
+    "🎉 \U0001f9d1\u200d\U0001f680",
+    "#",
+    "",
+    " lead",
+    "\x7f\x85\u2028",
+    "yes",
+    "0x10",
+]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_strings_come_out_as_they_went_in(text: str) -> None:
+    pod = pod_of(
+        container={"args": [text], "env": [{"name": "TEXT", "value": text}]},
+        output={"claim": {"claimName": "c"}},
+    )
+    assert trainer_of(pod)["args"] == [text]
+    assert trainer_of(pod)["env"][-1]["value"] == text
+    assert yaml.safe_load(yaml.safe_dump(pod)) == pod
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_no_value_becomes_structure(text: str) -> None:
+    assert yaml.safe_load(f"a: {yaml_json(text)}\nb: 1") == {"a": text, "b": 1}
+    rendered = render_template(
+        "service.yaml.j2",
+        job={"name": text, "namespace": text},
+        labels={text: text},
+        owners=[{"uid": text}],
+        selector={},
+        port=1,
+    )
+    assert rendered["metadata"] == {
+        "name": text,
+        "namespace": text,
+        "labels": {text: text},
+        "ownerReferences": [{"uid": text}],
+    }
+
+
+FIELDS = ["env", "ports", "volumeMounts", "resources", "terminationMessagePolicy"]
+odd = st.sampled_from([None, [], {}, "text", 1, [None], [1]])
+templates = st.builds(
+    lambda container, pod, metadata: {
+        "metadata": metadata,
+        "spec": {"containers": [{"name": "trainer", **container}], **pod},
+    },
+    st.dictionaries(st.sampled_from(FIELDS), odd),
+    st.dictionaries(st.sampled_from(["volumes", "tolerations", "enableServiceLinks"]), odd),
+    odd | st.dictionaries(st.sampled_from(["labels", "annotations"]), odd),
+)
+roles = st.fixed_dictionaries(
+    {},
+    optional={
+        "template": templates,
+        "env": st.just([{"name": "A", "value": "b"}]),
+        "tolerations": st.just([{"key": "gpu"}]),
+        "resources": st.just({"limits": {"nvidia.com/gpu": 1}}),
+        "affinity": st.just({}),
+    },
+)
+outputs = st.sampled_from(
+    [
+        {"claim": {"claimName": "c"}},
+        {"claim": {"size": "1Gi", "storageClassName": "nfs", "retain": True}},
+        {"nfs": {"server": "nas", "path": "/x"}, "resume": "Never"},
+        {"csi": {"driver": "fuse"}},
+        {"uri": "gs://bucket"},
+    ]
+)
+
+
+@given(templates, roles, roles, roles, roles, outputs)
+def test_whatever_is_accepted_can_be_rendered(
+    template: Any, worker: Any, chief: Any, ps: Any, evaluator: Any, output: Any
+) -> None:
+    job = build_job(worker=worker, chief=chief, ps=ps, evaluator=evaluator, output=output, template=template)
+    try:
+        accepted = parse(job)
+    except InvalidTrainJob:
+        return
+    for manifest in build_objects(accepted):
+        assert manifest == json.loads(json.dumps(manifest)), "plain JSON, no tuples"
+
+
+@pytest.mark.parametrize("template", [{}, {"spec": {}}, {"spec": {"containers": [{"name": "other"}]}}])
+@pytest.mark.parametrize("role", ["worker", "chief", "ps", "evaluator"])
+def test_a_roles_template_without_a_trainer_is_refused(role: str, template: dict[str, Any]) -> None:
+    others = {} if role == "chief" else {"chief": {}}
+    with pytest.raises(InvalidTrainJob, match=rf"spec\.{role}\.template\.spec"):
+        parse(build_job(**{**others, role: {"template": template}}))

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.core.reports import EvaluationResult, Report, read_report
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+KEYS = [
+    "state",
+    "step",
+    "totalSteps",
+    "epoch",
+    "loss",
+    "metrics",
+    "examplesPerSecond",
+    "evaluation",
+    "checkpointStep",
+]
+
+
+def test_a_whole_report() -> None:
+    report = read_report(
+        {
+            "state": "training",
+            "step": 220,
+            "totalSteps": 440,
+            "epoch": 10,
+            "loss": 0.25,
+            "metrics": {"accuracy": 0.9712345678},
+            "examplesPerSecond": 1234,
+            "checkpointStep": 200,
+            "resumedFrom": 100,
+            "evaluation": {"step": 200, "metrics": {"loss": 0.3}, "final": True},
+            "time": 1.5,
+        }
+    )
+    assert report == Report(
+        state="training",
+        step=220,
+        total_steps=440,
+        epoch=10,
+        loss=0.25,
+        metrics={"accuracy": "0.971235"},
+        examples_per_second=1234.0,
+        checkpoint_step=200,
+        resumed_from=100,
+        evaluation=EvaluationResult(200, {"loss": "0.3"}, final=True),
+    )
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_numbers_that_json_lacks_come_as_text(text: str) -> None:
+    report = read_report({"loss": text, "metrics": {"x": text}})
+    assert str(report.loss) == text
+    assert report.metrics == {"x": text}
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), json_values))
+def test_no_report_breaks_a_job(raw: dict[str, Any]) -> None:
+    read_report(raw)
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 2**63])
+def test_numbers_beyond_what_the_status_holds_are_left_out(number: int) -> None:
+    report = read_report({"step": number, "loss": number, "metrics": {"x": number}})
+    assert report.step is None
+    assert read_report({"examplesPerSecond": "nan"}).examples_per_second is None
+
+
+def test_metrics_that_would_swell_the_status_are_left_out() -> None:
+    report = read_report({"metrics": {f"metric{i}": i for i in range(1000)}})
+    assert list(report.metrics) == [f"metric{i}" for i in range(32)]
+    assert read_report({"metrics": {"\ud800\x1b": 1, "x" * 200: 1}}).metrics == {}

@@ -1,0 +1,71 @@
+"""A small training through the library; what goes wrong in it is chosen by arguments."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--dropout", type=float, default=0.0)
+parser.add_argument("--kill-worker-1-after", type=int, help="SIGKILL itself once that step is on disk")
+parser.add_argument("--operation-first", action="store_true")
+arguments = parser.parse_args()
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from trainjob_trainer import train_and_evaluate  # noqa: E402
+
+if arguments.operation_first:
+    tf.constant(1) + 1
+
+
+def examples(count: int, seed: int) -> tf.data.Dataset:
+    random = np.random.default_rng(seed)
+    inputs = random.normal(size=(count, 8)).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((inputs, (inputs.sum(axis=1) > 0).astype("int32")))
+
+
+def model() -> keras.Model:
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(16, activation="relu", name="hidden"),
+            layers.BatchNormalization(synchronized=True, name="norm"),
+            layers.Dropout(arguments.dropout, name="dropout"),
+            layers.Dense(2, name="logits"),
+        ]
+    )
+    rate = keras.optimizers.schedules.CosineDecay(0.01, 100)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(keras.optimizers.Adam(rate), loss=loss, metrics=["accuracy"])
+    return net
+
+
+def kill_when_saved(step: int) -> None:
+    folder = Path(os.environ["TRAINJOB_CHECKPOINT_DIR"]) / f"step-{step:08d}"
+    while not folder.exists():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+is_worker_1 = '"type": "worker", "index": 1' in os.environ["TF_CONFIG"]
+if arguments.kill_worker_1_after and is_worker_1:
+    step_to_die_at = arguments.kill_worker_1_after
+    threading.Thread(target=kill_when_saved, args=(step_to_die_at,), daemon=True).start()
+
+# 200 examples in batches of 32 leave a rest, and 103 held-out ones a smaller last batch.
+train_and_evaluate(
+    model,
+    lambda: examples(200, seed=0),
+    lambda: examples(103, seed=1),
+    epochs=arguments.epochs,
+    global_batch=32,
+)

@@ -1,0 +1,131 @@
+"""The short way in, as real processes: same weights however it is run, and a clear end whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support_checkpoints import final_variables, largest_difference
+from support_processes import Gang, jsonl
+
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.exits import ExitCode
+
+SCRIPT = Path(__file__).parent / "scripts" / "library_run.py"
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of two workers and an evaluator that nothing disturbed."""
+    output = tmp_path_factory.mktemp("two") / "output"
+    with Gang(SCRIPT, output, workers=2, evaluator=True) as gang:
+        assert set(gang.wait().values()) == {0}, gang.report
+        assert gang.progress("worker-1")["state"] == "finished"
+        assert gang.progress("evaluator-0")["evaluation"]["final"] is True
+    return output
+
+
+@pytest.fixture(scope="module")
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of one worker."""
+    output = tmp_path_factory.mktemp("one") / "output"
+    with Gang(SCRIPT, output, workers=1) as gang:
+        assert gang.wait() == {"worker-0": 0}, gang.report
+    return output
+
+
+def test_two_workers_equal_one(two_workers: Path, one_worker: Path) -> None:
+    assert largest_difference(two_workers, one_worker) < 1e-5
+
+
+def test_the_output_folder_holds_what_it_should(two_workers: Path) -> None:
+    assert CheckpointStore(two_workers / "checkpoints").steps() == [24, 30, 36]
+    assert list((two_workers / "logs" / "train").glob("events.out.tfevents.*"))
+    assert list((two_workers / "evaluator" / "logs").glob("events.out.tfevents.*"))
+    assert not list(two_workers.rglob(".tmp-*"))
+
+
+def test_the_evaluator_counts_every_held_out_example_once(two_workers: Path) -> None:
+    last = list(jsonl(two_workers / "evaluator" / "evaluations.jsonl"))[-1]
+
+    assert (last["step"], last["final"]) == (36, True)
+    assert last["metrics"]["accuracy"] == pytest.approx(_true_accuracy(two_workers), abs=1e-6)
+
+
+def _true_accuracy(output: Path) -> float:
+    """The script's model, by hand."""
+    values = {
+        name.partition("/")[2].rpartition("sequential/")[2]: v for name, v in final_variables(output).items()
+    }
+    inputs = np.random.default_rng(1).normal(size=(103, 8)).astype("float32")
+    hidden = np.maximum(inputs @ values["hidden/kernel"] + values["hidden/bias"], 0)
+    spread = np.sqrt(values["norm/moving_variance"] + 1e-3)
+    normal = (hidden - values["norm/moving_mean"]) / spread * values["norm/gamma"] + values["norm/beta"]
+    logits = normal @ values["logits/kernel"] + values["logits/bias"]
+    return float(np.mean(logits.argmax(axis=1) == (inputs.sum(axis=1) > 0)))
+
+
+def test_a_killed_worker_ends_the_other_and_a_restart_changes_no_weight(tmp_path: Path) -> None:
+    dropout = ("--dropout", "0.3", "--epochs", "40")
+    with Gang(SCRIPT, tmp_path / "whole", arguments=dropout) as gang:
+        assert set(gang.wait().values()) == {0}, gang.report
+    with Gang(SCRIPT, tmp_path / "cut", arguments=(*dropout, "--kill-worker-1-after", "12")) as gang:
+        codes = gang.wait()
+        assert codes == {"worker-0": ExitCode.PEER_LOST, "worker-1": -signal.SIGKILL}, gang.report
+        error = gang.progress("worker-0")["error"]
+        assert error["reason"] == "PeerLost"
+        assert error["message"].startswith("worker-0 lost worker-1")
+    with Gang(SCRIPT, tmp_path / "cut", attempt=2, arguments=dropout) as gang:
+        assert set(gang.wait().values()) == {0}, gang.report
+        assert "trainjob: resumed from step" in gang["worker-0"].output
+        assert gang.progress("worker-0")["resumedFrom"] >= 12
+
+    assert largest_difference(tmp_path / "whole", tmp_path / "cut") < 1e-6
+
+
+def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: Path) -> None:
+    with Gang(SCRIPT, one_worker, workers=1, uid="another") as gang:
+        assert gang.wait() == {"worker-0": ExitCode.OUTPUT_FINISHED}, gang.report
+        assert "finished at step 36" in gang.progress("worker-0")["error"]["message"]
+    with Gang(SCRIPT, one_worker, workers=1) as gang:
+        assert gang.wait() == {"worker-0": 0}, gang.report
+        assert "has finished before" in gang["worker-0"].output
+    with Gang(SCRIPT, one_worker, workers=1, uid="third", arguments=("--epochs", "8")) as gang:
+        assert gang.wait() == {"worker-0": 0}, gang.report
+        assert "resumed from step 36" in gang["worker-0"].output
+    final = CheckpointStore(one_worker / "checkpoints").final()
+    assert final is not None
+    assert (final.step, final.job_uid) == (48, "third")
+
+
+def test_sigterm_saves_where_it_stands(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with Gang(SCRIPT, output, arguments=("--epochs", "100000")) as gang:
+        gang["worker-0"].wait_for_line("accuracy")
+        for process in gang.processes.values():
+            process.kill(signal.SIGTERM)
+        assert set(gang.wait().values()) == {ExitCode.PREEMPTED}, gang.report
+        saved = CheckpointStore(output / "checkpoints").steps()[-1]
+        assert f"saved step {saved}" in gang["worker-0"].output
+
+
+def test_an_early_operation_is_explained_with_its_line(tmp_path: Path) -> None:
+    with Gang(SCRIPT, tmp_path / "output", workers=1, arguments=("--operation-first",)) as gang:
+        assert gang.wait() == {"worker-0": ExitCode.INVALID_CONFIGURATION}, gang.report
+        line = next(
+            i for i, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "tf.constant(1) + 1" in text
+        )
+        assert f"{SCRIPT}:{line}: tf.constant(1) + 1" in gang.progress("worker-0")["error"]["message"]
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Gang(SCRIPT, tmp_path / "output", workers=1, ports=(port,)) as gang:
+            assert gang.wait() == {"worker-0": ExitCode.PORT_IN_USE}, gang.report
+            assert f"127.0.0.1:{port}" in gang.progress("worker-0")["error"]["message"]

@@ -1,0 +1,97 @@
+"""The main job and its troubles, whole: `trainjob run`, real TensorFlow, two workers and an evaluator."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_processes import jsonl
+from support_run import SCRIPTS, finished_run, processes_of, started_run, write_job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CRASHED = r"worker 1 crashed \(exit code 1: ValueError: told to crash\) at step \d+"
+
+
+def evaluations(output: Path) -> list[dict[str, Any]]:
+    return list(jsonl(output / "evaluator" / "evaluations.jsonl"))
+
+
+def test_the_main_job_trains_scores_and_is_not_trained_again(tmp_path: Path) -> None:
+    code, printed = finished_run(EXAMPLES / "digits.yaml", tmp_path)
+    assert code == 0, printed
+    output = tmp_path / "training" / "digits"
+    final = evaluations(output)[-1]
+    assert final["final"] is True
+    assert final["step"] == json.loads((output / "checkpoints" / "final.json").read_text())["step"]
+    assert final["metrics"]["accuracy"] >= 0.97
+    assert f"accuracy {final['metrics']['accuracy'] * 100:.1f} %" in printed
+    assert str(output / "checkpoints") in printed
+    assert f"tensorboard --logdir {output}" in printed
+    assert list((output / "logs" / "train").glob("events.*"))
+    assert list((output / "evaluator" / "logs").glob("events.*"))
+    assert processes_of(tmp_path) == []
+
+    code, printed = finished_run(EXAMPLES / "digits.yaml", tmp_path)
+    assert code == 1
+    assert "OutputFinished" in printed
+    assert "--fresh" in printed
+    assert evaluations(output)[-1] == final
+
+
+@pytest.mark.parametrize("name", ["plain_keras", "custom_loop"])
+def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
+    code, printed = finished_run(EXAMPLES / f"{name}.yaml", tmp_path)
+    assert code == 0, printed
+    final = evaluations(tmp_path / "training" / name.replace("_", "-"))[-1]
+    assert final["final"] is True
+    assert final["metrics"]["accuracy"] >= 0.93
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"digits", "plain_keras", "custom_loop"}
+
+
+def test_a_worker_that_crashes_restarts_the_gang_from_the_checkpoint(tmp_path: Path) -> None:
+    file = write_job(tmp_path, SCRIPTS / "small_job.py", {"CRASH": "worker-1:30:1"}, maxRestarts=1)
+    code, printed = finished_run(file, tmp_path / "runs")
+    assert code == 0, printed
+    told = CRASHED + r"; restarting from (step 20|the last checkpoint) \(restart 1 of 1\)"
+    assert re.search(told, printed), printed
+    assert "resumed from step 20" in printed
+    assert evaluations(tmp_path / "runs" / "training" / "digits")[-1]["step"] == 60
+    assert processes_of(tmp_path) == []
+
+
+def test_restarts_end_at_the_budget_and_the_first_failure_is_named(tmp_path: Path) -> None:
+    file = write_job(
+        tmp_path, SCRIPTS / "small_job.py", {"CRASH": "worker-1:30:9"}, maxRestarts=0, evaluator=False
+    )
+    code, printed = finished_run(file, tmp_path / "runs")
+    assert code == 1, printed
+    assert re.search(CRASHED + "; 0 of 0 restarts used", printed), printed
+    summary = printed[printed.index("digits failed") :]
+    assert "worker-1" in summary
+    assert "ValueError: told to crash" in summary
+    assert processes_of(tmp_path) == []
+
+
+def test_an_interrupted_run_ends_clean_and_resumes(tmp_path: Path) -> None:
+    file = write_job(tmp_path, SCRIPTS / "small_job.py", {"STEPS": "100000"}, evaluator=False)
+    checkpoints = tmp_path / "runs" / "training" / "digits" / "checkpoints"
+    with started_run(file, tmp_path / "runs") as run:
+        run.wait_for_line("a hundred steps are done")
+        run.kill(signal.SIGINT)
+        assert run.wait(60) == 130, run.output
+        assert processes_of(tmp_path) == []
+        assert "with the same command" in run.output
+    saved = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
+    assert saved >= 100
+
+    file = write_job(tmp_path, SCRIPTS / "small_job.py", {"STEPS": str(saved + 20)}, evaluator=False)
+    code, printed = finished_run(file, tmp_path / "runs")
+    assert code == 0, printed
+    assert f"resumed from step {saved}" in printed

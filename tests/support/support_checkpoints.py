@@ -1,0 +1,30 @@
+"""What checkpoints hold, for comparisons between runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainjob_trainer.checkpoint.bundle import read_bundle
+from trainjob_trainer.checkpoint.store import CheckpointStore
+
+
+def final_variables(output: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Every variable of the final checkpoint, by group and name."""
+    store = CheckpointStore(output / "checkpoints")
+    final = store.final()
+    assert final is not None, f"no final marker in {output}"
+    groups = read_bundle(store.checked(final.step).path)
+    return {f"{group}/{array.name}": array.value for group, arrays in groups.items() for array in arrays}
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Between the final checkpoints of two output folders, over all variables."""
+    ours, theirs = final_variables(one), final_variables(other)
+    assert ours.keys() == theirs.keys()
+    return max(
+        float(np.max(np.abs(ours[name].astype("float64") - theirs[name].astype("float64")), initial=0.0))
+        for name in ours
+    )

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from trainjob_trainer import OutputFull, PeerLost, Preempted, Task
+from trainjob_trainer.edge import explain_failure
+from trainjob_trainer.stop import StopRequest
+
+CLUSTER = {"worker": ("a:1", "b:1"), "evaluator": ("c:1",)}
+ONE_OF_TWO = Task("worker", 0, CLUSTER)
+
+
+def tensorflow_error(name: str, message: str) -> Exception:
+    kind = type(name, (Exception,), {"__module__": "tensorflow.python.framework.errors_impl"})
+    error: Exception = kind(message)
+    return error
+
+
+def test_our_own_errors_stand_for_themselves() -> None:
+    error = OutputFull("no space")
+
+    assert explain_failure(error, ONE_OF_TWO, StopRequest()) is error
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "lost"),
+    [
+        ("UnavailableError", "Socket closed", True),
+        ("AbortedError", "Collective ops is aborted by: ...", True),
+        ("InternalError", "/job:worker/replica:0/task:1: heartbeat timeout", True),
+        ("AbortedError", "queue closed", False),
+        ("InvalidArgumentError", "shapes differ in a collective", False),
+    ],
+)
+def test_what_a_lost_peer_looks_like(name: str, message: str, lost: bool) -> None:
+    explained = explain_failure(tensorflow_error(name, message), ONE_OF_TWO, StopRequest())
+
+    assert isinstance(explained, PeerLost) is lost
+
+
+@pytest.mark.parametrize("task", [Task("worker", 0, {"worker": ("a:1",)}), Task("evaluator", 0, CLUSTER)])
+def test_without_peers_none_can_be_lost(task: Task) -> None:
+    error = tensorflow_error("UnavailableError", "Socket closed")
+
+    assert explain_failure(error, task, StopRequest()) is None
+
+
+def test_a_peer_that_goes_while_all_are_asked_to_stop_is_no_failure() -> None:
+    stop = StopRequest()
+    stop._requested.set()
+
+    explained = explain_failure(tensorflow_error("UnavailableError", "x"), ONE_OF_TWO, stop)
+
+    assert isinstance(explained, Preempted)
+
+
+def test_the_users_own_errors_stay_theirs() -> None:
+    assert explain_failure(ValueError("mine"), ONE_OF_TWO, StopRequest()) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (
+            "Graph execution error:\nDetected at node x\nCollective ops is aborted by: Error reported from "
+            "/job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):\n"
+            "/job:worker/replica:0/task:1\nThe tasks have crashed.",
+            "worker-0 lost worker-1, which ended or can't be reached (TensorFlow: Error reported from "
+            "/job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats): "
+            "/job:worker/replica:0/task:1)",
+        ),
+        (
+            "Collective ops is aborted by: Socket closed\nAdditional GRPC error information from "
+            "remote target /job:worker/replica:0/task:1 while calling",
+            "worker-0 lost worker-1, which ended or can't be reached (TensorFlow: Socket closed)",
+        ),
+        ("Socket closed", "worker-0 lost another worker, which ended or can't be reached"),
+    ],
+)
+def test_the_lost_peer_is_named(message: str, sentence: str) -> None:
+    explained = explain_failure(tensorflow_error("UnavailableError", message), ONE_OF_TWO, StopRequest())
+
+    assert str(explained) == sentence

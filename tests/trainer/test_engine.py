@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainjob_trainer import InvalidConfiguration
+from trainjob_trainer.collective import weights_hash
+from trainjob_trainer.data import endless_stream, measure, worker_batches
+from trainjob_trainer.engine import Engine, build_model, variable_groups
+
+BATCH = 4
+INPUTS = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
+SPEC = (tf.TensorSpec([BATCH, 3], tf.float32), tf.TensorSpec([BATCH, 1], tf.float32))
+
+
+def examples() -> Any:
+    return tf.data.Dataset.from_tensor_slices((INPUTS, INPUTS.sum(axis=1, keepdims=True)))
+
+
+def regression(with_input: bool = True) -> Any:
+    layers = [keras.layers.Dense(4), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers] if with_input else layers)
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def built(build: Callable[[], Any] = regression) -> tuple[Any, Engine]:
+    strategy = tf.distribute.get_strategy()
+    model = build_model(strategy, build, SPEC, seed=3)
+    return model, Engine(strategy, model)
+
+
+def batches(position: int = 0) -> Any:
+    stream = endless_stream(measure(examples(), "train"), seed=1, position=position, shuffle=True)
+    return iter(worker_batches(stream, workers=1, worker=0, batch=BATCH))
+
+
+@pytest.mark.parametrize("calls", [(6,), (1, 5), (2, 2, 2)])
+def test_steps_are_the_same_however_they_are_called(calls: tuple[int, ...]) -> None:
+    model, engine = built()
+    iterator = batches()
+
+    for count in calls:
+        logs = engine.run(iterator, count)
+
+    expected, other = built()
+    expected_logs = other.run(batches(), 6)
+    assert weights_hash(variable_groups(model)) == weights_hash(variable_groups(expected))
+    assert logs == pytest.approx(expected_logs)
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_metrics_are_those_of_the_epoch() -> None:
+    _, engine = built()
+    iterator = batches()
+    local = engine.run(iterator, 3)
+
+    assert set(local) == {"loss", "mae"}
+    assert engine.reduced_metrics() == pytest.approx(local)
+    engine.reset()
+    assert engine.reduced_metrics() == pytest.approx({"loss": 0, "mae": 0})
+
+
+def test_a_model_without_an_input_is_built_from_the_data() -> None:
+    model, engine = built(lambda: regression(with_input=False))
+
+    engine.run(batches(), 1)
+
+    assert model.built
+
+
+def test_a_snapshot_holds_the_random_state_of_dropout() -> None:
+    model, _ = built()
+
+    paths = [variable.path for variable in variable_groups(model)["model"]]
+
+    assert any("seed_generator_state" in path for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: 3, r"model\(\) must return a Keras model, got int"),
+        (lambda: keras.Sequential([keras.Input((3,))]), "compiled"),
+    ],
+)
+def test_what_is_no_compiled_model_is_refused(build: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=words):
+        built(build)

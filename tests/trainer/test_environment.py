@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainjob_trainer import Environment, InvalidConfiguration, Task
+
+WORKER = Task("worker", 0, {})
+EVALUATOR = Task("evaluator", 0, {})
+
+
+def test_a_plain_process_writes_below_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    environment = Environment.from_environment({}, WORKER)
+
+    assert (environment.name, environment.uid, environment.attempt) == ("local", "", 1)
+    assert environment.checkpoint_dir == tmp_path / "output" / "checkpoints"
+    assert environment.log_dir == tmp_path / "output" / "logs" / "train"
+    assert environment.progress_file is None
+
+
+def test_an_evaluator_finds_the_checkpoints_beside_its_folder() -> None:
+    environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": "/out/evaluator"}, EVALUATOR)
+
+    assert environment.checkpoint_dir == Path("/out/checkpoints")
+    assert environment.log_dir == Path("/out/evaluator/logs")
+
+
+def test_what_the_job_says_holds() -> None:
+    env = {
+        "TRAINJOB_NAME": "digits",
+        "TRAINJOB_UID": "u",
+        "TRAINJOB_ATTEMPT": "3",
+        "TRAINJOB_OUTPUT_DIR": "/out",
+        "TRAINJOB_CHECKPOINT_DIR": "/c",
+        "TRAINJOB_LOG_DIR": "/l",
+        "TRAINJOB_PROGRESS_FILE": "/p.json",
+    }
+
+    assert Environment.from_environment(env, WORKER) == Environment(
+        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Path("/p.json")
+    )
+
+
+@pytest.mark.parametrize("attempt", ["0", "-1", "one", "1.5"])
+def test_a_malformed_attempt_is_refused(attempt: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="TRAINJOB_ATTEMPT"):
+        Environment.from_environment({"TRAINJOB_ATTEMPT": attempt}, WORKER)
+
+
+@pytest.mark.parametrize("variable", ["TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"])
+def test_object_storage_is_refused_with_what_to_do(variable: str) -> None:
+    env = {variable: "gs://bucket/runs/digits"}
+    with pytest.raises(
+        InvalidConfiguration, match=rf"{variable}: gs://bucket/runs/digits .* mount the bucket"
+    ):
+        Environment.from_environment(env, Task.from_environment(env))

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from trainjob_trainer.checkpoint.follow import follow
+from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+
+GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
+
+
+def never() -> bool:
+    return False
+
+
+def following(
+    store: CheckpointStore,
+    *happenings: Callable[[], object],
+    job_uid: str | None = None,
+    final_step: int | None = None,
+) -> Iterator[tuple[Checkpoint, bool]]:
+    """Each time nothing is new, the next thing happens."""
+    script = iter(happenings)
+    return follow(
+        store,
+        1.0,
+        never,
+        job_uid=job_uid,
+        final_step=final_step,
+        sleep=lambda _: next(script)() and None,
+    )
+
+
+def save(store: CheckpointStore, *steps: int) -> Callable[[], None]:
+    return lambda: [store.save(step, 0, GROUPS, "uid") for step in steps] and None
+
+
+def test_it_waits_for_the_first_skips_to_the_newest_and_ends_with_the_final_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    seen = following(
+        store,
+        lambda: None,
+        save(store, 1),
+        save(store, 2, 3),
+        lambda: None,
+        lambda: (store.save(4, 0, GROUPS, "uid"), store.mark_final(4, "uid")),
+    )
+
+    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (3, False), (4, True)]
+
+
+def test_one_that_turns_out_to_be_the_final_one_comes_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    seen = following(store, save(store, 1), lambda: store.mark_final(1, "uid"))
+
+    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (1, True)]
+
+
+def test_an_earlier_trainings_end_is_not_this_ones(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, 0, GROUPS, "old")
+    store.mark_final(1, "old")
+
+    by_job = following(store, lambda: store.mark_final(1, "new"), job_uid="new")
+    assert [final for _, final in by_job] == [False, True]
+    store.mark_final(1, "")
+    by_step = following(
+        store, lambda: (store.save(2, 0, GROUPS, ""), store.mark_final(2, "")), job_uid="", final_step=2
+    )
+    assert [(checkpoint.step, final) for checkpoint, final in by_step] == [(1, False), (2, True)]
+
+
+def test_it_stops_when_asked(tmp_path: Path) -> None:
+    assert list(follow(CheckpointStore(tmp_path), 1.0, lambda: True)) == []

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob_trainer import InvalidConfiguration
+from trainjob_trainer.pace import next_call, steps_a_call
+from trainjob_trainer.plan import batch_of_a_device, build_plan, check_request
+
+REQUEST: dict[str, Any] = {"epochs": 2, "steps": None, "global_batch": 8, "checkpoint_every": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": None}, "either epochs=... or steps"),
+        ({"steps": 5}, "either epochs=... or steps"),
+        ({"epochs": 0}, "epochs: must be a number of at least 1, got 0"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"global_batch": 0}, "global_batch"),
+        ({"checkpoint_every": -1}, "checkpoint_every"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_its_argument(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=words):
+        check_request(**{**REQUEST, **changes})
+
+
+@pytest.mark.parametrize(
+    ("examples", "epochs", "steps", "expected"),
+    [
+        (100, 3, None, (36, 12, 12)),
+        (100, None, 30, (30, 12, 12)),
+        (5, 3, None, (3, 1, 1)),
+        (None, None, 50, (50, None, 5)),
+    ],
+)
+def test_a_training_in_steps(
+    examples: int | None, epochs: int | None, steps: int | None, expected: tuple[int, int | None, int]
+) -> None:
+    plan = build_plan(examples=examples, epochs=epochs, steps=steps, global_batch=8, checkpoint_every=None)
+
+    assert (plan.total_steps, plan.epoch_steps, plan.checkpoint_every) == expected
+
+
+def test_epochs_of_endless_data_are_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match="train\\(\\) is endless"):
+        build_plan(examples=None, epochs=1, steps=None, global_batch=8, checkpoint_every=None)
+
+
+def test_the_epoch_under_way() -> None:
+    plan = build_plan(examples=100, epochs=3, steps=None, global_batch=8, checkpoint_every=None)
+
+    assert [plan.epoch_at(step) for step in (0, 11, 12, 35, 36)] == [1, 1, 2, 3, 3]
+    assert [plan.epochs_done(step) for step in (0, 11, 12, 36)] == [0, 0, 1, 3]
+
+
+def test_a_batch_that_the_workers_do_not_divide_is_refused_with_what_fits() -> None:
+    assert batch_of_a_device(64, 4) == 16
+    with pytest.raises(InvalidConfiguration, match=r"global_batch: 64 .* by 3 .*; use 63 or 66"):
+        batch_of_a_device(64, 3)
+    with pytest.raises(InvalidConfiguration, match=r"use 4$"):
+        batch_of_a_device(3, 4)
+
+
+@given(
+    step=st.integers(0, 500),
+    wanted=st.integers(1, 100),
+    more=st.integers(1, 500),
+    period=st.integers(1, 50) | st.none(),
+)
+def test_a_call_never_passes_an_end(step: int, wanted: int, more: int, period: int | None) -> None:
+    count = next_call(step, wanted, step + more, (period,))
+
+    assert 1 <= count <= min(wanted, more)
+    assert period is None or step // period == (step + count - 1) // period
+
+
+def test_a_call_takes_about_half_a_second() -> None:
+    assert [steps_a_call(seconds) for seconds in (0.0, 0.005, 0.3, 9.0)] == [1000, 100, 1, 1]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainjob_trainer import OutputFinished
+from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.resume import Start, Verdict, find_start, finished_before, refuse_finished
+
+GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
+
+
+def store_with(folder: Path, *steps: int, final: tuple[int, str] | None = None) -> CheckpointStore:
+    store = CheckpointStore(folder / "checkpoints")
+    for step in steps:
+        store.save(step, 0, GROUPS, "old")
+    if final:
+        store.mark_final(*final)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("steps", "final", "total", "expected"),
+    [
+        ((), None, 10, Start(Verdict.TRAIN, 0)),
+        ((2, 4), None, 10, Start(Verdict.TRAIN, 4)),
+        ((4, 10), (10, "old"), 20, Start(Verdict.TRAIN, 10)),
+        ((10,), (10, "old"), 10, Start(Verdict.FINISHED_BY_ANOTHER, 10)),
+        ((10,), (10, "old"), 5, Start(Verdict.FINISHED_BY_ANOTHER, 10)),
+        ((10,), (10, "mine"), 10, Start(Verdict.FINISHED_BY_THIS_JOB, 10)),
+    ],
+)
+def test_where_to_start(
+    tmp_path: Path, steps: tuple[int, ...], final: tuple[int, str] | None, total: int, expected: Start
+) -> None:
+    assert find_start(store_with(tmp_path, *steps, final=final), total, "mine") == expected
+
+
+def test_without_a_job_a_finished_output_is_always_another_trainings(tmp_path: Path) -> None:
+    assert find_start(store_with(tmp_path, 3, final=(3, "")), 3, "").verdict is Verdict.FINISHED_BY_ANOTHER
+
+
+def test_only_the_same_job_has_finished_before(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 3, final=(3, "mine"))
+
+    assert finished_before(store, "mine") == Start(Verdict.FINISHED_BY_THIS_JOB, 3)
+    assert finished_before(store, "other") is None
+
+
+def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 3, final=(3, "old"))
+
+    with pytest.raises(OutputFinished, match=f"{tmp_path} holds .* finished at step 3.*--fresh"):
+        refuse_finished(find_start(store, 3, "mine"), store, 3)
+    with pytest.raises(SystemExit) as ended:
+        refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3)
+    assert ended.value.code == 0
+    refuse_finished(Start(Verdict.TRAIN, 3), store, 9)

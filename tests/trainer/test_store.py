@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputFull, OutputUnwritable
+from trainjob_trainer.checkpoint.background import BackgroundWriter
+from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.snapshot import NamedArray, read
+from trainjob_trainer.checkpoint.store import CheckpointStore
+
+Groups = dict[str, list[NamedArray]]
+
+
+def groups(value: float) -> Groups:
+    weights = np.full((3, 2), value, dtype="float32")
+    return {
+        "model": [NamedArray("dense/kernel", weights), NamedArray("seed", np.array([1, 2], dtype="uint32"))],
+        "optimizer": [NamedArray("iteration", np.array(7, dtype="int64"))],
+    }
+
+
+def variables(value: float = 0.0) -> dict[str, list[Any]]:
+    return {
+        "model": [
+            tf.Variable(np.full((3, 2), value, dtype="float32"), name="dense/kernel"),
+            tf.Variable(np.array([0, 0], dtype="uint32"), name="seed"),
+        ],
+        "optimizer": [tf.Variable(np.array(0, dtype="int64"), name="iteration")],
+    }
+
+
+class Crash(BaseException):
+    """Not an Exception: nothing may tidy up after it."""
+
+
+class CrashingFiles(Files):
+    """Dies at the n-th file operation."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def _count(self) -> None:
+        if self.left == 0:
+            raise Crash
+        self.left -= 1
+
+    def make_folder(self, path: Path) -> None:
+        self._count()
+        super().make_folder(path)
+
+    def write(self, path: Path, text: str) -> None:
+        self._count()
+        path.write_text(text[: len(text) // 2])
+        self._count()
+        super().write(path, text)
+
+    def sync(self, path: Path) -> None:
+        self._count()
+        super().sync(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        super().remove(path)
+
+
+class FailingFiles(Files):
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+
+    def write(self, path: Path, text: str) -> None:  # noqa: ARG002
+        raise self.error
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, now=lambda: 5.0)
+
+    store.save(4, 1, groups(0.5), "uid")
+    checkpoint = store.latest()
+
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.epoch, checkpoint.job_uid, checkpoint.written) == (4, 1, "uid", 5.0)
+    target = variables()
+    store.load(checkpoint, target)
+    loaded = read(target)
+    assert np.array_equal(loaded["model"][0].value, groups(0.5)["model"][0].value)
+    assert np.array_equal(loaded["model"][1].value, [1, 2])
+    assert loaded["optimizer"][0].value == 7
+
+
+def test_tensorflow_reads_it_with_its_own_tools(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path).save(4, 1, groups(0.5), "uid")
+
+    reader = tf.train.load_checkpoint(str(tmp_path))
+
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / "step-00000004" / "variables")
+    assert reader.get_variable_to_shape_map()["model/0/dense/kernel"] == [3, 2]
+
+
+def test_nothing_there_is_nothing(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "absent")
+
+    assert (store.latest(), store.final(), store.steps()) == (None, None, [])
+
+
+def test_the_newest_and_the_final_one_stay(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(1, 0, groups(1), "uid")
+    store.mark_final(1, "uid")
+
+    for step in (2, 3, 4):
+        store.save(step, 0, groups(step), "uid")
+
+    assert store.steps() == [1, 3, 4]
+
+
+def test_what_lies_beyond_a_new_checkpoint_goes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(9, 0, groups(9), "uid")
+
+    store.save(6, 0, groups(6), "uid")
+
+    assert store.steps() == [6]
+
+
+def test_the_final_marker_comes_and_goes(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(4, 1, groups(1), "uid")
+    store.mark_final(4, "uid")
+
+    final = store.final()
+    assert final is not None
+    assert (final.step, final.job_uid) == (4, "uid")
+    store.clear_final()
+    assert store.final() is None
+
+
+@pytest.mark.parametrize("name", ["variables.index", "variables.data-00000-of-00001", "manifest.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda _: b"",
+        lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:],
+        lambda data: bytes([data[0] ^ 255]) + data[1:],
+        lambda data: data + b"x",
+    ],
+    ids=["cut", "empty", "late bit", "first byte", "longer"],
+)
+def test_a_damaged_one_is_passed_over(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, 0, groups(1), "uid")
+    newest = store.save(2, 0, groups(2), "uid")
+    file = newest.path / name
+    file.write_bytes(damage(file.read_bytes()))
+
+    with pytest.warns(RuntimeWarning, match="damaged checkpoint passed over"):
+        latest = store.latest()
+
+    assert latest is not None
+    assert latest.step == 1
+
+
+@given(position=st.integers(0), bit=st.integers(0, 7), which=st.integers(0, 2))
+def test_any_flipped_bit_is_noticed(position: int, bit: int, which: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(folder)
+        checkpoint = store.save(2, 0, groups(2), "uid")
+        file = sorted(checkpoint.path.iterdir())[which]
+        data = bytearray(file.read_bytes())
+        data[position % len(data)] ^= 1 << bit
+        file.write_bytes(data)
+
+        try:
+            store.load(store.checked(2), target := variables())
+        except CheckpointUnreadable:
+            return
+        # What is not noticed has not changed anything, such as white space in the manifest.
+        assert np.array_equal(read(target)["model"][0].value, groups(2)["model"][0].value)
+
+
+@given(at=st.integers(0, 40), same_step=st.booleans(), keep=st.integers(1, 3))
+def test_a_crash_at_any_point_leaves_a_whole_checkpoint(at: int, same_step: bool, keep: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing that is visible may be damaged
+        store = CheckpointStore(folder, keep=keep)
+        store.save(1, 0, groups(1), "uid")
+        store.save(2, 0, groups(2), "uid")
+        crashing = CheckpointStore(folder, keep=keep, files=CrashingFiles(at))
+        try:
+            crashing.save(2 if same_step else 3, 0, groups(3), "uid")
+            crashing.mark_final(2 if same_step else 3, "uid")
+        except Crash:
+            pass
+
+        latest = store.latest()
+        assert latest is not None or (same_step and keep == 1)
+        if latest is not None:
+            store.load(latest, variables())
+        final = store.final()
+        assert final is None or store.checked(final.step)
+        store.prepare()
+        assert not list(Path(folder).glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (OSError(28, "No space left on device"), OutputFull, "no space left for .*step-00000001"),
+        (OSError(122, "Disk quota exceeded"), OutputFull, "no space left"),
+        (OSError(30, "Read-only file system"), OutputUnwritable, "cannot write .*: Read-only file system"),
+    ],
+)
+def test_a_failed_write_says_what_to_do_and_leaves_nothing(
+    tmp_path: Path, error: OSError, expected: type[Exception], words: str
+) -> None:
+    store = CheckpointStore(tmp_path, files=FailingFiles(error))
+
+    with pytest.raises(expected, match=words):
+        store.save(1, 0, groups(1), "uid")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_unwritable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(OutputUnwritable, match="cannot write"):
+        CheckpointStore(tmp_path / "file" / "checkpoints").prepare()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda groups: groups.pop("optimizer"), "no variables of 'optimizer'"),
+        (lambda groups: groups["model"].pop(), "holds 1 variables, this program has 2"),
+        (
+            lambda groups: groups["model"].__setitem__(0, NamedArray("other", np.zeros((4, 4), "float32"))),
+            r"dense/kernel.* is float32\[3, 2\] here, but the checkpoint's other is float32\[4, 4\]",
+        ),
+    ],
+)
+def test_another_models_checkpoint_is_refused_and_assigns_nothing(
+    tmp_path: Path, change: Callable[[Groups], object], words: str
+) -> None:
+    store, saved, target = CheckpointStore(tmp_path), groups(3), variables(1.0)
+    change(saved)
+    checkpoint = store.save(1, 0, saved, "uid")
+
+    with pytest.raises(CheckpointMismatch, match=words):
+        store.load(checkpoint, target)
+
+    assert float(target["model"][0][0, 0]) == 1.0
+
+
+def test_variables_are_found_by_name_in_another_order(tmp_path: Path) -> None:
+    store, saved = CheckpointStore(tmp_path), groups(3)
+    pair = [NamedArray("b:0", np.array(2.0, "float32")), NamedArray("a:0", np.array(1.0, "float32"))]
+    checkpoint = store.save(1, 0, {**saved, "extra": pair}, "uid")
+    a, b = tf.Variable(0.0, name="a"), tf.Variable(0.0, name="b")
+
+    store.load(checkpoint, {"extra": [a, b]})
+
+    assert (float(a), float(b)) == (1.0, 2.0)
+
+
+def test_the_background_writer_writes_and_surfaces_failures(tmp_path: Path) -> None:
+    seen: list[int] = []
+    writer = BackgroundWriter(CheckpointStore(tmp_path), lambda checkpoint: seen.append(checkpoint.step))
+    writer.submit(1, 0, groups(1), "uid")
+    writer.submit(2, 0, groups(2), "uid")
+    writer.wait()
+    assert seen == [1, 2]
+
+    full = CheckpointStore(tmp_path, files=FailingFiles(OSError(28, "No space left on device")))
+    failing = BackgroundWriter(full, lambda _: None)
+    failing.submit(3, 0, groups(3), "uid")
+    with pytest.raises(OutputFull):
+        failing.wait()

@@ -1,0 +1,99 @@
+"""The file that every Python process of a job runs when it starts."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support_plain import BOOTSTRAP, run_python
+
+from trainjob_trainer.plain.install import PREPARATIONS
+from trainjob_trainer.plain.seeds import job_seed
+
+JOB = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'}
+
+
+def load_hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hook_under_test", BOOTSTRAP / "trainjob_import_hook.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    return hook
+
+
+def test_it_waits_for_what_the_library_prepares() -> None:
+    assert set(load_hook().PREPARED) == set(PREPARATIONS)
+
+
+def test_the_hook_and_the_library_agree_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINJOB_NAME", "digits")
+    assert load_hook().job_seed() == job_seed()
+
+
+@pytest.mark.parametrize("blank", [{}, {"TF_CONFIG": "  "}])
+def test_without_tf_config_nothing_is_installed(blank: dict[str, str]) -> None:
+    code = "import sys; print([type(f).__name__ for f in sys.meta_path], 'trainjob_trainer' in sys.modules)"
+    ended = run_python(["-c", code], blank)
+    assert "_Finder" not in ended.stdout
+    assert ended.stdout.strip().endswith("False")
+    assert ended.stderr == ""
+
+
+def test_a_process_without_tensorflow_loads_nothing_of_the_library() -> None:
+    ended = run_python(["-c", "import sys, json; print('trainjob_trainer' in sys.modules)"], JOB)
+    assert (ended.stdout.strip(), ended.stderr) == ("False", "")
+
+
+def test_the_library_is_found_without_a_place_on_the_path() -> None:
+    code = (
+        "import sys; before = list(sys.path); import trainjob_trainer.task as t;"
+        "print(t.__file__); print(before == sys.path)"
+    )
+    ended = run_python(["-S", "-c", f"import sitecustomize; {code}"], JOB)
+    where, unchanged = ended.stdout.split()
+    assert Path(where) == BOOTSTRAP.parent / "task.py"
+    assert unchanged == "True"
+
+
+def test_the_next_sitecustomize_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.theirs = __file__")
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    ended = run_python(["-c", "import sitecustomize; print(theirs); print(sitecustomize.__file__)"], env)
+    assert ended.stdout.split() == [str(tmp_path / "sitecustomize.py")] * 2
+
+
+def test_a_broken_sitecustomize_of_others_costs_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("1 / 0")
+    ended = run_python(["-c", "print('runs')"], {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"})
+    assert ended.stdout == "runs\n"
+    assert ended.stderr == "trainjob: another sitecustomize failed: ZeroDivisionError: division by zero\n"
+
+
+def test_replicas_draw_the_same_random_numbers_unless_seeded() -> None:
+    code = "import random, numpy as np; print(random.random(), np.random.rand())"
+    one, other = (run_python(["-c", code], {**JOB, "TRAINJOB_NAME": name}).stdout for name in ("a", "b"))
+    again = run_python(["-c", code], {**JOB, "TRAINJOB_NAME": "a", "TRAINJOB_UID": "another"}).stdout
+    seeded = [
+        run_python(
+            ["-c", f"import random, numpy as np; np.random.seed(1); {code}"], {**JOB, "TRAINJOB_NAME": name}
+        )
+        for name in ("a", "b")
+    ]
+    assert one == again != other
+    assert len({ended.stdout.split()[1] for ended in seeded}) == 1
+
+
+def test_an_error_of_ours_does_not_break_the_import(tmp_path: Path) -> None:
+    bootstrap = tmp_path / "trainjob_trainer" / "bootstrap"
+    shutil.copytree(BOOTSTRAP, bootstrap)
+    package = tmp_path / "keras" / "src" / "models"
+    package.mkdir(parents=True)
+    (package / "model.py").write_text("here = True")
+    for folder in (package, *package.parents[:2]):
+        (folder / "__init__.py").touch()
+    env = {**JOB, "PYTHONPATH": f"{bootstrap}:{tmp_path}"}
+    ended = run_python(["-c", "import keras.src.models.model as m; print(m.here)"], env)
+    assert ended.stdout == "True\n"
+    assert "trainjob: the script runs without help: ModuleNotFoundError" in ended.stderr

@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.plain.fit_call import FitState, PastCall, Turn, choose_turn
+
+CHECKPOINT = Checkpoint(step=40, epoch=4, job_uid="u", path=Path("c"), written=0.0)
+
+
+def state(call: int = 1, done: int = 2, asked: int = 4, complete: bool = False) -> FitState:
+    return FitState(call=call, epochs_done=done, epochs_asked=asked, complete=complete, first_step=0)
+
+
+@pytest.mark.parametrize(
+    ("saved", "number", "epochs", "finished", "turn"),
+    [
+        (None, 1, 4, False, Turn.TRAIN),
+        (state(), 1, 4, False, Turn.RESUME),
+        (state(), 2, 4, False, Turn.TRAIN),
+        (state(call=2), 1, 4, False, Turn.SKIP),
+        (state(complete=True), 1, 4, False, Turn.SKIP),  # stopped early: not begun again
+        (state(complete=True), 1, 5, False, Turn.RESUME),
+        (state(done=4, complete=True), 1, 4, True, Turn.FINISHED),
+        (state(done=4, complete=True), 1, 9, True, Turn.RESUME),
+        (state(call=3, done=4, complete=True), 2, 4, True, Turn.SKIP),
+        (state(call=3, done=4, complete=True), 3, 4, True, Turn.FINISHED),
+    ],
+)
+def test_what_a_call_has_to_do(
+    saved: FitState | None, number: int, epochs: int, finished: bool, turn: Turn
+) -> None:
+    assert choose_turn(saved, number=number, epochs=epochs, script_finished=finished) is turn
+
+
+@given(st.integers(1, 5), st.integers(0, 9), st.dictionaries(st.text(max_size=5), st.lists(st.floats())))
+def test_a_state_survives_the_checkpoint(call: int, done: int, history: dict[str, list[float]]) -> None:
+    saved = FitState(
+        call, done, 9, False, 7, (PastCall((0, 1), history),), ({"kind": "EarlyStopping", "wait": 1},)
+    )
+    read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
+    assert (read.call, read.epochs_done, read.first_step) == (call, done, 7)
+    assert repr(read.past[0].history) == repr(history)
+    assert list(read.callbacks) == list(saved.callbacks)
+
+
+def test_a_checkpoint_of_the_librarys_own_loop_counts_as_one_call() -> None:
+    read = FitState.from_groups({"model": []}, CHECKPOINT, finished=True)
+    assert (read.call, read.epochs_done, read.complete) == (1, 4, True)

@@ -1,0 +1,68 @@
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support_plain import SCRIPTS, run_job
+
+from trainjob_trainer.plain import keras_repair
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("canary")
+    ended = run_job(SCRIPTS / "canary.py", root, env={"SEEN": str(root), "PYTHONPATH": ""})
+    assert ended["worker-0"].code == 0, ended["worker-0"].log
+    return json.loads((root / "worker-0.json").read_text())
+
+
+def test_canary_keras_still_needs_both_repairs(seen: dict[str, Any]) -> None:
+    """When this fails, Keras has mended `fit` under several workers: narrow the versions in keras_repair."""
+    assert seen["build_fault"]
+    assert seen["reduce_fault"]
+    assert seen["unrepaired"].startswith("ValueError")
+    assert "PerReplica" in seen["unrepaired"]
+    assert seen["build_repaired"].startswith("ValueError")
+
+
+def test_repaired_keras_trains(seen: dict[str, Any]) -> None:
+    assert seen["repaired"] == "trained"
+    assert seen["known"] is True
+    assert seen["again"] is True
+
+
+class MendedTrainer:
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):  # noqa: ARG002
+        return "mended"
+
+
+class ChangedTrainer:
+    def _maybe_symbolic_build(self, batches):  # noqa: ARG002
+        return "changed"
+
+
+def mended_reduce(values, strategy, reduction):
+    return values
+
+
+@pytest.mark.parametrize(
+    ("trainer", "version"),
+    [(MendedTrainer, "3.7.0"), (MendedTrainer, "3.99.0"), (MendedTrainer, "4.0"), (ChangedTrainer, "3.15.1")],
+)
+def test_an_unknown_keras_is_left_alone_and_named(
+    trainer: type, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = SimpleNamespace(TensorFlowTrainer=trainer, reduce_per_replica=mended_reduce)
+    method = trainer._maybe_symbolic_build
+    assert not keras_repair.repair_keras(module, version)
+    assert trainer._maybe_symbolic_build is method
+    message = capsys.readouterr().err
+    assert f"Keras {version} is not known" in message
+    assert "keras>=3.8,<3.16" in message
+
+
+def test_a_mended_keras_is_left_alone_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    module = SimpleNamespace(TensorFlowTrainer=MendedTrainer, reduce_per_replica=mended_reduce)
+    assert keras_repair.repair_keras(module, "3.15.9")
+    assert module.reduce_per_replica is mended_reduce
+    assert capsys.readouterr().err == ""

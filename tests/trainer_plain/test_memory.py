@@ -1,0 +1,31 @@
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainjob_trainer.plain.memory import put_back, remembered, remembered_weights
+
+
+def callbacks() -> list[Any]:
+    return [
+        keras.callbacks.EarlyStopping(monitor="val_loss", restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True),
+        SimpleNamespace(best=1.0),
+    ]
+
+
+def test_deciding_callbacks_go_on_where_they_were() -> None:
+    before, after = callbacks(), callbacks()
+    before[0].wait, before[0].best, before[0].best_weights = 3, np.float32(0.25), [np.arange(3.0)]
+    before[1].best = 0.75
+    put_back(after, remembered(before), remembered_weights(before))
+    assert (after[0].wait, after[0].best, after[1].best) == (3, 0.25, 0.75)
+    np.testing.assert_array_equal(after[0].best_weights[0], np.arange(3.0))
+
+
+def test_a_script_with_other_callbacks_starts_them_anew() -> None:
+    before, after = callbacks(), callbacks()[::-1]
+    before[0].wait = 3
+    put_back(after, remembered(before), {})
+    assert after[2].wait == 0

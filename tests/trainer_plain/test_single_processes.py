@@ -1,0 +1,63 @@
+"""What one process of a job does before it has met any other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support_plain import BOOTSTRAP, SCRIPTS, free_ports, run_job
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_keras.py"
+
+
+def run_replica(script: str, folder: Path, role: str) -> subprocess.CompletedProcess[str]:
+    with free_ports(3) as ports:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+    config = {
+        "cluster": {"worker": addresses[:2], "evaluator": addresses[2:]},
+        "task": {"type": role, "index": 0},
+    }
+    env = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONPATH": str(BOOTSTRAP),
+        "TF_CONFIG": json.dumps(config),
+        "TRAINJOB_OUTPUT_DIR": str(folder / "output"),
+        "TRAINJOB_PROGRESS_FILE": str(folder / "progress.json"),
+    }
+    return subprocess.run(
+        [sys.executable, str(SCRIPTS / script)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_an_early_operation_is_named_with_its_line(tmp_path: Path) -> None:
+    ended = run_replica("early.py", tmp_path, "worker")
+    assert ended.returncode == 80, ended.stderr
+    error = json.loads((tmp_path / "progress.json").read_text())["error"]
+    assert error["reason"] == "InvalidConfiguration"
+    assert "early.py:3: scale = tf.constant(2.0)" in error["message"]
+    assert error["message"] in ended.stderr
+
+
+def test_an_evaluator_with_nothing_to_score_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    ended = run_replica("nothing_held_out.py", tmp_path, "evaluator")
+    assert ended.returncode == 0, ended.stderr
+    assert "replicas 1 evaluator" in ended.stdout
+    assert "fit has ended" not in ended.stdout
+    assert "neither validation_data nor validation_split" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+
+
+def test_the_example_trains_as_one_worker(tmp_path: Path) -> None:
+    ended = run_job(EXAMPLE, tmp_path, workers=1, env={"EPOCHS": "1"})["worker-0"]
+    assert ended.code == 0, ended.log
+    assert (tmp_path / "model.keras").is_file()
+    assert (tmp_path / "best.keras").is_file()
+    assert (tmp_path / "checkpoints" / "final.json").is_file()

@@ -1,0 +1,124 @@
+"""The same unmodified script as two workers and an evaluator, as one worker, and as two that crash once."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support_plain import SCRIPTS, Ended, run_job
+
+SCRIPT = SCRIPTS / "two_models.py"
+STEPS = 3 * 7  # 203 examples in batches of 32
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(root: Path) -> dict[str, Ended]:
+    return run_job(SCRIPT, root, evaluator=True, env={"SEEN": str(root / "seen")})
+
+
+def weights(root: Path, replica: str, model: str) -> np.ndarray:
+    with np.load(root / "seen" / replica / "weights.npz") as arrays:
+        return arrays[model]
+
+
+def seen(root: Path, replica: str) -> dict:
+    return json.loads((root / "seen" / replica / "seen.json").read_text())
+
+
+def test_every_process_succeeds(two: dict[str, Ended]) -> None:
+    assert {name: ended.code for name, ended in two.items()} == {
+        "worker-0": 0,
+        "worker-1": 0,
+        "evaluator-0": 0,
+    }, "\n".join(ended.log for ended in two.values())
+
+
+def test_workers_hold_equal_weights_and_see_equal_logs(two: dict[str, Ended], root: Path) -> None:
+    for model in ("first", "second"):
+        np.testing.assert_array_equal(weights(root, "worker-0", model), weights(root, "worker-1", model))
+    assert seen(root, "worker-0") == seen(root, "worker-1")
+
+
+def test_training_learns(two: dict[str, Ended], root: Path) -> None:
+    loss = seen(root, "worker-0")["first"]["loss"]
+    assert len(loss) == 3
+    assert loss[-1] < loss[0]
+
+
+def test_only_the_first_worker_writes(two: dict[str, Ended]) -> None:
+    files = {path.name for path in two["worker-0"].folder.rglob("*") if path.is_file()}
+    assert {"best.keras", "first.keras", "log.csv", "latest.weights.h5"} <= files
+    assert (two["worker-0"].folder / "events" / "train").is_dir()
+    assert list(two["worker-1"].folder.iterdir()) == []
+    assert list(two["evaluator-0"].folder.iterdir()) == []
+
+
+def test_a_worker_loads_what_it_saved(two: dict[str, Ended], root: Path) -> None:
+    for replica in ("worker-0", "worker-1"):
+        np.testing.assert_array_equal(weights(root, replica, "loaded"), weights(root, replica, "first"))
+
+
+def test_the_evaluator_counts_every_example_as_the_workers_do(two: dict[str, Ended], root: Path) -> None:
+    lines = (root / "evaluator" / "evaluations.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    history = seen(root, "worker-0")["first"]
+    assert (last["step"], last["final"]) == (STEPS, True)
+    assert last["metrics"]["accuracy"] == pytest.approx(history["val_accuracy"][-1], abs=1e-6)
+    assert last["metrics"]["loss"] == pytest.approx(history["val_loss"][-1], abs=1e-5)
+
+
+def test_the_evaluator_never_trains_nor_passes_fit(two: dict[str, Ended], root: Path) -> None:
+    assert not (root / "seen" / "evaluator-0").exists()
+    assert list((root / "evaluator" / "logs").glob("events.*"))
+
+
+def test_the_end_is_marked_with_the_first_model(two: dict[str, Ended], root: Path) -> None:
+    final = json.loads((root / "checkpoints" / "final.json").read_text())
+    assert (final["step"], final["jobUid"]) == (STEPS, "uid-1")
+    assert (root / "checkpoints" / "model-2" / "step-00000018").is_dir()
+
+
+def test_progress_tells_step_and_metrics(two: dict[str, Ended]) -> None:
+    report = two["worker-0"].progress
+    assert report["state"] == "finished"
+    assert (report["step"], report["epoch"], report["totalEpochs"]) == (STEPS, 3, 3)
+    assert set(report["metrics"]) >= {"accuracy"}
+    assert two["evaluator-0"].progress["evaluation"]["final"] is True
+
+
+def test_one_worker_trains_the_same(two: dict[str, Ended], root: Path, tmp_path: Path) -> None:
+    one = run_job(SCRIPT, tmp_path, workers=1, env={"SEEN": str(tmp_path / "seen")})
+    assert one["worker-0"].code == 0, one["worker-0"].log
+    np.testing.assert_allclose(
+        weights(tmp_path, "worker-0", "second"), weights(root, "worker-0", "second"), atol=1e-5
+    )
+
+
+def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_path: Path) -> None:
+    env = {"SEEN": str(tmp_path / "seen")}
+    crashed = run_job(SCRIPT, tmp_path, env={**env, "CRASH": "worker-1"})
+    assert crashed["worker-1"].code == 1
+    assert crashed["worker-1"].progress["error"] == {
+        "reason": "ValueError",
+        "message": "two_models.py:23: ValueError: the second epoch is unlucky",
+    }
+    assert crashed["worker-0"].code == 85, crashed["worker-0"].log
+    assert crashed["worker-0"].progress["error"]["reason"] == "PeerLost"
+    assert not (tmp_path / "checkpoints" / "final.json").exists()
+
+    again = run_job(SCRIPT, tmp_path, env={**env, "TRAINJOB_ATTEMPT": "2"})
+    assert [again[name].code for name in sorted(again)] == [0, 0], again["worker-0"].log
+    assert f"trainjob: resumed from step {STEPS} (fit 1 had ended" in again["worker-0"].log
+    # Worker 0 may have saved the second epoch before it noticed.
+    assert re.search(r"resumed from step (6 \(epoch 1|12 \(epoch 2) of 3", again["worker-0"].log)
+    for model in ("first", "second"):
+        np.testing.assert_allclose(
+            weights(tmp_path, "worker-0", model), weights(root, "worker-0", model), atol=1e-6
+        )
+    assert seen(tmp_path, "worker-1") == seen(root, "worker-0")

@@ -1,0 +1,69 @@
+"""The TensorFlow half of TrainJob: one Keras model, one tf.data pipeline, as many workers as the job has.
+
+    train_and_evaluate(model, train, heldout, epochs=20, global_batch=64)      the short way
+    run = init()                                                               a training loop of your own
+    Task, Environment, ExitCode, TrainerError ...                              usable without TensorFlow
+
+TensorFlow is imported when the first name that needs it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from trainjob_trainer.environment import Environment
+from trainjob_trainer.errors import (
+    CheckpointMismatch,
+    CheckpointUnreadable,
+    InvalidConfiguration,
+    OutputFinished,
+    OutputFull,
+    OutputUnwritable,
+    PeerLost,
+    PortInUse,
+    Preempted,
+    Stalled,
+    TrainerError,
+)
+from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.task import Task
+
+if TYPE_CHECKING:
+    from trainjob_trainer.custom_loop import Run, init
+    from trainjob_trainer.library import Result, train_and_evaluate
+
+__all__ = [
+    "CheckpointMismatch",
+    "CheckpointUnreadable",
+    "Environment",
+    "ExitCode",
+    "InvalidConfiguration",
+    "OutputFinished",
+    "OutputFull",
+    "OutputUnwritable",
+    "PeerLost",
+    "PortInUse",
+    "Preempted",
+    "Result",
+    "Run",
+    "Stalled",
+    "Task",
+    "TrainerError",
+    "init",
+    "train_and_evaluate",
+]
+
+_LAZY = {
+    "Result": "trainjob_trainer.library",
+    "Run": "trainjob_trainer.custom_loop",
+    "init": "trainjob_trainer.custom_loop",
+    "train_and_evaluate": "trainjob_trainer.library",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs TensorFlow on first use (PEP 562)."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,38 @@
+"""Python runs this when it starts, if this folder is on PYTHONPATH: the way into an unmodified script.
+
+Whoever starts a replica puts the folder there. Every Python process of a job runs this file, so it is
+small, and without TF_CONFIG does nothing but let the next `sitecustomize` have its turn.
+"""
+
+# ruff: noqa: PTH100, PTH120, BLE001 - pathlib is not loaded yet, and nothing may break the interpreter
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def run_the_next_sitecustomize() -> None:
+    """Python imports only the first one it finds; a distribution or the user's image may have its own."""
+    finder = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
+    spec = finder.find_spec("sitecustomize", elsewhere)
+    if spec is None or spec.loader is None:
+        return
+    module = type(sys)(spec.name)
+    module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+
+
+try:
+    if os.environ.get("TF_CONFIG", "").strip():
+        import trainjob_import_hook  # type: ignore[import-not-found,unused-ignore]
+
+        trainjob_import_hook.install(os.path.dirname(os.path.dirname(HERE)))
+except Exception as error:
+    print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
+
+try:
+    run_the_next_sitecustomize()
+except Exception as error:
+    print(f"trainjob: another sitecustomize failed: {type(error).__name__}: {error}", file=sys.stderr)

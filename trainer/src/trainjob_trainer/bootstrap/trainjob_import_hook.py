@@ -1,0 +1,99 @@
+"""Notices the import of a few modules, and has `trainjob_trainer.plain` prepare them right after.
+
+Only what the interpreter has loaded by itself is used until one of them is imported.
+"""
+
+# ruff: noqa: BLE001, PLC0415 - nothing may break the user's imports, or load anything before its time
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+LIBRARY = "trainjob_trainer"
+SEEDED = {"random", "numpy.random.mtrand"}
+PREPARED = {
+    "tensorflow.python.eager.context",
+    "tensorflow.python.distribute.collective_all_reduce_strategy",
+    "keras.src.backend.tensorflow.trainer",
+    "keras.src.saving.saving_api",
+    "keras.src.models.model",
+}
+
+
+def install(root: str) -> None:
+    """Watch imports from now on.
+
+    Args:
+        root: the folder (or zip) that holds the library. It gets no place on sys.path: whatever else lies
+            there must not come before the user's packages.
+    """
+    # TensorFlow's C++ side tells every step of its start-up otherwise; warnings are still shown.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    sys.meta_path.insert(0, _Finder(root))  # type: ignore[arg-type,unused-ignore]
+
+
+def job_seed() -> int:
+    """The same number as `trainjob_trainer.plain.seeds.job_seed`, without loading the library."""
+    import zlib
+
+    return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())
+
+
+class _Finder:
+    """Finds the library, and wraps the loaders of the modules that are waited for."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._awaited = SEEDED | PREPARED
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name == LIBRARY:
+            finder: Any = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
+            return finder.find_spec(name, [self._root])
+        if name not in self._awaited:
+            return None
+        self._awaited.discard(name)
+        for finder in list(sys.meta_path):
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader:
+    """Another loader, followed by the preparation of the module."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        try:
+            _prepare(module)
+        except Exception as error:
+            print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _prepare(module: Any) -> None:
+    if module.__name__ in SEEDED:
+        module.seed(job_seed())
+        return
+    from trainjob_trainer.plain.install import prepare
+
+    prepare(module)

@@ -1,0 +1,1 @@
+"""Checkpoints: whole or absent, written by one replica, read by all."""

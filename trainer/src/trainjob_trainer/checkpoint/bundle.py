@@ -1,0 +1,136 @@
+"""One checkpoint's folder: TensorFlow's own tensor bundle beside a manifest of what it holds.
+
+The bundle's CRCs cover the tensors but only parts of its index, and nothing says that a file has been
+cut off, so the manifest holds sizes and a CRC of the index, and one of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
+from trainjob_trainer.errors import CheckpointUnreadable
+
+FORMAT = 1
+PREFIX = "variables"
+MANIFEST = "manifest.json"
+_INDEX = "variables.index"
+_DATA = "variables.data-00000-of-00001"
+
+
+def write_bundle(folder: Path, groups: HostGroups, facts: Mapping[str, Any], files: Files) -> None:
+    """Fill an existing folder, down to the disk.
+
+    Args:
+        folder: not visible to readers yet.
+        groups: what to save; readable by `tf.train.load_checkpoint` as `<group>/<position>/<name>`.
+        facts: further fields of the manifest (`step`, `epoch`, `jobUid`, `time`).
+        files: the file operations.
+    """
+    import tensorflow as tf  # noqa: PLC0415 - the rest of the package works without it
+
+    keys, arrays = _keyed(groups)
+    with tf.device("/CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(folder / PREFIX),
+            tensor_names=keys,
+            shape_and_slices=[""] * len(keys),
+            tensors=[array.value for array in arrays],
+        )
+    for name in (_INDEX, _DATA):
+        files.sync(folder / name)
+    content = {"format": FORMAT, **facts, "groups": _described(groups), "files": _measured(folder)}
+    files.write(folder / MANIFEST, json.dumps({**content, "crc32": _crc(content)}, indent=1))
+    files.sync(folder)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, checked against itself and the files beside it.
+
+    Raises:
+        CheckpointUnreadable: a file is missing, cut off or altered, or of a later format.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = {key: value for key, value in manifest.items() if key != "crc32"}
+        if manifest["crc32"] != _crc(content):
+            raise CheckpointUnreadable(f"{folder}: {MANIFEST} is damaged")
+        if manifest["files"] != _measured(folder):
+            raise CheckpointUnreadable(f"{folder}: its files are cut off or damaged")
+        if manifest["format"] != FORMAT:
+            raise CheckpointUnreadable(f"{folder}: format {manifest['format']} is not known to this version")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointUnreadable(f"{folder}: {error}") from error
+    return content
+
+
+def read_bundle(folder: Path) -> dict[str, list[NamedArray]]:
+    """Everything that was saved, checked by the bundle's CRCs.
+
+    Raises:
+        CheckpointUnreadable: a file is missing, cut off or altered.
+    """
+    import tensorflow as tf  # noqa: PLC0415 - the rest of the package works without it
+
+    described: Mapping[str, list[dict[str, Any]]] = read_manifest(folder)["groups"]
+    keys = [
+        _key(group, i, item["name"]) for group, items in described.items() for i, item in enumerate(items)
+    ]
+    dtypes = [tf.as_dtype(item["dtype"]) for items in described.values() for item in items]
+    if not keys:
+        return {group: [] for group in described}
+    try:
+        with tf.device("/CPU:0"):
+            tensors = iter(
+                tf.raw_ops.RestoreV2(
+                    prefix=str(folder / PREFIX),
+                    tensor_names=keys,
+                    shape_and_slices=[""] * len(keys),
+                    dtypes=dtypes,
+                )
+            )
+    except tf.errors.OpError as error:
+        raise CheckpointUnreadable(f"{folder}: {error.message.splitlines()[0]}") from error
+    return {
+        group: [NamedArray(item["name"], next(tensors).numpy()) for item in items]
+        for group, items in described.items()
+    }
+
+
+def _keyed(groups: HostGroups) -> tuple[list[str], list[NamedArray]]:
+    pairs = [
+        (_key(g, i, array.name), array) for g, arrays in groups.items() for i, array in enumerate(arrays)
+    ]
+    return [key for key, _ in pairs], [array for _, array in pairs]
+
+
+def _key(group: str, position: int, name: str) -> str:
+    """The position keeps two variables of one name apart."""
+    return f"{group}/{position}/{name}"
+
+
+def _described(groups: HostGroups) -> dict[str, list[dict[str, Any]]]:
+    return {
+        group: [
+            {"name": array.name, "shape": list(array.value.shape), "dtype": array.value.dtype.name}
+            for array in arrays
+        ]
+        for group, arrays in groups.items()
+    }
+
+
+def _measured(folder: Path) -> dict[str, Any]:
+    index = (folder / _INDEX).read_bytes()
+    return {
+        _INDEX: {"bytes": len(index), "crc32": zlib.crc32(index)},
+        _DATA: {"bytes": (folder / _DATA).stat().st_size},
+    }
+
+
+def _crc(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

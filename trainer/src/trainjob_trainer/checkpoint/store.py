@@ -1,0 +1,229 @@
+"""The folder of checkpoints: what is in it is whole, the newest is found, the oldest go."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifest, write_bundle
+from trainjob_trainer.checkpoint.files import TEMPORARY, Files, explain_write_error
+from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
+from trainjob_trainer.errors import CheckpointUnreadable, TrainerError
+
+_FOLDER = re.compile(r"step-(\d{8,})")
+_FINAL = "final.json"
+_STATE = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One whole checkpoint on disk.
+
+    Attributes:
+        step: optimizer steps done.
+        epoch: whole epochs done.
+        job_uid: the job that wrote it.
+        path: its folder.
+        written: seconds since 1970.
+    """
+
+    step: int
+    epoch: int
+    job_uid: str
+    path: Path
+    written: float
+
+    @property
+    def prefix(self) -> str:
+        """What `tf.train.load_checkpoint` wants."""
+        return str(self.path / PREFIX)
+
+
+@dataclass(frozen=True)
+class FinalMarker:
+    """Training has reached its end.
+
+    Attributes:
+        step: the final checkpoint's.
+        job_uid: the job that finished.
+    """
+
+    step: int
+    job_uid: str
+
+
+class CheckpointStore:
+    """Checkpoints below one folder. Only one replica may write; any may read."""
+
+    def __init__(
+        self,
+        directory: Path | str,
+        keep: int = 3,
+        *,
+        now: Callable[[], float] = time.time,
+        files: Files | None = None,
+    ) -> None:
+        """Look at a folder, which need not exist yet.
+
+        Args:
+            directory: the folder.
+            keep: how many of the newest stay; the final one stays as well.
+            now: seconds since 1970, for tests.
+            files: the file operations, for tests.
+        """
+        self.directory = Path(directory)
+        self._keep = max(1, keep)
+        self._now = now
+        self._files = files or Files()
+
+    def save(self, step: int, epoch: int, groups: HostGroups, job_uid: str) -> Checkpoint:
+        """Write a checkpoint, so that it appears whole or not at all, then drop the oldest.
+
+        Args:
+            step: optimizer steps done.
+            epoch: whole epochs done.
+            groups: `snapshot.read(variables)`.
+            job_uid: the writing job's UID.
+
+        Raises:
+            OutputFull: no space; OutputUnwritable: no permission, a read-only or vanished volume.
+        """
+        target = self._folder(step)
+        facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
+        temporary = target.with_name(TEMPORARY + target.name)
+        try:
+            self._files.remove(temporary)
+            self._files.make_folder(temporary)
+            write_bundle(temporary, groups, facts, self._files)
+            if target.exists():  # an older attempt's, perhaps damaged
+                self._discard(target)
+            self._files.rename(temporary, target)
+            self._files.sync(self.directory)
+            self._prune(newest=step)
+            self._write_state()
+        except Exception as error:
+            self._files.remove(temporary)
+            raise self._explained(error, target) from error
+        return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
+
+    def steps(self) -> list[int]:
+        """The steps of all checkpoints in place, oldest first, damaged ones included."""
+        try:
+            names = [_FOLDER.fullmatch(path.name) for path in self.directory.iterdir()]
+        except OSError:
+            return []
+        return sorted(int(match[1]) for match in names if match)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that can be read whole; damaged ones are passed over with a warning."""
+        for step in reversed(self.steps()):
+            try:
+                return self.checked(step)
+            except CheckpointUnreadable as error:
+                if self._folder(step).exists():  # else it was dropped meanwhile, as the oldest
+                    warnings.warn(f"damaged checkpoint passed over: {error}", RuntimeWarning, stacklevel=2)
+        return None
+
+    def checked(self, step: int) -> Checkpoint:
+        """The checkpoint of that step, after reading all of it.
+
+        Raises:
+            CheckpointUnreadable: it is absent or damaged.
+        """
+        checkpoint = self.at(step)
+        read_bundle(checkpoint.path)
+        return checkpoint
+
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of that step by its manifest alone.
+
+        Raises:
+            CheckpointUnreadable: it is absent, or its manifest damaged.
+        """
+        folder = self._folder(step)
+        manifest = read_manifest(folder)
+        if manifest["step"] != step:
+            raise CheckpointUnreadable(f"{folder}: its manifest is that of step {manifest['step']}")
+        return Checkpoint(step, manifest["epoch"], manifest["jobUid"], folder, manifest["time"])
+
+    def load(self, checkpoint: Checkpoint, groups: VariableGroups) -> None:
+        """Assign a checkpoint's values to variables, in every local replica.
+
+        Raises:
+            CheckpointUnreadable: it is damaged or gone.
+            CheckpointMismatch: it is another model's; nothing has been assigned then.
+        """
+        assign(groups, read_bundle(checkpoint.path))
+
+    def mark_final(self, step: int, job_uid: str) -> None:
+        """Say that training is finished at `step`, whose checkpoint is in place."""
+        marker = {"step": step, "jobUid": job_uid, "time": self._now()}
+        try:
+            self._files.replace(self.directory / _FINAL, json.dumps(marker))
+        except Exception as error:
+            raise self._explained(error, self.directory / _FINAL) from error
+
+    def final(self) -> FinalMarker | None:
+        """The final marker, if training is finished."""
+        try:
+            marker = json.loads((self.directory / _FINAL).read_text(encoding="utf-8"))
+            return FinalMarker(int(marker["step"]), str(marker["jobUid"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def clear_final(self) -> None:
+        """Take the marker away: training goes on."""
+        self._files.remove(self.directory / _FINAL)
+
+    def prepare(self) -> None:
+        """Before the first write: make the folder, prove that it can be written, sweep what a crash left.
+
+        Raises:
+            OutputUnwritable, OutputFull: as `save`.
+        """
+        probe = self.directory / (TEMPORARY + "probe")
+        try:
+            self._files.make_folder(self.directory)
+            for leftover in self.directory.glob(TEMPORARY + "*"):
+                self._files.remove(leftover)
+            self._files.write(probe, "")
+            self._files.remove(probe)
+        except OSError as error:
+            raise self._explained(error, self.directory) from error
+
+    def _folder(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def _discard(self, folder: Path) -> None:
+        """Rename first: a half-removed checkpoint must not be taken for one."""
+        doomed = folder.with_name(f"{TEMPORARY}old-{folder.name}")
+        self._files.remove(doomed)
+        self._files.rename(folder, doomed)
+        self._files.remove(doomed)
+
+    def _prune(self, newest: int) -> None:
+        """Drop the oldest, and whatever lies beyond the newest: damaged, or else it had been resumed from."""
+        steps, final = self.steps(), self.final()
+        older = [step for step in steps if step < newest]
+        beyond = [step for step in steps if step > newest]
+        surplus = older[: max(0, len(older) + 1 - self._keep)]
+        for step in surplus + beyond:
+            if final is None or step != final.step:
+                self._discard(self._folder(step))
+
+    def _write_state(self) -> None:
+        """TensorFlow's own index of the folder, for `tf.train.latest_checkpoint`."""
+        prefixes = [f"{self._folder(step).name}/{PREFIX}" for step in self.steps()]
+        lines = [f'model_checkpoint_path: "{prefixes[-1]}"']
+        lines += [f'all_model_checkpoint_paths: "{prefix}"' for prefix in prefixes]
+        self._files.replace(self.directory / _STATE, "\n".join(lines) + "\n")
+
+    def _explained(self, error: Exception, path: Path) -> Exception:
+        if isinstance(error, TrainerError):
+            return error
+        return explain_write_error(error, path) or error

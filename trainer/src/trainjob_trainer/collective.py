@@ -1,0 +1,71 @@
+"""Agreement between the training workers, over the strategy's own collectives."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import tensorflow as tf
+
+from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
+from trainjob_trainer.errors import CheckpointMismatch
+from trainjob_trainer.task import Task
+
+
+def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
+    """The writer's values, on every worker. Every worker has to call it at the same point.
+
+    Args:
+        strategy: built by `strategy.build_strategy`.
+        task: this replica.
+        values: 64-bit integers, as many on each worker; only the writer's count.
+    """
+    if task.num_workers == 1:
+        return list(values)
+    offered = list(values) if task.is_writer else [0] * len(values)
+    summed = strategy.experimental_local_results(_sum(strategy)(tf.constant(offered, tf.int64)))[0].numpy()
+    replicas_a_worker = max(1, strategy.num_replicas_in_sync // task.num_workers)
+    return [int(value) // replicas_a_worker for value in summed]
+
+
+@lru_cache(maxsize=4)
+def _sum(strategy: Any) -> Any:
+    """Traced once a strategy: tracing costs more than the collective."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator,unused-ignore]
+    def total(offered: Any) -> Any:
+        def contribute() -> Any:
+            here = tf.identity(offered)  # an argument has no device, and the collective asks for one
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
+
+        return strategy.run(contribute)
+
+    return total
+
+
+def check_same_weights(strategy: Any, task: Task, groups: VariableGroups) -> None:
+    """Compare this worker's variables with the writer's, by a hash.
+
+    Workers that restored different values would train on without any error, and diverge.
+
+    Raises:
+        CheckpointMismatch: they differ.
+    """
+    mine = weights_hash(groups)
+    (writers,) = broadcast(strategy, task, [mine])
+    if mine != writers:
+        raise CheckpointMismatch(
+            f"{task.replica}: the weights restored here differ from the writer's; "
+            "do all workers see the same output folder?"
+        )
+
+
+def weights_hash(groups: VariableGroups) -> int:
+    """A CRC over the local values of all variables, in order."""
+    crc = 0
+    for arrays in read(groups).values():
+        for array in arrays:
+            crc = zlib.crc32(array.value.tobytes(), crc)
+    return crc

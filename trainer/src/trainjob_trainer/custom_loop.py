@@ -1,0 +1,164 @@
+"""A training loop of the user's own: the run gives strategy, role, resume, checkpoints and reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trainjob_trainer.checkpoint.snapshot import read
+from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.evaluation import evaluate_checkpoints
+from trainjob_trainer.replica import Replica, join
+from trainjob_trainer.resume import Start, agree, find_start, refuse_finished, restore
+from trainjob_trainer.saver import Saver
+from trainjob_trainer.strategy import build_strategy
+from trainjob_trainer.summaries import Summaries
+from trainjob_trainer.tracking import collect_variables
+
+_ANY_NUMBER_OF_STEPS = 2**62
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+class Run:
+    """One replica's part of a training with a loop of its own; made by `init`.
+
+    Attributes:
+        strategy: TensorFlow's, by the role; build model and optimizer in its scope.
+        role: `worker`, `chief` or `evaluator`.
+        index: the replica's number within the role.
+        num_workers: processes that train together.
+        start_step: steps done by an earlier run: where the data has to begin.
+        is_evaluator: whether this process scores checkpoints instead of training.
+    """
+
+    def __init__(self, replica: Replica, strategy: Any, start: Start) -> None:
+        self._replica = replica
+        self._start = start
+        self._groups: dict[str, list[Any]] = {}
+        self._summaries = Summaries(replica.environment.log_dir if replica.task.is_writer else None)
+        self._reported_at = 0.0
+        self._done = start.step
+        self.strategy = strategy
+        self.role = replica.task.type
+        self.index = replica.task.index
+        self.num_workers = replica.task.num_workers
+        self.is_evaluator = replica.task.is_evaluator
+        self.start_step = start.step
+
+    def track(self, **objects: Any) -> None:
+        """Name what checkpoints hold, and restore it at once when there is one.
+
+        Args:
+            objects: Keras models, layers, metrics and optimizers, `tf.Module`s and variables, or lists of
+                them, all built. An optimizer without variables is built for the one model given with it.
+
+        Raises:
+            InvalidConfiguration: something has no variables yet, or is of another kind.
+            CheckpointMismatch: the checkpoint holds other variables.
+        """
+        with self.strategy.scope():
+            groups = collect_variables(objects)
+        self._groups.update(groups)
+        if not self.is_evaluator:
+            restore(self.strategy, self._replica.task, self._replica.store, self._start, groups)
+
+    def steps(self, total: int, *, checkpoint_every: int | None = None) -> Iterator[int]:
+        """The steps still to do, as `range(start_step, total)`; saves between them and marks the end.
+
+        Args:
+            total: steps in all, those of earlier runs included.
+            checkpoint_every: steps between checkpoints; by default a tenth of the total.
+
+        Raises:
+            OutputFinished: the output folder holds a training that is finished at `total` or beyond.
+            OutputFull, OutputUnwritable, Preempted: as for `train_and_evaluate`.
+        """
+        self._check_trainable()
+        task, store = self._replica.task, self._replica.store
+        uid = self._replica.environment.uid
+        verdict = agree(self.strategy, task, lambda: find_start(store, total, uid))
+        refuse_finished(verdict, store, total)
+        if task.is_writer:
+            store.clear_final()
+        every = checkpoint_every or max(1, total // 10)
+        self._replica.progress.update(
+            state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
+        )
+        saver = Saver(self._replica)
+        with saver.patient():
+            for step in range(self.start_step, total):
+                yield step
+                self._done = step + 1
+                self._replica.progress.update(state="training", step=self._done)
+                saver.between_steps(self._done, 0, self._done % every == 0, lambda: read(self._groups))
+            saver.finish(self._done, 0, lambda: read(self._groups))
+        self._summaries.flush()
+        self._replica.progress.update(state="finished", step=self._done)
+        self._replica.progress.flush()
+
+    def report(self, **metrics: Any) -> None:
+        """Say how training goes; cheap enough for every step, since most calls are dropped.
+
+        Args:
+            metrics: numbers or scalar tensors by name; `loss` has a place of its own. A value that is
+                distributed is taken from this replica: reducing it is the loop's choice.
+        """
+        now = time.monotonic()
+        if now - self._reported_at < _SECONDS_BETWEEN_REPORTS:
+            return
+        self._reported_at = now
+        numbers = {name: self._number(value) for name, value in metrics.items()}
+        others = {name: value for name, value in numbers.items() if name != "loss"}
+        self._replica.progress.update(loss=numbers.get("loss"), metrics=others or None)
+        self._summaries.write(self._done, numbers)
+
+    def each_checkpoint(self, evaluate: Callable[[int], Mapping[str, Any]]) -> None:
+        """On the evaluator: score every new checkpoint, and return after the final one.
+
+        Args:
+            evaluate: called with the step when the tracked objects hold that checkpoint's values; returns
+                metrics by name.
+
+        Raises:
+            InvalidConfiguration: called in another role, or before `track`.
+        """
+        if not self.is_evaluator:
+            raise InvalidConfiguration("each_checkpoint is the evaluator's; ask `run.is_evaluator` first")
+        if not self._groups:
+            raise InvalidConfiguration("call run.track(model=...) before run.each_checkpoint(...)")
+
+        def score(checkpoint: Checkpoint) -> Mapping[str, float]:
+            self._replica.store.load(checkpoint, self._groups)
+            return {name: self._number(value) for name, value in evaluate(checkpoint.step).items()}
+
+        evaluate_checkpoints(self._replica, score, final_step=None)
+
+    def _number(self, value: Any) -> float:
+        return float(self.strategy.experimental_local_results(value)[0])
+
+    def _check_trainable(self) -> None:
+        if self.is_evaluator:
+            raise InvalidConfiguration("the evaluator takes no steps; ask `run.is_evaluator` first")
+        if not self._groups:
+            raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
+
+
+def init(*, keep: int = 3) -> Run:
+    """Begin: to be called before any TensorFlow operation. Workers wait here for each other.
+
+    Args:
+        keep: checkpoints to keep; the final one stays anyway.
+
+    Raises:
+        InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before, with its line.
+        PortInUse, OutputUnwritable, OutputFull: as for `train_and_evaluate`.
+    """
+    replica = join(keep=keep)
+    strategy = build_strategy(replica.task)
+    if replica.task.is_evaluator:
+        return Run(replica, strategy, Start.nothing())
+    uid = replica.environment.uid
+    start = agree(strategy, replica.task, lambda: find_start(replica.store, _ANY_NUMBER_OF_STEPS, uid))
+    return Run(replica, strategy, start)

@@ -1,0 +1,93 @@
+"""Many training steps in one call: Python and TensorFlow meet a few times a second, not at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainjob_trainer.errors import InvalidConfiguration
+
+
+class Engine:
+    """A compiled Keras model under a strategy."""
+
+    def __init__(self, strategy: Any, model: Any) -> None:
+        """Trace nothing yet; the model comes from `build_model` with the same strategy."""
+        self._model = model
+        self._strategy = strategy
+        self._steps = _many_steps(strategy, model)
+        self._reduced = tf.function(model.get_metrics_result, autograph=False)
+
+    def run(self, iterator: Any, count: int) -> dict[str, float]:
+        """Take `count` steps; the same count on every worker.
+
+        Returns:
+            The metrics since the last `reset`, of this worker's own examples.
+        """
+        logs = self._steps(iterator, tf.constant(count, tf.int32))
+        return {name: _local_number(self._strategy, value) for name, value in logs.items()}
+
+    def reduced_metrics(self) -> dict[str, float]:
+        """The metrics since the last `reset`, over all workers' examples. All workers call it together."""
+        return {name: float(value) for name, value in self._reduced().items()}
+
+    def reset(self) -> None:
+        """Begin a new epoch of metrics."""
+        self._model.reset_metrics()
+
+
+def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -> Any:
+    """Call the user's function, seeded, and create every variable that training will need.
+
+    Args:
+        strategy: the model is built in its scope.
+        build: the user's function.
+        spec: `element_spec` of one batch.
+        seed: of initial weights and random layers.
+
+    Raises:
+        InvalidConfiguration: it returns no compiled Keras model.
+    """
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        model = build()
+        if not isinstance(model, keras.Model):
+            raise InvalidConfiguration(f"model() must return a Keras model, got {type(model).__name__}")
+        if not model.compiled:
+            raise InvalidConfiguration("model() must return a compiled model: call model.compile(...) in it")
+        # Variables can't be created inside the traced steps. Keras does the same at the start of `fit`.
+        model._symbolic_build(data_batch=spec)
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def variable_groups(model: Any) -> Mapping[str, Any]:
+    """All that a snapshot must hold.
+
+    `model.variables` has the random state of dropout, which TensorFlow's own checkpoints of a Keras 3 model
+    leave out.
+    """
+    return {"model": model.variables, "optimizer": model.optimizer.variables}
+
+
+def _many_steps(strategy: Any, model: Any) -> Any:
+    def one_step(data: Any) -> None:
+        model.train_step(data)
+
+    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator,unused-ignore]
+    def many_steps(iterator: Any, count: Any) -> Any:
+        def body(done: Any) -> Any:
+            strategy.run(one_step, args=(next(iterator),))
+            return done + 1
+
+        tf.while_loop(lambda done: done < count, body, [tf.constant(0)])
+        return strategy.run(model.get_metrics_result)
+
+    return many_steps
+
+
+def _local_number(strategy: Any, value: Any) -> float:
+    return float(strategy.experimental_local_results(value)[0])

@@ -1,0 +1,74 @@
+"""What the job tells its processes through the environment, and what holds without a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.task import Task
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The TRAINJOB_* variables, with the defaults of a plain `python train.py`.
+
+    Attributes:
+        name: the job's name.
+        uid: the job's UID, empty without a job.
+        attempt: 1 for the first start of the gang.
+        output_dir: the folder that this replica may write into.
+        checkpoint_dir: where every role finds the checkpoints.
+        log_dir: TensorBoard events of this replica.
+        progress_file: where to report, or None.
+    """
+
+    name: str
+    uid: str
+    attempt: int
+    output_dir: Path
+    checkpoint_dir: Path
+    log_dir: Path
+    progress_file: Path | None
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
+        """Read TRAINJOB_*; without them everything goes below `./output`.
+
+        The evaluator's own folder is `<root>/evaluator`, so its checkpoints lie beside it.
+
+        Raises:
+            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, or the output is no folder.
+        """
+        for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
+            _check_folder(variable, env.get(variable, ""))
+        default = "output/evaluator" if task.is_evaluator else "output"
+        output = Path(env.get("TRAINJOB_OUTPUT_DIR") or default).absolute()
+        root = output.parent if task.is_evaluator else output
+        logs = output / "logs" if task.is_evaluator else root / "logs" / "train"
+        progress = env.get("TRAINJOB_PROGRESS_FILE")
+        return cls(
+            name=env.get("TRAINJOB_NAME") or "local",
+            uid=env.get("TRAINJOB_UID", ""),
+            attempt=_parse_attempt(env.get("TRAINJOB_ATTEMPT") or "1"),
+            output_dir=output,
+            checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
+            log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
+            progress_file=Path(progress).absolute() if progress else None,
+        )
+
+
+def _check_folder(variable: str, value: str) -> None:
+    # A checkpoint appears whole by being renamed, which object storage has no equal of.
+    if "://" in value:
+        raise InvalidConfiguration(
+            f"{variable}: {value} is object storage, and this version writes into folders only; "
+            "mount the bucket with a CSI driver (spec.output.csi) or use a claim"
+        )
+
+
+def _parse_attempt(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise InvalidConfiguration(f"TRAINJOB_ATTEMPT: must be a number from 1, got {text!r}")
+    return int(text)

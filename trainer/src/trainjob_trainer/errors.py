@@ -1,0 +1,103 @@
+"""Everything that the trainer refuses or gives up on, told apart by what has to happen next.
+
+    TrainerError
+    ├── InvalidConfiguration   80  a setting, the environment or the data is wrong
+    ├── OutputFinished         81  the output folder holds a finished training
+    ├── OutputUnwritable       82  a file could not be written
+    │   └── CheckpointUnreadable   or read back
+    ├── OutputFull             83  no space left
+    ├── PortInUse              84  this replica's address is taken
+    ├── PeerLost               85  another replica is gone
+    ├── Preempted              86  asked to stop
+    ├── CheckpointMismatch     87  the checkpoint belongs to another model
+    └── Stalled                88  a step did not end
+
+Each carries the exit code and the reason (one CamelCase word) under which it leaves the process.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trainjob_trainer.exits import ExitCode
+
+
+class TrainerError(Exception):
+    """A failure with a known cause; `str(error)` is a message for the user, without a traceback.
+
+    Attributes:
+        exit_code: how the process ends when nobody catches it.
+        reason: one CamelCase word for status and events.
+    """
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INVALID_CONFIGURATION
+    reason: ClassVar[str] = "TrainerError"
+
+
+class InvalidConfiguration(TrainerError):
+    """A setting, the environment or the data is wrong; starting again changes nothing."""
+
+    exit_code = ExitCode.INVALID_CONFIGURATION
+    reason = "InvalidConfiguration"
+
+
+class OutputFinished(TrainerError):
+    """The output folder holds a training that reached its end, and no more steps are asked for."""
+
+    exit_code = ExitCode.OUTPUT_FINISHED
+    reason = "OutputFinished"
+
+
+class OutputUnwritable(TrainerError):
+    """A file below the output folder could not be written."""
+
+    exit_code = ExitCode.OUTPUT_UNWRITABLE
+    reason = "OutputUnwritable"
+
+
+class CheckpointUnreadable(OutputUnwritable):
+    """A checkpoint is torn, corrupt or gone."""
+
+    reason = "CheckpointUnreadable"
+
+
+class OutputFull(TrainerError):
+    """The volume of the output folder has no space (or quota) left."""
+
+    exit_code = ExitCode.OUTPUT_FULL
+    reason = "OutputFull"
+
+
+class PortInUse(TrainerError):
+    """The address that TF_CONFIG gives this replica is taken by another process."""
+
+    exit_code = ExitCode.PORT_IN_USE
+    reason = "PortInUse"
+
+
+class PeerLost(TrainerError):
+    """Another replica ended or can't be reached: this process can't go on without it."""
+
+    exit_code = ExitCode.PEER_LOST
+    reason = "PeerLost"
+
+
+class Preempted(TrainerError):
+    """The process was asked to stop (SIGTERM)."""
+
+    exit_code = ExitCode.PREEMPTED
+    reason = "Preempted"
+
+
+class CheckpointMismatch(TrainerError):
+    """The checkpoint holds other variables than the model, or the workers' weights differ."""
+
+    exit_code = ExitCode.CHECKPOINT_MISMATCH
+    reason = "CheckpointMismatch"
+
+
+class Stalled(TrainerError):
+    """A step did not end within the time allowed."""
+
+    exit_code = ExitCode.STALLED
+    reason = "Stalled"

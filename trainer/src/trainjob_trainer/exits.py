@@ -1,0 +1,28 @@
+"""The exit codes of a training process: what whoever started it may conclude without reading a log."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """One row a cause; any other code from 1 to 127 is the user's program failing by itself.
+
+    The operator holds the same table; a contract test keeps the two equal.
+    """
+
+    SUCCESS = 0
+    INVALID_CONFIGURATION = 80
+    """TF_CONFIG, the environment or a setting is wrong: trying again changes nothing."""
+    OUTPUT_FINISHED = 81
+    """The output folder holds a finished training: nothing is trained again in silence."""
+    OUTPUT_UNWRITABLE = 82
+    OUTPUT_FULL = 83
+    PORT_IN_USE = 84
+    PEER_LOST = 85
+    """Another replica went first: never the failure that started it."""
+    PREEMPTED = 86
+    """Asked to stop; the writer saved a checkpoint before it left."""
+    CHECKPOINT_MISMATCH = 87
+    """The checkpoint belongs to another model."""
+    STALLED = 88

@@ -1,0 +1,1 @@
+"""An unmodified Keras script under a TrainJob: prepared from outside, by `bootstrap/sitecustomize.py`."""

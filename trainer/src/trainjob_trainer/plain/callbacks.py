@@ -1,0 +1,145 @@
+"""Our two ends of the list of callbacks: one restores before the user's begin, one records after theirs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from trainjob_trainer.plain.fit_call import FitCall, Turn
+from trainjob_trainer.plain.memory import put_back
+from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.saving import save
+
+
+class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """First in the list: the user's callbacks see the restored model."""
+
+    def __init__(self, restore: Callable[[], None]) -> None:
+        """Call `restore` once, when the model has been built and no step has been taken."""
+        super().__init__()
+        self._restore = restore
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras."""
+        self._restore()
+
+
+class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Last in the list: it sees what the user's callbacks decided."""
+
+    def __init__(self, process: PlainProcess, call: FitCall, users: list[Any]) -> None:
+        """Record `call` of `process`; `users` are the script's callbacks."""
+        super().__init__()
+        self._process = process
+        self._call = call
+        self._users = users
+        self._speed = _Speed()
+        self._step_before = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras; by now the user's callbacks have forgotten everything."""
+        resumed = self._call.resumed
+        if resumed is not None and self._call.turn is Turn.RESUME and not resumed.complete:
+            put_back(self._users, resumed.callbacks, self._call.resumed_groups)
+        self._call.resumed_groups = {}
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, with the epoch's number from 0."""
+        call, steps = self._call, (self.params or {}).get("steps")
+        if epoch > call.epoch and steps:  # another callback restored a later epoch
+            call.record.step += (epoch - call.epoch) * int(steps)
+        call.epoch = epoch
+        self._step_before = call.record.step
+        self._process.progress.update(
+            state="training",
+            step=call.record.step,
+            total_steps=call.record.step + int(steps) * (call.epochs - epoch) if steps else None,
+            epoch=epoch + 1,
+            total_epochs=call.epochs,
+        )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras, with the last batch's number within the epoch, from 0."""
+        steps = (self.params or {}).get("steps")
+        done = min(batch + 1, int(steps)) if steps else batch + 1
+        self._call.record.step = self._step_before + done
+        self._process.progress.update(
+            step=self._call.record.step,
+            examples_per_second=self._speed.at(self._call.record.step, self._call.batch_size),
+            **_figures(logs),
+        )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras; what ends with this epoch is saved by `training`, after all callbacks' ends."""
+        call = self._call
+        call.epoch = epoch + 1
+        call.epochs_run.append(epoch)
+        for name, value in (logs or {}).items():
+            call.history.setdefault(name, []).append(value)
+        self._process.progress.update(**_figures(logs))
+        ends = epoch + 1 >= call.epochs or bool(self.model.stop_training)
+        if self._process.is_writer and not ends:
+            save(self._process, call, self.model, self._users)
+
+
+class _Speed:
+    """Examples a second, without the first steps, which trace."""
+
+    def __init__(self) -> None:
+        self._since: tuple[int, float] | None = None
+        self._last: float | None = None
+
+    def at(self, step: int, batch_size: int | None) -> float | None:
+        """The speed over the last second or so, once there is one."""
+        now = time.monotonic()
+        if self._since is None or not batch_size:
+            self._since = step, now
+            return None
+        steps, seconds = step - self._since[0], now - self._since[1]
+        if seconds >= 1.0 or (self._last is None and steps > 0 and seconds > 0):
+            self._last = steps * batch_size / seconds
+            if seconds >= 1.0:
+                self._since = step, now
+        return self._last
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """The script's callbacks as a flat list, in whichever form it gave them."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    if isinstance(callbacks, (list, tuple)):
+        return [one for item in callbacks for one in listed(item)]
+    return [callbacks]
+
+
+def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:
+    """The script's callbacks between ours; a `CallbackList` of its own stays that very object."""
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        return [first, *listed(callbacks), last]
+    others = [one for one in callbacks.callbacks if not isinstance(one, (AtBegin, AtEnd))]
+    callbacks.callbacks = [first, *others, last]
+    for ours in (first, last):
+        ours.set_model(model)
+        ours.set_params(callbacks.params)
+    return callbacks
+
+
+def _figures(logs: Any) -> dict[str, Any]:
+    if not isinstance(logs, Mapping):
+        return {}
+    numbers = {str(name): value for name, value in logs.items() if _is_number(value)}
+    loss = numbers.pop("loss", None)
+    return {"loss": loss, "metrics": numbers}
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

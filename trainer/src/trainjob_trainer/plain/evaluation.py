@@ -1,0 +1,84 @@
+"""`fit` in the evaluator's role: it scores checkpoints on its validation data, and never returns.
+
+What follows `fit` in the script is the training's: the process ends where `fit` would.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import keras
+
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.edge import exit_now
+from trainjob_trainer.evaluation import evaluate_checkpoints
+from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.saving import groups_of
+from trainjob_trainer.plain.writers import remove_private_folder
+from trainjob_trainer.replica import Replica
+from trainjob_trainer.resume import announce
+from trainjob_trainer.stop import StopRequest
+
+_ARRAYS = ("x", "y", "sample_weight")
+
+
+def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, Any]) -> NoReturn:
+    """Evaluate each new checkpoint of the job, the final one for certain, and end the process with code 0.
+
+    Args:
+        process: the evaluator's.
+        model: the compiled model.
+        arguments: of the call of `fit`, by name.
+    """
+    data = _heldout(arguments)
+    if data is None:
+        announce(
+            "fit() has neither validation_data nor validation_split: the evaluator has nothing to score, and "
+            "ends. Pass validation_data=..., or leave the evaluator out with `evaluator: {replicas: 0}`"
+        )
+        _end(process)
+    store = CheckpointStore(process.environment.checkpoint_dir)
+    replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
+    evaluate_checkpoints(replica, _scoring(model, data, store), final_step=None)
+    _end(process)
+
+
+def _heldout(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Arguments of `evaluate`, as `fit` itself would choose them."""
+    validation = arguments["validation_data"]
+    if validation is None and arguments["validation_split"]:
+        slicing = importlib.import_module("keras.src.trainers.data_adapters.array_slicing")
+        _, validation = slicing.train_validation_split(
+            tuple(arguments[name] for name in _ARRAYS), validation_split=arguments["validation_split"]
+        )
+    if validation is None:
+        return None
+    parts = keras.utils.unpack_x_y_sample_weight(validation)
+    return {
+        **dict(zip(_ARRAYS, parts)),
+        "batch_size": arguments["validation_batch_size"] or arguments["batch_size"],
+        "steps": arguments["validation_steps"],
+    }
+
+
+def _scoring(
+    model: Any, data: dict[str, Any], store: CheckpointStore
+) -> Callable[[Checkpoint], Mapping[str, float]]:
+    def score(checkpoint: Checkpoint) -> Mapping[str, float]:
+        if not model.built:
+            model.evaluate(**{**data, "steps": 1}, verbose=0)
+        store.load(checkpoint, groups_of(model, with_optimizer=False))
+        metrics = model.evaluate(**data, verbose=0, return_dict=True)
+        return {str(name): float(value) for name, value in metrics.items()}
+
+    return score
+
+
+def _end(process: PlainProcess) -> NoReturn:
+    """End for good: a script might catch SystemExit and go on."""
+    process.progress.update(state="finished")
+    process.progress.flush()
+    remove_private_folder()
+    exit_now(0)

@@ -1,0 +1,52 @@
+"""`keras.Model.fit` of an unmodified script: training in one role, scoring checkpoints in another."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from types import ModuleType
+from typing import Any
+
+from trainjob_trainer.plain.process import current_process
+
+
+def manage_fit(trainer: ModuleType) -> None:
+    """Wrap `fit` on the class in `keras.src.backend.tensorflow.trainer`; its signature stays.
+
+    A `fit` within another one (a callback that trains a second model) is left to Keras.
+    """
+    kind: Any = trainer.TensorFlowTrainer
+    original = kind.fit
+    if hasattr(original, "_trainjob_managed"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process.call is not None or not os.environ.get("TF_CONFIG", "").strip():
+            return original(self, *args, **kwargs)
+        arguments = _named(signature, self, args, kwargs)
+        if process.task.is_evaluator:
+            from trainjob_trainer.plain.evaluation import follow_training  # noqa: PLC0415 - needs all of Keras
+
+            follow_training(process, self, arguments)
+        if process.task.type not in ("chief", "worker"):
+            return original(self, **arguments)
+        from trainjob_trainer.plain.training import train  # noqa: PLC0415 - needs all of Keras
+
+        return train(process, original, self, arguments)
+
+    fit._trainjob_managed = True  # type: ignore[attr-defined]
+    kind.fit = fit
+
+
+def _named(
+    signature: inspect.Signature, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    bound = signature.bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    del arguments["self"]
+    return arguments

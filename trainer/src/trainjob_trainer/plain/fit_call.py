@@ -1,0 +1,148 @@
+"""Where one call of `fit` stands, and what a checkpoint has to say for a later attempt to go on from it.
+
+A script may call `fit` several times, on one model or on several. Each model has checkpoints of its own
+(the first one those of the job), and its calls are numbered. After a restart the script runs from its top:
+a call that had ended comes back at once with the model restored, the one that was under way goes on after
+its last whole epoch, and later ones train as usual.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+
+GROUP = "fit"
+"""Name of the checkpoint's group that holds a `FitState`."""
+
+
+@dataclass(frozen=True)
+class PastCall:
+    """A call that has ended: what its `History` held."""
+
+    epochs: Sequence[int] = ()
+    history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FitState:
+    """Saved beside the variables.
+
+    Attributes:
+        call: number of the call on this model, from 1.
+        epochs_done: Keras's epoch number to go on with.
+        epochs_asked: the call's `epochs`.
+        complete: whether the call has ended.
+        first_step: steps done when the call began.
+        past: the calls so far, this one last.
+        callbacks: what Keras's deciding callbacks remember, by position.
+    """
+
+    call: int
+    epochs_done: int
+    epochs_asked: int
+    complete: bool
+    first_step: int
+    past: Sequence[PastCall] = ()
+    callbacks: Sequence[Mapping[str, Any]] = ()
+
+    def to_arrays(self) -> list[NamedArray]:
+        """As a group of a checkpoint: JSON in bytes."""
+        text = json.dumps(asdict(self), default=float)
+        return [NamedArray("state", np.frombuffer(text.encode(), np.uint8))]
+
+    @classmethod
+    def from_groups(cls, groups: HostGroups, checkpoint: Checkpoint, *, finished: bool) -> FitState:
+        """Read it back; a checkpoint of the library's own loop has none, and counts as one call."""
+        if GROUP not in groups:
+            epoch = checkpoint.epoch
+            return cls(1, epoch, epoch, finished, 0, (PastCall(),))
+        facts = json.loads(groups[GROUP][0].value.tobytes())
+        facts["past"] = tuple(PastCall(**past) for past in facts["past"])
+        return cls(**facts)
+
+
+class Turn(Enum):
+    """What a call has to do."""
+
+    TRAIN = "train"
+    RESUME = "resume"
+    SKIP = "skip"
+    """It had ended in an earlier attempt, and the script had gone on."""
+    FINISHED = "finished"
+    """It had ended, and so had the script: the output folder is a finished one."""
+
+
+def choose_turn(state: FitState | None, *, number: int, epochs: int, script_finished: bool) -> Turn:
+    """Decide from the newest checkpoint.
+
+    Args:
+        state: of the newest checkpoint, None without one.
+        number: this call's.
+        epochs: this call's `epochs`.
+        script_finished: whether the folder carries the final marker.
+    """
+    if state is None or number > state.call:
+        return Turn.TRAIN
+    if number < state.call:
+        return Turn.SKIP
+    if state.complete and epochs <= state.epochs_asked:
+        return Turn.FINISHED if script_finished else Turn.SKIP
+    return Turn.RESUME
+
+
+@dataclass
+class ModelRecord:
+    """What is known of one model of the script.
+
+    Attributes:
+        number: in the order of their first `fit`, from 1.
+        store: its checkpoints.
+        calls: how many times `fit` has been called on it.
+        step: steps done.
+        past: its calls that have ended.
+    """
+
+    number: int
+    store: CheckpointStore
+    calls: int = 0
+    step: int = 0
+    past: list[PastCall] = field(default_factory=list)
+
+
+@dataclass
+class FitCall:
+    """The call under way.
+
+    Attributes:
+        record: its model's.
+        number: of the call on this model.
+        epochs: asked for.
+        epoch: Keras's number of the epoch under way, from 0.
+        first_step: steps done when the call began, in whichever attempt.
+        turn: what there is to do.
+        resumed: the state it started from.
+        resumed_groups: everything in the checkpoint it started from, until all has been put back.
+        epochs_run: numbers of the epochs that its `History` holds, earlier attempts' included.
+        history: what it holds of them.
+        batch_size: rows of a global batch, when known.
+    """
+
+    record: ModelRecord
+    number: int
+    epochs: int
+    epoch: int = 0
+    first_step: int = 0
+    turn: Turn = Turn.TRAIN
+    resumed: FitState | None = None
+    resumed_groups: HostGroups = field(default_factory=dict)
+    epochs_run: list[int] = field(default_factory=list)
+    history: dict[str, list[Any]] = field(default_factory=dict)
+    batch_size: int | None = None

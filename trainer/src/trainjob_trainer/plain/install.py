@@ -1,0 +1,72 @@
+"""What is done to which module, right after it has been imported.
+
+Each preparation is done once, and is safe beside a script that uses the library explicitly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+
+
+def prepare(module: ModuleType) -> None:
+    """Prepare one of the modules that the import hook waits for; any other is left alone."""
+    preparation = PREPARATIONS.get(module.__name__)
+    if preparation is not None:
+        preparation(module)
+
+
+def prepare_loaded() -> None:
+    """Prepare what has been imported already, for a process that the import hook did not see start."""
+    for name in PREPARATIONS:
+        module = sys.modules.get(name)
+        if module is not None:
+            prepare(module)
+
+
+def _tensorflow_context(module: ModuleType) -> None:  # noqa: ARG001
+    from trainjob_trainer.early_operation import watch_first_operation  # noqa: PLC0415 - only when it is used
+    from trainjob_trainer.plain.failures import install_hook  # noqa: PLC0415
+    from trainjob_trainer.plain.process import current_process  # noqa: PLC0415
+
+    install_hook(current_process())
+    watch_first_operation()
+
+
+def _strategy(module: ModuleType) -> None:
+    from trainjob_trainer.plain.strategy import prepare_strategy  # noqa: PLC0415
+
+    prepare_strategy(module)
+
+
+def _keras_trainer(module: ModuleType) -> None:
+    from trainjob_trainer.plain.batches import share_batches  # noqa: PLC0415
+    from trainjob_trainer.plain.fit import manage_fit  # noqa: PLC0415
+    from trainjob_trainer.plain.keras_repair import repair_keras  # noqa: PLC0415
+
+    repair_keras(module)
+    share_batches(module)
+    manage_fit(module)
+
+
+def _keras_saving(module: ModuleType) -> None:
+    from trainjob_trainer.plain.writers import redirect_saving  # noqa: PLC0415
+
+    redirect_saving(module)
+
+
+def _keras_model(module: ModuleType) -> None:
+    from trainjob_trainer.plain.writers import redirect_export  # noqa: PLC0415
+
+    redirect_export(module)
+
+
+PREPARATIONS: Mapping[str, Callable[[ModuleType], None]] = {
+    "tensorflow.python.eager.context": _tensorflow_context,
+    "tensorflow.python.distribute.collective_all_reduce_strategy": _strategy,
+    "keras.src.backend.tensorflow.trainer": _keras_trainer,
+    "keras.src.saving.saving_api": _keras_saving,
+    "keras.src.models.model": _keras_model,
+}
+"""By the module's name; `bootstrap/trainjob_import_hook.py` waits for the same (a test holds them equal)."""

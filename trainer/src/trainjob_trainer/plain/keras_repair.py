@@ -1,0 +1,132 @@
+"""Two repairs without which Keras 3's `fit` raises "PerReplica" errors as soon as there are two workers.
+
+Keras issue 20585. Both concern private functions, so they are applied only where the fault is seen in the
+source of a Keras that has been tried; a test fails as soon as Keras mends them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+FIRST_KNOWN = (3, 8)
+FIRST_UNKNOWN = (3, 16)
+_MARK = "_trainjob_repaired"
+
+
+def repair_keras(trainer: Any, version: str | None = None) -> bool:
+    """Repair `keras.src.backend.tensorflow.trainer` in place, once.
+
+    Args:
+        trainer: that module.
+        version: Keras's version, for tests; read from Keras by default.
+
+    Returns:
+        Whether several workers can be expected to train. If not, a line on stderr says what to do.
+    """
+    if getattr(trainer, _MARK, False):
+        return True
+    known = FIRST_KNOWN <= _numbers(version or _keras_version()) < FIRST_UNKNOWN
+    if not known or not _has_expected_shape(trainer):
+        _warn(version or _keras_version())
+        return False
+    if has_build_fault(trainer):
+        trainer.TensorFlowTrainer._maybe_symbolic_build = _repaired_build(trainer)
+    if has_reduce_fault(trainer):
+        trainer.reduce_per_replica = _repaired_reduce(trainer)
+    setattr(trainer, _MARK, True)
+    return True
+
+
+def has_build_fault(trainer: ModuleType) -> bool:
+    """Whether the first batch, a tuple of per-replica values, is still reduced as if it were one tensor."""
+    source = inspect.getsource(trainer.TensorFlowTrainer._maybe_symbolic_build)
+    return re.search(r"distribute_strategy\.reduce\(", source) is not None
+
+
+def has_reduce_fault(trainer: ModuleType) -> bool:
+    """Whether scalar metrics are still averaged over an axis that they do not have."""
+    source = inspect.getsource(trainer.reduce_per_replica)
+    return re.search(r'strategy\.reduce\("MEAN", v, axis=0\)', source) is not None
+
+
+def is_collective(strategy: Any) -> bool:
+    """Whether several processes take part in each step: MultiWorkerMirroredStrategy with at least two."""
+    kinds = {kind.__name__ for kind in type(strategy).__mro__}
+    return "CollectiveAllReduceStrategy" in kinds and bool(strategy.extended._in_multi_worker_mode())
+
+
+def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
+    original = trainer.TensorFlowTrainer._maybe_symbolic_build
+
+    @functools.wraps(original)
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if iterator is None or not is_collective(self._distribute_strategy):
+            original(self, iterator=iterator, data_batch=data_batch)
+            return
+        strategy = self._distribute_strategy
+        for *_, batches in iterator:
+            data_batch = trainer.tree.map_structure(
+                lambda value: strategy.experimental_local_results(value)[0], next(batches)
+            )
+            break
+        original(self, data_batch=data_batch)
+
+    return _maybe_symbolic_build
+
+
+def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
+    original = trainer.reduce_per_replica
+
+    @functools.wraps(original)
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction not in ("auto", "mean") or not is_collective(strategy):
+            return original(values, strategy, reduction)
+
+        def reduce(value: Any) -> Any:
+            if strategy.experimental_local_results(value)[0].shape.rank == 0:
+                return strategy.reduce("MEAN", value, axis=None)
+            return original(value, strategy, reduction)
+
+        return trainer.tree.map_structure(reduce, values)
+
+    return reduce_per_replica
+
+
+def _has_expected_shape(trainer: ModuleType) -> bool:
+    try:
+        build = inspect.signature(trainer.TensorFlowTrainer._maybe_symbolic_build)
+        reduce = inspect.signature(trainer.reduce_per_replica)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return list(build.parameters) == ["self", "iterator", "data_batch"] and list(reduce.parameters) == [
+        "values",
+        "strategy",
+        "reduction",
+    ]
+
+
+def _keras_version() -> str:
+    try:
+        return str(importlib.import_module("keras.src.version").__version__)
+    except (ImportError, AttributeError):
+        return "of an unknown version"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _warn(version: str) -> None:
+    first, last = (".".join(map(str, numbers)) for numbers in (FIRST_KNOWN, FIRST_UNKNOWN))
+    print(
+        f"trainjob: Keras {version} is not known to this release: with several workers `fit` may end in "
+        f'"ValueError: ... PerReplica". Install "keras>={first},<{last}", or a newer trainjob',
+        file=sys.stderr,
+    )

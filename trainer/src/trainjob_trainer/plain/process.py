@@ -1,0 +1,56 @@
+"""What this process knows about itself while it runs somebody else's script."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trainjob_trainer.environment import Environment
+from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.task import Task
+
+if TYPE_CHECKING:
+    from trainjob_trainer.plain.fit_call import FitCall, ModelRecord
+
+
+@dataclass
+class PlainProcess:
+    """One replica's process.
+
+    Attributes:
+        task: which replica it is.
+        environment: the job's variables.
+        progress: where it reports.
+        models: what is known of each model that the script has called `fit` on.
+        count: how many models there have been.
+        call: the `fit` under way.
+        failed: whether the script is on its way out with an error.
+    """
+
+    task: Task
+    environment: Environment
+    progress: ProgressFile
+    models: weakref.WeakKeyDictionary[Any, ModelRecord] = field(default_factory=weakref.WeakKeyDictionary)
+    count: int = 0
+    call: FitCall | None = None
+    failed: bool = False
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether files written by this replica are the job's."""
+        return self.task.is_writer
+
+
+@functools.lru_cache(maxsize=1)
+def current_process() -> PlainProcess:
+    """This process, as its environment describes it.
+
+    Raises:
+        InvalidConfiguration: TF_CONFIG or a TRAINJOB_* variable is malformed.
+    """
+    task = Task.from_environment(os.environ)
+    environment = Environment.from_environment(os.environ, task)
+    return PlainProcess(task, environment, ProgressFile(environment.progress_file))

@@ -1,0 +1,108 @@
+"""A call of `fit` brought to where an earlier attempt left it, on all workers alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainjob_trainer.checkpoint.bundle import read_bundle
+from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.collective import broadcast, check_same_weights
+from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
+from trainjob_trainer.plain.fit_call import FitCall, FitState, Turn, choose_turn
+from trainjob_trainer.plain.keras_repair import is_collective
+from trainjob_trainer.plain.memory import keep_files
+from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.saving import groups_of
+from trainjob_trainer.resume import announce
+
+
+def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
+    """Decide what the call has to do, and restore what that needs. Keras calls it once the model is built.
+
+    Raises:
+        OutputFinished: there is nothing left to train.
+        CheckpointMismatch: the checkpoint is another model's.
+    """
+    store = call.record.store
+    if process.is_writer:
+        store.prepare()
+    step, finished = _agreed(process, model, store)
+    if not step:
+        return
+    checkpoint = store.at(step)
+    host = read_bundle(checkpoint.path)
+    state = FitState.from_groups(host, checkpoint, finished=finished)
+    call.turn = choose_turn(state, number=call.number, epochs=call.epochs, script_finished=finished)
+    if call.turn is Turn.FINISHED:
+        raise _finished(call, state, store, step)
+    if call.turn is Turn.TRAIN:
+        return
+    _check_built(model, store)
+    _assign(process, model, host, with_optimizer=call.number == state.call)
+    _go_on_from(process, call, state, step)
+    call.resumed_groups = host
+    keep_files(users)
+    model._initial_epoch = call.epochs if call.turn is Turn.SKIP else state.epochs_done
+    if process.is_writer:
+        if finished and call.turn is Turn.RESUME:
+            store.clear_final()
+        _announce(call, state, step, checkpoint.path)
+
+
+def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[int, bool]:
+    """The writer's view of the folder, on every worker: newest step, final or not."""
+    strategy = model.distribute_strategy
+    collective = is_collective(strategy)
+    view = [0, 0]
+    if process.is_writer or not collective:
+        newest = store.latest()
+        view = [newest.step if newest else 0, int(store.final() is not None)]
+    if collective:
+        view = broadcast(strategy, process.task, view)
+    return view[0], bool(view[1])
+
+
+def _finished(call: FitCall, state: FitState, store: CheckpointStore, step: int) -> OutputFinished:
+    return OutputFinished(
+        f"{store.directory.parent} holds a training that finished at step {step}, epoch "
+        f"{state.epochs_done} of {state.epochs_asked}, and {call.epochs} epochs are asked for: ask for more "
+        "to go on, or start over in a new folder with `trainjob run --fresh` or `output.resume: Never`"
+    )
+
+
+def _check_built(model: Any, store: CheckpointStore) -> None:
+    if not model.built:
+        raise InvalidConfiguration(
+            f"{store.directory} holds a training to go on with, but the model has no variables yet: build it "
+            "before fit(), with a keras.Input as its first layer or by calling it on a batch"
+        )
+
+
+def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimizer: bool) -> None:
+    groups = groups_of(model, with_optimizer=with_optimizer)
+    assign(groups, host)
+    if is_collective(model.distribute_strategy):
+        check_same_weights(model.distribute_strategy, process.task, groups)
+
+
+def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int) -> None:
+    record, earlier = call.record, list(state.past)
+    record.step = step
+    record.past = earlier[: call.number - 1]
+    call.resumed = state
+    if call.number == state.call:
+        call.first_step, call.epoch = state.first_step, state.epochs_done
+    if call.number <= len(earlier):
+        own = earlier[call.number - 1]
+        call.epochs_run = list(own.epochs)
+        call.history = {name: list(values) for name, values in own.history.items()}
+    process.progress.update(step=step, resumed_from=step, checkpoint_step=step)
+
+
+def _announce(call: FitCall, state: FitState, step: int, path: Path) -> None:
+    where = f"epoch {state.epochs_done} of {call.epochs}"
+    if call.turn is Turn.SKIP:
+        where = f"fit {call.number} had ended"
+    announce(f"resumed from step {step} ({where}, {path})")

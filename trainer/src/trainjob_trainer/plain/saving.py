@@ -1,0 +1,60 @@
+"""What a checkpoint of `fit` holds, and when worker 0 writes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
+from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall
+from trainjob_trainer.plain.memory import remembered, remembered_weights
+from trainjob_trainer.plain.process import PlainProcess
+
+
+def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
+    """The variables to save or restore; the optimizer's are created if they don't exist yet."""
+    groups: dict[str, list[Any]] = {"model": list(model.variables)}
+    optimizer = getattr(model, "optimizer", None)
+    if with_optimizer and optimizer is not None:
+        if not optimizer.built:
+            with model.distribute_strategy.scope():
+                optimizer.build(model.trainable_variables)
+        groups["optimizer"] = list(optimizer.variables)
+    return groups
+
+
+def save(
+    process: PlainProcess, call: FitCall, model: Any, users: list[Any], *, complete: bool = False
+) -> None:
+    """Write a checkpoint of this moment, between two steps. Only the writer calls it.
+
+    Args:
+        process: the writer's.
+        call: the `fit` under way.
+        model: its model.
+        users: the script's callbacks.
+        complete: whether the call has ended.
+
+    Raises:
+        OutputFull, OutputUnwritable: it can't be written.
+    """
+    record = call.record
+    past = list(record.past)
+    if not complete:
+        past.append(PastCall(tuple(call.epochs_run), call.history))
+    state = FitState(
+        call=call.number,
+        epochs_done=call.epoch,
+        epochs_asked=call.epochs,
+        complete=complete,
+        first_step=call.first_step,
+        past=tuple(past),
+        callbacks=remembered(users),
+    )
+    process.progress.update(state="saving")
+    groups = {
+        **read(groups_of(model, with_optimizer=True)),
+        GROUP: state.to_arrays(),
+        **remembered_weights(users),
+    }
+    record.store.save(record.step, call.epoch, groups, process.environment.uid)
+    process.progress.update(state="training", checkpoint_step=record.step)

@@ -1,0 +1,79 @@
+"""The user's own `tf.distribute.MultiWorkerMirroredStrategy()`, in each role."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.early_operation import explain_early_operation, is_early_operation
+from trainjob_trainer.errors import PortInUse
+from trainjob_trainer.plain.process import PlainProcess, current_process
+from trainjob_trainer.plain.seeds import seed_tensorflow
+from trainjob_trainer.resume import finished_before, refuse_finished
+from trainjob_trainer.task import Task
+
+
+def prepare_strategy(module: ModuleType) -> None:
+    """Wrap the constructor in `tensorflow.python.distribute.collective_all_reduce_strategy`.
+
+    A training role seeds TensorFlow and has its errors explained. The evaluator gets a strategy of the same
+    class that reaches no further than its own process: it must neither wait for the workers nor delay them.
+    """
+    strategy: Any = module.CollectiveAllReduceStrategy
+    original = strategy.__init__
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def __init__(  # noqa: N807 - it takes the place of one
+        self: Any, cluster_resolver: Any = None, communication_options: Any = None
+    ) -> None:
+        process = current_process()
+        _end_if_finished(process)
+        if process.task.is_evaluator:
+            cluster_resolver = _own_resolver(process.task)
+        seed_tensorflow(module.context)
+        _build(process, lambda: original(self, cluster_resolver, communication_options))
+
+    strategy.__init__ = __init__
+
+
+def _build(process: PlainProcess, build: Any) -> None:
+    process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
+    try:
+        build()
+    except RuntimeError as error:
+        if is_early_operation(error):
+            raise explain_early_operation() from error
+        raise
+    except Exception as error:
+        if "start gRPC server" in str(error):
+            task = process.task
+            raise PortInUse(
+                f"{task.replica} cannot listen on {task.address}: the port is taken by another process"
+            ) from error
+        raise
+    process.progress.update(state="starting")
+
+
+def _end_if_finished(process: PlainProcess) -> None:
+    """A replica that comes back after the job's end must not wait for peers that will never come."""
+    store = CheckpointStore(process.environment.checkpoint_dir)
+    before = None if process.task.is_evaluator else finished_before(store, process.environment.uid)
+    if before is not None:
+        process.progress.update(state="finished", step=before.step)
+        refuse_finished(before, store, before.step)
+
+
+def _own_resolver(task: Task) -> Any:
+    """A cluster of nobody. It says `evaluator`, so that scripts do not take this process for the chief."""
+    tf = importlib.import_module("tensorflow")
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({}),
+        task_type=task.type,
+        task_id=task.index,
+        num_accelerators={"GPU": min(1, len(tf.config.list_physical_devices("GPU")))},
+    )

@@ -1,0 +1,97 @@
+"""`fit` in a training role: it goes on from what was trained before, saves each epoch, and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.plain import finish, writers
+from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
+from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, Turn
+from trainjob_trainer.plain.keras_repair import is_collective
+from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.restoring import restore
+from trainjob_trainer.plain.saving import save
+from trainjob_trainer.resume import announce
+
+
+def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
+    """Run one call of `fit` and return its `History`, earlier attempts' epochs included.
+
+    Args:
+        process: this replica, a worker or the chief.
+        fit: Keras's own.
+        model: the compiled model.
+        arguments: of the call, by name.
+
+    Raises:
+        OutputFinished: another job finished in this folder, and no more epochs are asked for.
+        SystemExit: this job did.
+    """
+    users = listed(arguments.get("callbacks"))
+    call = _begin(process, model, arguments)
+    _warn_if_alone(process, call, model)
+    _compile_less(process, model)
+    if not process.is_writer:
+        writers.isolate(users)
+    arguments["callbacks"] = with_ours(
+        arguments.get("callbacks"),
+        AtBegin(lambda: restore(process, call, model, users)),
+        AtEnd(process, call, users),
+        model,
+    )
+    try:
+        history = fit(model, **arguments)
+        _end(process, call, model, users)
+    finally:
+        model._initial_epoch = None
+        process.call = None
+    if history is not None:
+        history.epoch, history.history = call.epochs_run, call.history
+    return history
+
+
+def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> FitCall:
+    record = process.models.get(model)
+    if record is None:
+        process.count += 1
+        record = process.models[model] = ModelRecord(process.count, _store(process, process.count))
+        finish.expect(process, record)
+    record.calls += 1
+    first = int(arguments.get("initial_epoch") or 0)
+    call = FitCall(record, record.calls, int(arguments["epochs"]), epoch=first, first_step=record.step)
+    process.call = call
+    return call
+
+
+def _store(process: PlainProcess, number: int) -> CheckpointStore:
+    folder = process.environment.checkpoint_dir
+    return CheckpointStore(folder if number == 1 else folder / f"model-{number}")
+
+
+def _warn_if_alone(process: PlainProcess, call: FitCall, model: Any) -> None:
+    if process.is_writer and process.task.num_workers > 1 and not is_collective(model.distribute_strategy):
+        announce(
+            "the model was not built in the scope of a tf.distribute.MultiWorkerMirroredStrategy: each "
+            f"worker trains one by itself, and worker 0's is kept (fit {call.number})"
+        )
+
+
+def _compile_less(process: PlainProcess, model: Any) -> None:
+    """XLA can't compile a step with collectives in it: TensorFlow refuses on CPUs and aborts on GPUs."""
+    if is_collective(model.distribute_strategy) and model.jit_compile:
+        model.jit_compile = False
+        if process.is_writer:
+            announce("jit_compile=True is left out: XLA can't compile a step that several workers share")
+
+
+def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
+    """Save what the call leaves behind: callbacks may have put other weights back at its end."""
+    call.record.past.append(PastCall(tuple(call.epochs_run), call.history))
+    if call.turn is Turn.SKIP:
+        return
+    if process.is_writer:
+        save(process, call, model, users, complete=True)
+    process.progress.update(state="training")
+    process.progress.flush()

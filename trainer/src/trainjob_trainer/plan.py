@@ -1,0 +1,97 @@
+"""What a training is asked to do, checked and counted in steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainjob_trainer.errors import InvalidConfiguration
+
+_CHECKPOINTS_OF_ENDLESS_DATA = 10
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A training in steps.
+
+    Attributes:
+        total_steps: where it ends.
+        epoch_steps: full batches in one pass over the data, or None when the data is endless.
+        checkpoint_every: steps between checkpoints.
+        global_batch: examples a step, over all workers.
+    """
+
+    total_steps: int
+    epoch_steps: int | None
+    checkpoint_every: int
+    global_batch: int
+
+    @property
+    def total_epochs(self) -> int | None:
+        """Passes over the data, the last perhaps cut off."""
+        return -(-self.total_steps // self.epoch_steps) if self.epoch_steps else None
+
+    def epoch_at(self, step: int) -> int | None:
+        """The epoch under way, from 1, when `step` steps are done."""
+        if not self.epoch_steps:
+            return None
+        return min(step // self.epoch_steps + 1, self.total_epochs or 1)
+
+    def epochs_done(self, step: int) -> int:
+        """Whole epochs in `step` steps."""
+        return step // self.epoch_steps if self.epoch_steps else 0
+
+
+def check_request(
+    *, epochs: int | None, steps: int | None, global_batch: int, checkpoint_every: int | None
+) -> None:
+    """Refuse what can be seen to be wrong before anything is loaded.
+
+    Raises:
+        InvalidConfiguration: naming the argument.
+    """
+    if (epochs is None) == (steps is None):
+        raise InvalidConfiguration("give either epochs=... or steps=..., and not both")
+    for name, value in (("epochs", epochs), ("steps", steps), ("checkpoint_every", checkpoint_every)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InvalidConfiguration(f"{name}: must be a number of at least 1, got {value!r}")
+    if not isinstance(global_batch, int) or global_batch < 1:
+        raise InvalidConfiguration(f"global_batch: must be a number of at least 1, got {global_batch!r}")
+
+
+def batch_of_a_device(global_batch: int, devices: int) -> int:
+    """Examples that each training device takes of a global batch.
+
+    Raises:
+        InvalidConfiguration: the devices do not divide it; unequal shares would weigh examples unequally.
+    """
+    if global_batch % devices:
+        below = global_batch - global_batch % devices
+        choice = f"{below} or {below + devices}" if below else str(devices)
+        raise InvalidConfiguration(
+            f"global_batch: {global_batch} examples can't be shared evenly by {devices} workers or devices; "
+            f"use {choice}"
+        )
+    return global_batch // devices
+
+
+def build_plan(
+    *,
+    examples: int | None,
+    epochs: int | None,
+    steps: int | None,
+    global_batch: int,
+    checkpoint_every: int | None,
+) -> TrainingPlan:
+    """Count steps. An epoch is as many full batches as the data holds, at least one.
+
+    Raises:
+        InvalidConfiguration: epochs of endless data.
+    """
+    epoch_steps = None if examples is None else max(1, examples // global_batch)
+    if epochs is not None and epoch_steps is None:
+        raise InvalidConfiguration(
+            "epochs: train() is endless, so there are no epochs; give steps=... instead"
+        )
+    total = steps if steps is not None else (epochs or 1) * (epoch_steps or 1)
+    every = checkpoint_every or epoch_steps or max(1, total // _CHECKPOINTS_OF_ENDLESS_DATA)
+    return TrainingPlan(total, epoch_steps, every, global_batch)

@@ -1,0 +1,118 @@
+"""Progress reports: one small JSON file that is replaced whole, a few times a second at most."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+MIN_SECONDS_BETWEEN_WRITES = 0.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a replica last said about itself; None means that nothing is known.
+
+    Attributes:
+        state: starting, waiting, training, saving, evaluating, finished or failed.
+        step: optimizer steps done, of `total_steps`.
+        epoch: the one under way, from 1, of `total_epochs`.
+        loss: of the last report; on a worker its own share of it.
+        metrics: by name.
+        examples_per_second: over all workers.
+        checkpoint_step: the newest checkpoint on disk.
+        resumed_from: the step that this process started at, if not at 0.
+        evaluation: `step`, `metrics` and `final` of the evaluator's last result.
+        error: `reason` and `message`, one sentence for a person.
+    """
+
+    state: str = "starting"
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    total_epochs: int | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] | None = None
+    examples_per_second: float | None = None
+    checkpoint_step: int | None = None
+    resumed_from: int | None = None
+    evaluation: Mapping[str, Any] | None = None
+    error: Mapping[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Camel-case keys; what is unknown is left out."""
+        known = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {_camel_case(name): plain_number(value) for name, value in known if value is not None}
+
+
+class ProgressFile:
+    """The last report of this process, on disk. Reporting never disturbs training: errors are swallowed."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Report to `path`, or nowhere when it is None; the clocks are replaced by tests."""
+        self._path = path
+        self._clock = clock
+        self._now = now
+        self._last = Progress()
+        self._written_at = -math.inf
+        self._lock = threading.RLock()  # checkpoints report from their own thread
+
+    @property
+    def last(self) -> Progress:
+        """What was reported last, written or not."""
+        return self._last
+
+    def update(self, **changes: Any) -> None:
+        """Change the named fields of `Progress`; a change of state is written at once, others soon."""
+        with self._lock:
+            state_before = self._last.state
+            self._last = replace(self._last, **changes)
+            due = self._clock() - self._written_at >= MIN_SECONDS_BETWEEN_WRITES
+            if due or self._last.state != state_before:
+                self.flush()
+
+    def fail(self, reason: str, message: str) -> None:
+        """Report the failure that ends this process."""
+        self.update(state="failed", error={"reason": reason, "message": message})
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was reported last, whatever the time."""
+        with self._lock:
+            self._written_at = self._clock()
+            if self._path is not None:
+                self._write(self._path)
+
+    def _write(self, path: Path) -> None:
+        text = json.dumps({**self._last.to_json(), "time": self._now()}, allow_nan=False)
+        temporary = path.with_name(f".tmp-{path.name}")
+        with contextlib.suppress(OSError):  # a full disk must not end a training that could go on
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+
+
+def plain_number(value: Any) -> Any:
+    """A JSON value for a number of any library; nan and infinities, which JSON lacks, become strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_number(item) for key, item in value.items()}
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)

@@ -1,0 +1,72 @@
+"""What a training replica tells the outside: progress reports, TensorBoard, and a line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.replica import Replica
+from trainjob_trainer.resume import announce
+from trainjob_trainer.summaries import Summaries
+
+_SECONDS_BETWEEN_LINES = 2.0
+
+
+class Recorder:
+    """Reports of one training; the TensorBoard file is the writer's alone."""
+
+    def __init__(
+        self, replica: Replica, plan: TrainingPlan, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Report as `replica` about `plan`."""
+        self._replica = replica
+        self._plan = plan
+        self._clock = clock
+        self._summaries = Summaries(replica.environment.log_dir if replica.task.is_writer else None)
+        self._line_at = clock()
+        self._speed = 0.0
+
+    def begin(self, step: int) -> None:
+        """Training starts at `step`."""
+        self._replica.progress.update(
+            state="training",
+            step=step,
+            total_steps=self._plan.total_steps,
+            epoch=self._plan.epoch_at(step),
+            total_epochs=self._plan.total_epochs,
+            resumed_from=step or None,
+        )
+
+    def record_call(self, step: int, count: int, seconds: float, logs: Mapping[str, float]) -> None:
+        """`count` steps took `seconds` and ended at `step`; `logs` are this worker's own."""
+        self._speed = count * self._plan.global_batch / max(seconds, 1e-9)
+        self._replica.progress.update(
+            state="training", step=step, epoch=self._plan.epoch_at(step), examples_per_second=self._speed
+        )
+        self._record_metrics(logs)
+
+    def record_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
+        """An epoch ended at `step`; `metrics` are reduced over all workers."""
+        self._record_metrics(metrics)
+        self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
+        if self._replica.task.is_writer and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
+            self._line_at = self._clock()
+            announce(self._line(step, metrics))
+
+    def end(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Training reached its end."""
+        self._summaries.flush()
+        self._record_metrics(metrics)
+        self._replica.progress.update(state="finished", step=step)
+        self._replica.progress.flush()
+
+    def _record_metrics(self, metrics: Mapping[str, float]) -> None:
+        others = {name: value for name, value in metrics.items() if name != "loss"}
+        if metrics:
+            self._replica.progress.update(loss=metrics.get("loss"), metrics=others)
+
+    def _line(self, step: int, metrics: Mapping[str, float]) -> str:
+        done = f"step {step}/{self._plan.total_steps}"
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        return f"{done}, {shown}, {self._speed:,.0f} examples/s"

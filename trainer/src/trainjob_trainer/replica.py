@@ -1,0 +1,87 @@
+"""This process as a member of its job: what every way into the trainer sets up first."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.edge import exit_now, install_edge, leave
+from trainjob_trainer.environment import Environment
+from trainjob_trainer.errors import Preempted
+from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.resume import announce, finished_before, refuse_finished
+from trainjob_trainer.stop import EVALUATOR_STOPPED, StopRequest
+from trainjob_trainer.task import Task
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Who this process is, and where it reads and writes.
+
+    Attributes:
+        task: its place, from TF_CONFIG.
+        environment: its folders and names, from TRAINJOB_*.
+        store: the job's checkpoints.
+        progress: its reports.
+        stop: whether it has been asked to stop.
+    """
+
+    task: Task
+    environment: Environment
+    store: CheckpointStore
+    progress: ProgressFile
+    stop: StopRequest
+
+
+def join(env: Mapping[str, str] | None = None, *, keep: int = 3) -> Replica:
+    """Read the environment, and from now on answer SIGTERM and uncaught errors as the job expects.
+
+    Args:
+        env: the process's environment, replaced by tests.
+        keep: checkpoints to keep.
+
+    Raises:
+        InvalidConfiguration: TF_CONFIG or TRAINJOB_* is malformed.
+        OutputUnwritable, OutputFull: the writer can't write its folder.
+        SystemExit: this very job has finished before (code 0).
+    """
+    variables = os.environ if env is None else env
+    stop = StopRequest()
+    task = Task.from_environment(variables)
+    environment = Environment.from_environment(variables, task)
+    progress = ProgressFile(environment.progress_file)
+    install_edge(task, progress, stop)
+    stop.install(lambda: _leave_on_request(task, progress))
+    replica = Replica(task, environment, CheckpointStore(environment.checkpoint_dir, keep), progress, stop)
+    progress.update(state="starting")
+    _check_output(replica)
+    return replica
+
+
+def as_evaluator(replica: Replica) -> Replica:
+    """The same process, writing where an evaluator would: one that trains alone evaluates as well."""
+    folder = replica.environment.output_dir / "evaluator"
+    environment = dataclasses.replace(replica.environment, output_dir=folder, log_dir=folder / "logs")
+    return dataclasses.replace(replica, environment=environment)
+
+
+def _check_output(replica: Replica) -> None:
+    """Before TensorFlow starts and waits for the others: is there anything to do, and can it be kept?"""
+    if replica.task.is_evaluator:
+        return
+    before = finished_before(replica.store, replica.environment.uid)
+    if before is not None:
+        replica.progress.update(state="finished", step=before.step)
+        refuse_finished(before, replica.store, before.step)
+    if replica.task.is_writer:
+        replica.store.prepare()
+
+
+def _leave_on_request(task: Task, progress: ProgressFile) -> None:
+    if task.is_evaluator:
+        announce(f"{task.replica} was asked to stop")
+        exit_now(EVALUATOR_STOPPED)
+    leave(task, progress, Preempted(f"{task.replica} was asked to stop"))

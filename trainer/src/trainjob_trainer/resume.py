@@ -1,0 +1,121 @@
+"""Where a training starts: from nothing, from the newest checkpoint, or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from trainjob_trainer.checkpoint.snapshot import VariableGroups
+from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
+from trainjob_trainer.errors import OutputFinished
+from trainjob_trainer.task import Task
+
+
+class Verdict(IntEnum):
+    """What the output folder says about this training."""
+
+    TRAIN = 0
+    FINISHED_BY_THIS_JOB = 1
+    """A replica that comes back after the end: nothing to do, and nothing wrong."""
+    FINISHED_BY_ANOTHER = 2
+
+
+@dataclass(frozen=True)
+class Start:
+    """The decision, the same on every worker.
+
+    Attributes:
+        verdict: whether to train.
+        step: optimizer steps done before; 0 without a checkpoint.
+    """
+
+    verdict: Verdict
+    step: int
+
+    @classmethod
+    def nothing(cls) -> Start:
+        """From the beginning."""
+        return cls(Verdict.TRAIN, 0)
+
+
+def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
+    """Decide from what is on disk alone.
+
+    Args:
+        store: the checkpoints.
+        total_steps: what the training is asked to reach.
+        job_uid: this job's.
+    """
+    final = store.final()
+    if final is not None and final.step >= total_steps:
+        return Start(_verdict(final, job_uid), final.step)
+    newest = store.latest()
+    return Start(Verdict.TRAIN, newest.step if newest else 0)
+
+
+def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:
+    """Recognise that this very job has finished: its marker is there.
+
+    It needs no TensorFlow, and above all no peers: a replica that comes back alone must not wait for them.
+    """
+    final = store.final()
+    if final is None or _verdict(final, job_uid) is not Verdict.FINISHED_BY_THIS_JOB:
+        return None
+    return Start(Verdict.FINISHED_BY_THIS_JOB, final.step)
+
+
+def agree(strategy: Any, task: Task, find: Callable[[], Start]) -> Start:
+    """The writer's decision, on every worker: they may see different folders for a moment."""
+    from trainjob_trainer.collective import broadcast  # noqa: PLC0415 - TensorFlow only when training
+
+    mine = find() if task.is_writer else Start.nothing()
+    verdict, step = broadcast(strategy, task, [int(mine.verdict), mine.step])
+    return Start(Verdict(verdict), step)
+
+
+def restore(strategy: Any, task: Task, store: CheckpointStore, start: Start, groups: VariableGroups) -> None:
+    """Load the agreed step on this worker, and prove that all hold the same. Step 0 loads nothing.
+
+    Raises:
+        CheckpointUnreadable, CheckpointMismatch: as `CheckpointStore.load` and `check_same_weights`.
+    """
+    if not start.step:
+        return
+    from trainjob_trainer.collective import check_same_weights  # noqa: PLC0415 - as above
+
+    checkpoint = store.at(start.step)
+    store.load(checkpoint, groups)
+    check_same_weights(strategy, task, groups)
+    if task.is_writer:
+        announce(f"resumed from step {start.step} ({checkpoint.path})")
+
+
+def refuse_finished(start: Start, store: CheckpointStore, total_steps: int) -> None:
+    """End a training that has nothing left to do.
+
+    Raises:
+        OutputFinished: another job finished here.
+        SystemExit: this job did (code 0).
+    """
+    if start.verdict is Verdict.FINISHED_BY_THIS_JOB:
+        announce(f"this job has finished before, at step {start.step}: nothing to do")
+        raise SystemExit(0)
+    if start.verdict is Verdict.FINISHED_BY_ANOTHER:
+        raise OutputFinished(
+            f"{store.directory.parent} holds a training that finished at step {start.step}, and "
+            f"{total_steps} steps are asked for: ask for more to go on, or start over in a new folder "
+            "with `trainjob run --fresh` or `output.resume: Never`"
+        )
+
+
+def announce(message: str) -> None:
+    """One line for the log, at once."""
+    print(f"trainjob: {message}", file=sys.stderr, flush=True)
+
+
+def _verdict(final: FinalMarker, job_uid: str) -> Verdict:
+    same = bool(job_uid) and final.job_uid == job_uid
+    return Verdict.FINISHED_BY_THIS_JOB if same else Verdict.FINISHED_BY_ANOTHER

@@ -1,0 +1,79 @@
+"""SIGTERM, noticed while the main thread is deep inside TensorFlow, where Python's handlers do not run.
+
+TensorFlow installs a SIGTERM handler of its own when a cluster is formed, and never looks at it. So a thread
+listens, and puts the handler back when it has been replaced. One gap remains: while TensorFlow waits for
+peers that have not come yet it holds the interpreter's lock, and only SIGKILL ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+
+EVALUATOR_STOPPED = 128 + signal.SIGTERM
+_SECONDS_BETWEEN_LOOKS = 0.25
+
+
+class StopRequest:
+    """Whether the process has been asked to stop, and the clock that runs from then on."""
+
+    def __init__(self) -> None:
+        self._requested = threading.Event()
+        self.patience_seconds = 0.0
+        """How long, from the signal on, the main thread may take to end by itself; training needs some."""
+
+    @property
+    def requested(self) -> bool:
+        """Asked at every step boundary."""
+        return self._requested.is_set()
+
+    def install(self, leave: Callable[[], None]) -> None:
+        """Listen for SIGTERM from a thread of its own; elsewhere than in the main thread, do nothing.
+
+        Args:
+            leave: called when the signal has come and the patience is over; must not return.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # without one the process would end at once
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        watch = threading.Thread(target=self._watch, args=(reader, leave), name="trainjob-stop", daemon=True)
+        watch.start()
+
+    def _watch(self, reader: int, leave: Callable[[], None]) -> None:
+        handler = _SystemHandler()
+        while not _came(reader):
+            handler.put_back()
+        self._requested.set()
+        threading.Event().wait(self.patience_seconds)
+        leave()
+
+
+class _SystemHandler:
+    """The C function that the system calls for SIGTERM.
+
+    Any thread may set it; Python's own API wants the main thread, which is busy just then.
+    """
+
+    def __init__(self) -> None:
+        self._get = ctypes.pythonapi.PyOS_getsig
+        self._set = ctypes.pythonapi.PyOS_setsig
+        self._get.argtypes, self._get.restype = [ctypes.c_int], ctypes.c_void_p
+        self._set.argtypes, self._set.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        self._ours = self._get(signal.SIGTERM)
+
+    def put_back(self) -> None:
+        if self._get(signal.SIGTERM) != self._ours:
+            self._set(signal.SIGTERM, self._ours)
+
+
+def _came(reader: int) -> bool:
+    """Wait a moment for SIGTERM; other signals wake the pipe too."""
+    readable, _, _ = select.select([reader], [], [], _SECONDS_BETWEEN_LOOKS)
+    return bool(readable) and signal.SIGTERM in os.read(reader, 64)

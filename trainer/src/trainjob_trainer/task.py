@@ -1,0 +1,139 @@
+"""Which replica this process is: TF_CONFIG, in the form that TensorFlow documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob_trainer.errors import InvalidConfiguration
+
+ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One replica's place in its job.
+
+    Attributes:
+        type: `chief`, `worker`, `ps` or `evaluator`.
+        index: its number within that role, from 0.
+        cluster: addresses (`host:port`) of every role; empty when the process runs by itself.
+    """
+
+    type: str
+    index: int
+    cluster: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> Task:
+        """Read `TF_CONFIG`; absent, blank or without a cluster it means one process by itself.
+
+        Raises:
+            InvalidConfiguration: TF_CONFIG is not of TensorFlow's form; the message names the field.
+        """
+        text = env.get("TF_CONFIG", "").strip()
+        config = _parse_object(text) if text else {}
+        cluster = _parse_cluster(config.get("cluster", {}))
+        task = config.get("task")
+        if task is None and not cluster:
+            return cls("worker", 0, {})
+        role, index = _parse_task(task)
+        _check_listed(role, index, cluster)
+        return cls(role, index, cluster)
+
+    @property
+    def replica(self) -> str:
+        """`worker-0`: the name in logs and status."""
+        return f"{self.type}-{self.index}"
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this process scores checkpoints instead of training."""
+        return self.type == "evaluator"
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this is the one replica that writes checkpoints: the chief, or worker 0 without one."""
+        first = "chief" if self.cluster.get("chief") else "worker"
+        return self.type == first and self.index == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the process trains as a member of a cluster (of one, perhaps)."""
+        return bool(self.cluster) and not self.is_evaluator
+
+    @property
+    def num_workers(self) -> int:
+        """Processes that take a share of each global batch: workers and chief."""
+        return max(1, len(self.cluster.get("worker", ())) + len(self.cluster.get("chief", ())))
+
+    @property
+    def address(self) -> str | None:
+        """This replica's own `host:port`, if the cluster lists it."""
+        addresses = self.cluster.get(self.type, ())
+        return addresses[self.index] if self.index < len(addresses) else None
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfiguration(f"TF_CONFIG: not valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise InvalidConfiguration(f"TF_CONFIG: must be a JSON object, got {_shown(config)}")
+    return config
+
+
+def _parse_cluster(cluster: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(cluster, dict):
+        raise InvalidConfiguration(f"TF_CONFIG cluster: must be an object, got {_shown(cluster)}")
+    unknown = sorted(set(cluster) - set(ROLES))
+    if unknown:
+        raise InvalidConfiguration(
+            f"TF_CONFIG cluster: unknown role {unknown[0]!r}, expected {', '.join(ROLES)}"
+        )
+    parsed = {role: _parse_addresses(role, addresses) for role, addresses in cluster.items()}
+    if len(parsed.get("chief", ())) > 1:
+        raise InvalidConfiguration("TF_CONFIG cluster.chief: at most one chief")
+    return parsed
+
+
+def _parse_addresses(role: str, addresses: object) -> tuple[str, ...]:
+    where = f"TF_CONFIG cluster.{role}"
+    if not isinstance(addresses, list):
+        raise InvalidConfiguration(f'{where}: must be a list of "host:port", got {_shown(addresses)}')
+    for index, address in enumerate(addresses):
+        host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+        if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+            raise InvalidConfiguration(f'{where}[{index}]: must be "host:port", got {_shown(address)}')
+    return tuple(addresses)
+
+
+def _parse_task(task: object) -> tuple[str, int]:
+    if not isinstance(task, dict):
+        raise InvalidConfiguration(f"TF_CONFIG task: must be an object, got {_shown(task)}")
+    role, index = task.get("type"), task.get("index")
+    if role not in ROLES:
+        raise InvalidConfiguration(
+            f"TF_CONFIG task.type: must be one of {', '.join(ROLES)}, got {_shown(role)}"
+        )
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        raise InvalidConfiguration(f"TF_CONFIG task.index: must be a number from 0, got {_shown(index)}")
+    return role, index
+
+
+def _check_listed(role: str, index: int, cluster: Mapping[str, tuple[str, ...]]) -> None:
+    if not cluster or (role == "evaluator" and role not in cluster):
+        return  # TensorFlow leaves the evaluator out of the cluster unless it is named there
+    count = len(cluster.get(role, ()))
+    if index >= count:
+        raise InvalidConfiguration(
+            f"TF_CONFIG task: {role} {index} is not in the cluster, which lists {count} of that role"
+        )
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

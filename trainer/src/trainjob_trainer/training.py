@@ -1,0 +1,117 @@
+"""The training loop of the library: calls of the engine, and what happens between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
+from trainjob_trainer.collective import broadcast
+from trainjob_trainer.engine import Engine
+from trainjob_trainer.pace import TIMED_STEPS, next_call, steps_a_call
+from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recorder import Recorder
+from trainjob_trainer.replica import Replica
+from trainjob_trainer.saver import Saver
+
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass
+class _State:
+    """Where the loop stands; the same on every worker, but for the clock."""
+
+    step: int
+    wanted: int = 1
+    calls: int = 0
+    seconds_a_step: float = 1.0
+
+
+class TrainingLoop:
+    """Trains from a step to the plan's end."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        strategy: Any,
+        engine: Engine,
+        plan: TrainingPlan,
+        groups: VariableGroups,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Put the parts together; `groups` is what the checkpoints hold."""
+        self._replica = replica
+        self._strategy = strategy
+        self._engine = engine
+        self._plan = plan
+        self._groups = groups
+        self._clock = clock
+        self._saver = Saver(replica)
+        self._recorder = Recorder(replica, plan)
+
+    def run(self, iterator: Any, start_step: int) -> dict[str, float]:
+        """Train, save, report.
+
+        Args:
+            iterator: endless, positioned at `start_step`.
+            start_step: steps done before.
+
+        Returns:
+            The metrics of the last epoch, over all workers.
+
+        Raises:
+            OutputFull, OutputUnwritable: a checkpoint could not be written.
+            Preempted: asked to stop, after saving what was reached.
+        """
+        state = _State(start_step)
+        metrics: dict[str, float] = {}
+        self._recorder.begin(start_step)
+        with self._saver.patient():
+            while state.step < self._plan.total_steps:
+                self._call(iterator, state)
+                metrics = self._end_epoch(state) or metrics
+                self._save(state)
+            self._saver.finish(state.step, self._plan.epochs_done(state.step), lambda: read(self._groups))
+        self._recorder.end(state.step, metrics)
+        return metrics
+
+    def _call(self, iterator: Any, state: _State) -> None:
+        periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
+        count = next_call(state.step, state.wanted, self._plan.total_steps, periods)
+        began = self._clock()
+        logs = self._engine.run(iterator, count)
+        seconds = self._clock() - began
+        state.step += count
+        state.calls += 1
+        if state.calls > 1:  # the first one traces
+            state.seconds_a_step = seconds / count
+        self._choose_pace(state)
+        self._recorder.record_call(state.step, count, seconds, logs)
+
+    def _choose_pace(self, state: _State) -> None:
+        """By the writer's clock, told to all: each has its own, and all must make equal calls."""
+        if state.calls == 1:
+            state.wanted = TIMED_STEPS
+        elif state.calls == 2 or self._is_epoch_end(state.step):
+            (nanoseconds,) = broadcast(
+                self._strategy, self._replica.task, [int(state.seconds_a_step * _NANOSECONDS)]
+            )
+            state.wanted = steps_a_call(nanoseconds / _NANOSECONDS)
+
+    def _end_epoch(self, state: _State) -> dict[str, float] | None:
+        if not self._is_epoch_end(state.step):
+            return None
+        metrics = self._engine.reduced_metrics()
+        self._engine.reset()
+        self._recorder.record_epoch(state.step, metrics)
+        return metrics
+
+    def _is_epoch_end(self, step: int) -> bool:
+        return step == self._plan.total_steps or step % (self._plan.epoch_steps or step + 1) == 0
+
+    def _save(self, state: _State) -> None:
+        due = state.step % self._plan.checkpoint_every == 0
+        epoch = self._plan.epochs_done(state.step)
+        self._saver.between_steps(state.step, epoch, due, lambda: read(self._groups))
