@@ -1,10 +1,9 @@
-"""What a pod's status says of a real process, and that nothing of it is left."""
+"""What a pod's status says of a real process, and what the process finds."""
 
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,27 +11,13 @@ import pytest
 from support_local import (
     build_pod,
     ended,
-    is_alive,
     local_cluster,
     python,
     ref_of,
     state_of,
     until,
-    wait_gone,
 )
 
-# Says which process it is, then resists SIGTERM in a session of its own.
-STUBBORN = """
-import os, signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        print("grandchild", os.getpid(), flush=True)
-    else:
-        print("child", os.getpid(), flush=True)
-    signal.pause()
-"""
 WAIT = "import signal; print('up', flush=True); signal.pause()"
 
 
@@ -141,64 +126,6 @@ async def test_a_port_in_use(tmp_path: Path) -> None:
             assert lines.seen == [("worker-0", f"trainjob: {state['message']}")]
 
 
-async def test_children_that_resist_end_with_the_process(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(build_pod(python(STUBBORN + "\nimport sys; print('leaving'); sys.exit(5)")))
-        assert (await ended(cluster))["exitCode"] == 5
-        assert not [pid for pid in _stubborn(lines.seen) if is_alive(pid)]
-
-
-async def test_a_whole_family_that_resists_is_killed_after_the_grace_period(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(
-            build_pod(python(STUBBORN + "\nprint('up', flush=True)\nwhile True: signal.pause()"))
-        )
-        await lines.wait_for("up")
-        await lines.wait_count(2)
-        await cluster.delete(ref_of(cluster.snapshot().pods[0]), grace_seconds=1)
-        pod = cluster.snapshot().pods[0]
-        assert "deletionTimestamp" in pod["metadata"]
-        assert "running" in state_of(pod)
-        await until(cluster, lambda snapshot: not snapshot.pods)
-        assert not [pid for pid in _stubborn(lines.seen) if is_alive(pid)]
-
-
-async def test_a_process_may_use_its_grace_period(tmp_path: Path) -> None:
-    code = """
-import os, signal, sys
-def leave(*_):
-    os.write(1, b"saved\\n")
-    sys.exit(86)
-signal.signal(signal.SIGTERM, leave)
-print("up", flush=True)
-while True: signal.pause()
-"""
-    async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(build_pod(python(code)))
-        await lines.wait_for("up")
-        await cluster.close(grace_seconds=30)
-        assert ("worker-0", "saved") in lines.seen
-        assert not cluster.snapshot().pods
-
-
-async def test_a_stopped_process_is_killed_too(tmp_path: Path) -> None:
-    code = "import os, signal\nprint(os.getpid(), flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
-    async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(build_pod(python(code)))
-        await until(cluster, lambda s: "running" in state_of(s.pods[0]))
-        await cluster.delete(ref_of(cluster.snapshot().pods[0]), grace_seconds=0)
-        await until(cluster, lambda snapshot: not snapshot.pods)
-        assert not [line for _, line in lines.seen if is_alive(int(line))]
-
-
-async def test_deleting_at_once_ends_a_process_that_has_hardly_started(tmp_path: Path) -> None:
-    async with local_cluster(tmp_path) as (cluster, _):
-        await cluster.create(build_pod(["sleep", "1000"]))
-        await until(cluster, lambda s: "running" in state_of(s.pods[0]))
-        await cluster.delete(ref_of(cluster.snapshot().pods[0]))  # within the long default grace period
-        await until(cluster, lambda snapshot: not snapshot.pods)
-
-
 async def test_a_pod_deleted_before_its_start_never_runs(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
         await cluster.create(build_pod(["touch", str(tmp_path / "ran")]))
@@ -228,25 +155,8 @@ while True: signal.pause()
         assert len(cluster.snapshot().pods) == 1
 
 
-async def test_a_killed_launcher_takes_the_process_with_it(tmp_path: Path) -> None:
-    code = "import os, signal; print(os.getppid(), os.getpid(), flush=True); signal.pause()"
-    async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(build_pod(python(code)))
-        await lines.wait_count(1)
-        launcher, process = map(int, lines.seen[0][1].split())
-        os.kill(launcher, signal.SIGKILL)
-        state = await ended(cluster)
-        assert (state["exitCode"], state["signal"]) == (137, 9)
-        wait_gone(process)
-
-
-async def test_the_launcher_passes_sigterm_on(tmp_path: Path) -> None:
-    code = "import os, signal; print(os.getppid(), flush=True); signal.pause()"
-    async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(build_pod(python(code)))
-        await lines.wait_count(1)
-        os.kill(int(lines.seen[0][1]), signal.SIGTERM)
-        assert (await ended(cluster))["exitCode"] == 143
+# Signals 32 and 33 are the C library's own: a program that was started with them ignored can't change that.
+OF_THE_C_LIBRARY = 0b11 << 31
 
 
 async def test_a_process_starts_out_as_in_a_container(tmp_path: Path) -> None:
@@ -264,48 +174,10 @@ print("input", repr(os.read(0, 10)), flush=True)
             build_pod(["sed", "-n", "/^Sig[BI]/p", "/proc/self/status"], name="digits-worker-0-bbbbbbbb")
         )
         await ended(cluster, "digits-worker-0-bbbbbbbb")
-        assert [line for _, line in lines.seen] == [
-            "descriptors [0, 1, 2]",
-            "session True",
-            "input b''",
-            "SigBlk:\t0000000000000000",
-            "SigIgn:\t0000000000000000",
-        ]
-
-
-RUN = """
-import asyncio, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from support_local import build_pod, local_cluster, python
-from trainjob.cluster.local import LocalCluster
-
-async def main():
-    async with local_cluster(Path(sys.argv[1])) as (cluster, lines):
-        code = Path(sys.argv[1], "code.py").read_text()
-        await cluster.create(build_pod(python(code)))
-        while len(lines.seen) < 3:
-            await asyncio.sleep(0.01)
-        print(*(line.split()[1] for _, line in lines.seen), flush=True)
-        await asyncio.sleep(1000)
-
-asyncio.run(main())
-"""
-
-
-def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
-    code = STUBBORN + "\nprint('parent', os.getpid(), flush=True)\nwhile True: signal.pause()"
-    (tmp_path / "code.py").write_text(code)
-    support = str(Path(__file__).parents[1] / "support")
-    command = [sys.executable, "-c", RUN, str(tmp_path), support]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        pids = [int(pid) for pid in run.stdout.readline().split()]
-        assert len(pids) == 3
-        assert all(is_alive(pid) for pid in pids)
-        run.kill()
-    for pid in pids:
-        wait_gone(pid)
+        *said, blocked, ignored = [line for _, line in lines.seen]
+        assert said == ["descriptors [0, 1, 2]", "session True", "input b''"]
+        assert blocked == "SigBlk:\t0000000000000000"
+        assert int(ignored.removeprefix("SigIgn:"), 16) & ~OF_THE_C_LIBRARY == 0
 
 
 async def test_a_progress_report_is_passed_on_while_the_process_runs(tmp_path: Path) -> None:
@@ -364,7 +236,3 @@ def _pid_of(pod: dict[str, object], folder: Path) -> int:
             if f"HOME={folder}".encode() in environ and b"shim.py" not in command:
                 return int(entry.name)
     raise AssertionError(f"no process of {json.dumps(pod)}")
-
-
-def _stubborn(seen: list[tuple[str, str]]) -> list[int]:
-    return [int(line.split()[1]) for _, line in seen if line.startswith(("child", "grandchild"))]

@@ -1,0 +1,137 @@
+"""What failed, and what happens next: restarts of the gang, on a cluster in memory."""
+
+from __future__ import annotations
+
+import pytest
+from support_jobs import build_job
+from support_world import World
+
+from trainjob.core.conditions import find_condition, is_true
+
+
+async def test_a_crash_restarts_the_gang_from_the_checkpoint() -> None:
+    world = await World(build_job()).started()
+    evaluator = world.pod("evaluator")["metadata"]["name"]
+    world.cluster.report(world.pod("worker", 0), {"step": 30, "checkpointStep": 20})
+    world.cluster.report(world.pod("worker", 1), {"step": 30})
+    world.cluster.end_pod(world.pod("worker", 1), 1, message="Traceback…\nValueError: boom")
+    await world.settle()
+    message = (
+        "worker 1 crashed (exit code 1: ValueError: boom) at step 30;"
+        " restarting from step 20 (restart 1 of 3)"
+    )
+    assert world.status.state == "Restarting"
+    assert world.status.message == message
+    assert world.status.attempt == 2
+    assert world.status.restarts.charged == 1
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.rank == "worker-1"
+    assert world.status.first_failure.log_tail == "Traceback…\nValueError: boom"
+    assert ("Restarting", message) in world.cluster.events
+    assert len(world.pods) == 2, "the peer is still going: no successor before it has gone"
+    world.let_go()
+    await world.settle()
+    incarnations = [p["metadata"]["labels"]["trainjob.dev/incarnation"] for p in world.pods]
+    assert sorted(incarnations) == ["1", "2", "2"]
+    assert world.pod("evaluator")["metadata"]["name"] == evaluator
+    world.each(world.cluster.run_pod, "worker")
+    await world.settle()
+    assert world.status.state == "Running"
+    assert not is_true(world.status, "Restarting")
+
+
+async def test_restarts_end_at_the_budget() -> None:
+    world = await World(build_job(maxRestarts=1, evaluator=False)).started()
+    world.cluster.report(world.pod("worker", 0), {"step": 10, "checkpointStep": 10})
+    world.cluster.end_pod(world.pod("worker", 0), 137, reason="OOMKilled")
+    await world.settle()
+    world.let_go()
+    await world.started()
+    assert world.status.state == "Running"
+    world.cluster.report(world.pod("worker", 0), {"step": 14, "checkpointStep": 10})
+    world.cluster.end_pod(world.pod("worker", 0), 137, reason="OOMKilled")
+    await world.settle()
+    assert world.status.state == "Failing"
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert world.status.message == (
+        "worker 0 ran out of memory (OOMKilled, 137) at step 14; 1 of 1 restarts used; resumable from step 10"
+    )
+    failed = find_condition(world.status, "Failed")
+    assert failed is not None
+    assert failed.reason == "OutOfMemory"
+    assert len(world.pods) == 1, "the failed pod stays for its log"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(80, "InvalidConfiguration"), (81, "OutputFinished"), (87, "CheckpointMismatch")]
+)
+async def test_what_a_restart_cannot_mend_fails_at_once(code: int, reason: str) -> None:
+    world = await World(build_job()).started()
+    world.cluster.end_pod(world.pod("worker", 0), code, message="the reason")
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert world.status.restarts.charged == 0
+    failed = find_condition(world.status, "Failed")
+    assert failed is not None
+    assert failed.reason == reason
+    assert "the reason" in failed.message
+
+
+async def test_the_culprit_is_named_not_the_peer_that_saw_it_go() -> None:
+    world = await World(build_job()).started()
+    world.cluster.end_pod(world.pod("worker", 0), 85, message="peer gone")
+    again = await world.settle()
+    assert world.status.attempt == 1, "the culprit may show up yet"
+    assert again is not None
+    world.cluster.end_pod(world.pod("worker", 1), 1, message="ValueError: boom")
+    await world.settle()
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.rank == "worker-1"
+    assert world.status.restarts.charged == 1
+
+
+async def test_a_lost_peer_alone_restarts_after_a_while() -> None:
+    world = await World(build_job()).started()
+    world.cluster.end_pod(world.pod("worker", 0), 85)
+    await world.pass_time(11)
+    assert world.status.attempt == 2
+    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+
+
+@pytest.mark.parametrize("way", ["evict_pod", "remove_pod"])
+async def test_what_the_cluster_takes_is_not_charged(way: str) -> None:
+    world = await World(build_job(maxRestarts=0)).started()
+    getattr(world.cluster, way)(world.pod("worker", 1))
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.status.attempt == 2
+    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+
+
+async def waits_after_crashes(steps: list[int]) -> list[int]:
+    """Crash one worker after each of these steps; return the seconds until its successor is there."""
+    world = World(build_job(maxRestarts=10, evaluator=False, workers=1))
+    waits = []
+    for step in steps:
+        await world.started()
+        world.cluster.report(world.pod("worker"), {"step": step})
+        world.cluster.end_pod(world.pod("worker"), 1)
+        await world.settle()
+        waits.append(0)
+        while not world.pods:
+            await world.pass_time(1)
+            waits[-1] += 1
+    return waits
+
+
+async def test_failures_without_progress_wait_longer_each_time() -> None:
+    assert await waits_after_crashes([5, 5, 5, 4, 5]) == [0, 1, 2, 4, 8]
+
+
+async def test_progress_resets_the_wait() -> None:
+    assert await waits_after_crashes([10, 20, 20, 30]) == [0, 0, 1, 0]
