@@ -101,6 +101,7 @@ UNREADABLE: tuple[tuple[str | bytes, str], ...] = (
     ("a: !thing b", "f.yaml:1 a: the tag !thing isn't supported"),
     ("a: !!int two", "f.yaml:1 a: isn't of the type that its tag !!int says"),
     ('a: "\\ud800"', "f.yaml:1 a: has half of a character"),
+    ('a: "b\\0"', "f.yaml:1 a: holds a NUL character"),
     ("? [a]\n: 1", "f.yaml:1: has a key that isn't text"),
     ("~: 1", "f.yaml:1: has a key that isn't text"),
     ("a: &a [*a]", "f.yaml:1 a[0]: holds an alias of itself"),

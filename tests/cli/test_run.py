@@ -244,7 +244,7 @@ def test_the_environment_and_folders_stand_in_for_a_cluster(tmp_path: Path) -> N
         (["--volume", "settings"], "is not NAME=FOLDER"),
         (["--volume", "=x"], "is not NAME=FOLDER"),
         (["--volume", "settings=nowhere"], "there is no nowhere"),
-        (["--base-port", "0"], "--base-port"),
+        (["--base-port", "1023"], "--base-port"),
         (["--folder", "job.yaml"], "is a file"),
         (["--name", "other"], "holds no TrainJob 'other', but digits"),
     ],

@@ -161,6 +161,11 @@ def test_volumes_of_a_cluster_need_a_folder(kind: str) -> None:
     assert Path("/here") not in launch.folders
 
 
+def test_a_volume_whose_source_is_null_is_an_empty_folder() -> None:
+    launch = _launch(_with_volume({"hostPath": None}))
+    assert launch.env["EXTRA"] == "/tmp/private/volumes/extra/file"
+
+
 def test_a_sub_path_is_a_folder_within() -> None:
     mounts = [
         {"name": "out", "mountPath": "/output", "readOnly": True},
@@ -259,6 +264,12 @@ def test_the_image_is_named_as_unused() -> None:
 def test_the_grace_period_is_kubernetes_own_by_default() -> None:
     assert _launch(build_pod()).grace_seconds == 30
     assert _launch(build_pod(spec={"terminationGracePeriodSeconds": 5})).grace_seconds == 5
+    assert _launch(build_pod(spec={"terminationGracePeriodSeconds": None})).grace_seconds == 30
+
+
+@pytest.mark.parametrize("asked", [-1, 10**390])
+def test_a_grace_period_that_no_clock_knows_is_bounded(asked: int) -> None:
+    assert 0 <= _launch(build_pod(spec={"terminationGracePeriodSeconds": asked})).grace_seconds < 1e9
 
 
 @pytest.mark.parametrize(

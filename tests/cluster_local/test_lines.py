@@ -27,6 +27,7 @@ def _split(*chunks: bytes, longest: int = 40) -> list[str]:
         ([b"bad \xff\xfe byte\n"], ["bad \ufffd\ufffd byte"]),
         ([b"half \xe2\x82"], ["half \ufffd"]),
         ([b"\x1b[1m1/2\x1b[0m \x1b]0;title\x07done\x1b[K\n"], ["1/2 done"]),
+        (["\x9b31mred\x85\n".encode()], ["31mred"]),
         ([b"nul\x00bell\x07back\x08tab\tkept\n"], ["nulbellbacktab\tkept"]),
         ([b"x" * 100 + b"\nnext\n"], ["x" * 40 + "... (60 more characters)", "next"]),
         ([b"x" * 30, b"y" * 30, b"z" * 30 + b"\n"], ["x" * 30 + "y" * 10 + "... (50 more characters)"]),

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support_local import (
@@ -112,6 +113,19 @@ async def test_an_environment_that_is_too_large_is_explained(tmp_path: Path) -> 
         assert state["exitCode"] == 128
         assert "can't start a process" in state["message"]
         assert ("worker-0", f"trainjob: {state['message']}") in lines.seen
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [build_pod(["echo", "a\0b"]), build_pod(["true"], env=[{"name": "A=B", "value": "c"}])],
+    ids=["argument", "variable"],
+)
+async def test_what_no_program_can_be_given_is_explained(pod: dict[str, Any], tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(pod)
+        state = await ended(cluster)
+        assert state["exitCode"] == 128
+        assert "can't start a process" in state["message"]
 
 
 async def test_a_port_in_use(tmp_path: Path) -> None:

@@ -123,3 +123,19 @@ async def test_a_cluster_that_asks_to_wait_for_nothing_is_not_asked_without_end(
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert tries[0] < 10
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_a_cancellation_is_heard_at_the_moment_of_a_wakeup(ticks: int) -> None:
+    cluster = build_cluster()
+    controller = Controller(cluster)
+    running = asyncio.create_task(controller.run())
+    cluster.apply(build_job(activeDeadlineSeconds=1000))  # looked at again later: a wait with an end
+    for _ in range(100):
+        await asyncio.sleep(0)
+    cluster.apply(build_job(name="another"))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=10)
+    assert done, "the controller goes on although it was cancelled"

@@ -65,7 +65,7 @@ def trainjob(
 ) -> subprocess.CompletedProcess[str]:
     """Run the program to its end."""
     return subprocess.run(  # noqa: PLW1510 - the exit code is what tests look at
-        _command(arguments),
+        command(arguments),
         cwd=cwd,
         env={**os.environ, **(env or {})},
         capture_output=True,
@@ -112,7 +112,7 @@ class Running:
 def running(*arguments: str, cwd: Path) -> Iterator[Running]:
     """Start the program, and kill it if the test does not end it."""
     with subprocess.Popen(
-        _command(arguments),
+        command(arguments),
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -170,7 +170,7 @@ def terminal(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[byte
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     # The first program makes it the controlling terminal, and is then replaced by ours.
     process = subprocess.Popen(
-        [sys.executable, "-c", _ON_TERMINAL, *_command(arguments)],
+        [sys.executable, "-c", _ON_TERMINAL, *command(arguments)],
         cwd=cwd,
         env={**os.environ, "TERM": "xterm"},
         stdin=theirs,
@@ -220,5 +220,14 @@ def condition(kind: str, reason: str, message: str) -> dict[str, str]:
     }
 
 
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-c", "from trainjob.cli import main; main(prog_name='trainjob')", *arguments]
+def command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-c", _PROGRAM, *arguments]
+
+
+# Under `nohup` SIGHUP is ignored, and what is ignored is inherited; here it is to be heard in any case.
+_PROGRAM = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from trainjob.cli import main
+main(prog_name="trainjob")
+"""

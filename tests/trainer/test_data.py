@@ -88,6 +88,10 @@ def test_what_tensorflow_cannot_count_is_counted() -> None:
         (numbers(0), r"train\(\) has no examples"),
         (numbers().filter(lambda value: value > 99), r"train\(\) has no examples"),
         (numbers().batch(2), r"train\(\) returns batches"),
+        (
+            tf.data.Dataset.from_generator(lambda: iter([1]), output_types=tf.int32),
+            r"train\(\) does not say the shapes",
+        ),
         ([1, 2], r"train\(\) must return a tf.data.Dataset, got list"),
     ],
 )

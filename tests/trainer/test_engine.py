@@ -92,3 +92,15 @@ def test_a_snapshot_holds_the_random_state_of_dropout() -> None:
 def test_what_is_no_compiled_model_is_refused(build: Callable[[], Any], words: str) -> None:
     with pytest.raises(InvalidConfiguration, match=words):
         built(build)
+
+
+def test_metrics_that_are_no_numbers_do_not_end_the_training() -> None:
+    def by_class() -> Any:
+        model = regression()
+        model.compile("adam", "mse", metrics=[keras.metrics.F1Score(name="f1")])
+        return model
+
+    _, engine = built(by_class)
+
+    assert set(engine.run(batches(), 1)) == {"loss"}
+    assert set(engine.reduced_metrics()) == {"loss"}

@@ -65,12 +65,23 @@ def test_an_earlier_trainings_end_is_not_this_ones(tmp_path: Path) -> None:
     store.mark_final(1, "old")
 
     by_job = following(store, lambda: store.mark_final(1, "new"), job_uid="new")
-    assert [final for _, final in by_job] == [False, True]
+    assert [(checkpoint.step, final) for checkpoint, final in by_job] == [(1, True)]
     store.mark_final(1, "")
     by_step = following(
         store, lambda: (store.save(2, 0, GROUPS, ""), store.mark_final(2, "")), job_uid="", final_step=2
     )
-    assert [(checkpoint.step, final) for checkpoint, final in by_step] == [(1, False), (2, True)]
+    assert [(checkpoint.step, final) for checkpoint, final in by_step] == [(2, True)]
+
+
+def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, 0, GROUPS, "old")
+    store.mark_final(1, "old")
+    ended = lambda: (store.save(2, 0, GROUPS, "new"), store.mark_final(2, "new"))  # noqa: E731
+
+    seen = following(store, lambda: None, store.clear_final, ended, job_uid="new")
+
+    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (2, True)]
 
 
 def test_it_stops_when_asked(tmp_path: Path) -> None:

@@ -97,3 +97,15 @@ def test_an_error_of_ours_does_not_break_the_import(tmp_path: Path) -> None:
     ended = run_python(["-c", "import keras.src.models.model as m; print(m.here)"], env)
     assert ended.stdout == "True\n"
     assert "trainjob: the script runs without help: ModuleNotFoundError" in ended.stderr
+
+
+def test_a_malformed_environment_ends_the_script_before_it_trains(tmp_path: Path) -> None:
+    package = tmp_path / "tensorflow" / "python" / "eager"
+    package.mkdir(parents=True)
+    (package / "context.py").touch()
+    for folder in (package, *package.parents[:2]):
+        (folder / "__init__.py").touch()
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}", "TRAINJOB_OUTPUT_DIR": "gs://bucket/run"}
+    ended = run_python(["-c", "import tensorflow.python.eager.context; print('trains')"], env)
+    assert (ended.returncode, ended.stdout) == (80, "")
+    assert "InvalidConfiguration: TRAINJOB_OUTPUT_DIR: gs://bucket/run is object storage" in ended.stderr

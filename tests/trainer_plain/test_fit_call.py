@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,3 +50,10 @@ def test_a_state_survives_the_checkpoint(call: int, done: int, history: dict[str
 def test_a_checkpoint_of_the_librarys_own_loop_counts_as_one_call() -> None:
     read = FitState.from_groups({"model": []}, CHECKPOINT, finished=True)
     assert (read.call, read.epochs_done, read.complete) == (1, 4, True)
+
+
+def test_a_history_may_hold_arrays() -> None:
+    history = {"f1": [np.array([0.5, 0.25], "float32")], "loss": [np.float32(0.5)], "odd": [object]}
+    saved = FitState(1, 1, 9, False, 0, (PastCall((0,), history),))
+    read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
+    assert read.past[0].history == {"f1": [[0.5, 0.25]], "loss": [0.5], "odd": [str(object)]}

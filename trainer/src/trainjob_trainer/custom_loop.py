@@ -88,7 +88,7 @@ class Run:
         )
         saver = Saver(self._replica)
         with saver.patient():
-            for step in range(self.start_step, total):
+            for step in range(self._done, total):
                 yield step
                 self._done = step + 1
                 self._replica.progress.update(state="training", step=self._done)

@@ -39,13 +39,18 @@ def measure(dataset: Any, name: str) -> TrainingData:
     """Find out how many examples there are; where TensorFlow can't tell, by reading all of them once.
 
     Raises:
-        InvalidConfiguration: no tf.data set, an empty one, or one that is batched already.
+        InvalidConfiguration: no tf.data set, an empty one, one that is batched already or of unknown shapes.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidConfiguration(f"{name}() must return a tf.data.Dataset, got {type(dataset).__name__}")
     if _looks_batched(dataset.element_spec):
         raise InvalidConfiguration(
             f"{name}() returns batches: return single examples, the trainer makes batches for all workers"
+        )
+    if any(part.shape.rank is None for part in tf.nest.flatten(dataset.element_spec)):
+        raise InvalidConfiguration(
+            f"{name}() does not say the shapes of its examples, and the model is built from them: give "
+            "from_generator an output_signature, or set them in a map with tf.ensure_shape"
         )
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:

@@ -32,8 +32,14 @@ _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 _ABORTED = re.compile(r"Collective ops is aborted by: (.*(?:(?<=:)\n.*)?)")
 
 
-def install_edge(task: Task, progress: ProgressFile, stop: StopRequest) -> None:
-    """From now on every uncaught error of the main thread leaves the process through here."""
+def install_edge(task: Task | None, progress: ProgressFile, stop: StopRequest) -> None:
+    """From now on every uncaught error of the main thread leaves the process through here.
+
+    Args:
+        task: None while it is not known: the error may be that TF_CONFIG is malformed.
+        progress: where to report the error.
+        stop: whether the process has been asked to stop.
+    """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         explained = explain_failure(error, task, stop)
@@ -41,17 +47,17 @@ def install_edge(task: Task, progress: ProgressFile, stop: StopRequest) -> None:
             leave(task, progress, explained)
         sys.__excepthook__(kind, error, trace)
         progress.fail(kind.__name__, traceback.format_exception_only(kind, error)[-1].strip())
-        if task.num_workers > 1 and not isinstance(error, KeyboardInterrupt):
+        if task is not None and task.num_workers > 1 and not isinstance(error, KeyboardInterrupt):
             exit_now(1)
 
     sys.excepthook = hook
 
 
-def explain_failure(error: BaseException, task: Task, stop: StopRequest) -> TrainerError | None:
+def explain_failure(error: BaseException, task: Task | None, stop: StopRequest) -> TrainerError | None:
     """The failure behind an error, or None when it is the user program's own."""
     if isinstance(error, TrainerError):
         return error
-    if task.is_evaluator or task.num_workers == 1 or not is_peer_loss(error):
+    if task is None or task.is_evaluator or task.num_workers == 1 or not is_peer_loss(error):
         return None
     if stop.requested:
         return Preempted(f"{task.replica} was asked to stop")
@@ -83,9 +89,10 @@ def _reason(error: BaseException) -> str:
     return f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
 
 
-def leave(task: Task, progress: ProgressFile, error: TrainerError) -> NoReturn:
+def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoReturn:
     """Say why, in the log and in the report, and end the process."""
-    print(f"trainjob: {task.replica}: {error.reason}: {error}", file=sys.stderr)
+    who = f"{task.replica}: " if task else ""
+    print(f"trainjob: {who}{error.reason}: {error}", file=sys.stderr)
     progress.fail(error.reason, str(error))
     exit_now(int(error.exit_code))
 

@@ -9,6 +9,8 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.metrics import scalars
+from trainjob_trainer.precision import refuse_loss_scaling
 
 
 class Engine:
@@ -28,11 +30,12 @@ class Engine:
             The metrics since the last `reset`, of this worker's own examples.
         """
         logs = self._steps(iterator, tf.constant(count, tf.int32))
-        return {name: _local_number(self._strategy, value) for name, value in logs.items()}
+        local = self._strategy.experimental_local_results
+        return scalars({name: local(value)[0] for name, value in logs.items()})
 
     def reduced_metrics(self) -> dict[str, float]:
         """The metrics since the last `reset`, over all workers' examples. All workers call it together."""
-        return {name: float(value) for name, value in self._reduced().items()}
+        return scalars(self._reduced())
 
     def reset(self) -> None:
         """Begin a new epoch of metrics."""
@@ -49,7 +52,7 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
         seed: of initial weights and random layers.
 
     Raises:
-        InvalidConfiguration: it returns no compiled Keras model.
+        InvalidConfiguration: it returns no compiled Keras model, or one that hangs on several workers.
     """
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -58,6 +61,7 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
             raise InvalidConfiguration(f"model() must return a Keras model, got {type(model).__name__}")
         if not model.compiled:
             raise InvalidConfiguration("model() must return a compiled model: call model.compile(...) in it")
+        refuse_loss_scaling(model, strategy)
         # Variables can't be created inside the traced steps. Keras does the same at the start of `fit`.
         model._symbolic_build(data_batch=spec)
         model.optimizer.build(model.trainable_variables)
@@ -87,7 +91,3 @@ def _many_steps(strategy: Any, model: Any) -> Any:
         return strategy.run(model.get_metrics_result)
 
     return many_steps
-
-
-def _local_number(strategy: Any, value: Any) -> float:
-    return float(strategy.experimental_local_results(value)[0])

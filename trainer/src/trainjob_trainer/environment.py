@@ -47,7 +47,6 @@ class Environment:
         output = Path(env.get("TRAINJOB_OUTPUT_DIR") or default).absolute()
         root = output.parent if task.is_evaluator else output
         logs = output / "logs" if task.is_evaluator else root / "logs" / "train"
-        progress = env.get("TRAINJOB_PROGRESS_FILE")
         return cls(
             name=env.get("TRAINJOB_NAME") or "local",
             uid=env.get("TRAINJOB_UID", ""),
@@ -55,8 +54,14 @@ class Environment:
             output_dir=output,
             checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
-            progress_file=Path(progress).absolute() if progress else None,
+            progress_file=progress_file(env),
         )
+
+
+def progress_file(env: Mapping[str, str]) -> Path | None:
+    """Where to report, however wrong the rest of the environment may be."""
+    path = env.get("TRAINJOB_PROGRESS_FILE")
+    return Path(path).absolute() if path else None
 
 
 def _check_folder(variable: str, value: str) -> None:

@@ -91,7 +91,7 @@ def evaluate_checkpoints(replica: Replica, score: Score, *, final_step: int | No
     checkpoints = follow(
         replica.store,
         POLL_SECONDS,
-        lambda: replica.stop.requested,
+        lambda: False,  # SIGTERM ends the process from its own thread, with another code than success
         job_uid=replica.environment.uid or None,
         final_step=None if replica.environment.uid else final_step,
     )

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     PEER_LOST = 85
     """Another replica went first: never the failure that started it."""
     PREEMPTED = 86
-    """Asked to stop; the writer saved a checkpoint before it left."""
+    """Asked to stop; the library's writer saves a checkpoint before it leaves."""
     CHECKPOINT_MISMATCH = 87
     """The checkpoint belongs to another model."""
     STALLED = 88

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.metrics import scalars
 
 
 class KerasScoring:
@@ -41,4 +42,4 @@ class KerasScoring:
     def measure(self) -> Mapping[str, float]:
         """Evaluate the weights as they are."""
         metrics = self._model.evaluate(self._batches, verbose=0, return_dict=True)
-        return {str(name): float(value) for name, value in metrics.items()}
+        return scalars(metrics)

@@ -97,11 +97,11 @@ def train_and_evaluate(
         PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: uncaught they end
             the process with their exit code and one line instead of a traceback.
     """
-    check_request(epochs=epochs, steps=steps, global_batch=global_batch, checkpoint_every=checkpoint_every)
     request = _Request(
         model, train, heldout, epochs, steps, global_batch, seed, checkpoint_every, bool(shuffle)
     )
     replica = join(keep=keep)
+    check_request(epochs=epochs, steps=steps, global_batch=global_batch, checkpoint_every=checkpoint_every)
     strategy = build_strategy(replica.task)
     keras.utils.set_random_seed(seed)
     if replica.task.is_evaluator:
@@ -119,11 +119,11 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         lambda: find_start(replica.store, plan.total_steps, replica.environment.uid),
     )
     refuse_finished(start, replica.store, plan.total_steps)
-    if replica.task.is_writer:
-        replica.store.clear_final()
     model = build_model(strategy, request.build, _batch_spec(data, per_device), request.seed)
     groups = variable_groups(model)
     restore(strategy, replica.task, replica.store, start, groups)
+    if replica.task.is_writer:
+        replica.store.clear_final()
     loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, groups)
     metrics = loop.run(_batches(strategy, data, request, start.step, per_device), start.step)
     if not replica.task.is_distributed:

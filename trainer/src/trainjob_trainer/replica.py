@@ -6,10 +6,11 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.edge import exit_now, install_edge, leave
-from trainjob_trainer.environment import Environment
+from trainjob_trainer.environment import Environment, progress_file
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.resume import announce, finished_before, refuse_finished
@@ -50,11 +51,12 @@ def join(env: Mapping[str, str] | None = None, *, keep: int = 3) -> Replica:
     """
     variables = os.environ if env is None else env
     stop = StopRequest()
+    progress = ProgressFile(progress_file(variables))
+    install_edge(None, progress, stop)
     task = Task.from_environment(variables)
-    environment = Environment.from_environment(variables, task)
-    progress = ProgressFile(environment.progress_file)
     install_edge(task, progress, stop)
-    stop.install(lambda: _leave_on_request(task, progress))
+    environment = Environment.from_environment(variables, task)
+    stop.install(lambda: leave_on_request(task, progress))
     replica = Replica(task, environment, CheckpointStore(environment.checkpoint_dir, keep), progress, stop)
     progress.update(state="starting")
     _check_output(replica)
@@ -80,7 +82,8 @@ def _check_output(replica: Replica) -> None:
         replica.store.prepare()
 
 
-def _leave_on_request(task: Task, progress: ProgressFile) -> None:
+def leave_on_request(task: Task, progress: ProgressFile) -> NoReturn:
+    """End the process because it has been asked to."""
     if task.is_evaluator:
         announce(f"{task.replica} was asked to stop")
         exit_now(EVALUATOR_STOPPED)

@@ -3,6 +3,7 @@
 TensorFlow installs a SIGTERM handler of its own when a cluster is formed, and never looks at it. So a thread
 listens, and puts the handler back when it has been replaced. One gap remains: while TensorFlow waits for
 peers that have not come yet it holds the interpreter's lock, and only SIGKILL ends the process.
+A process that the script forks has no such thread, and ends by SIGTERM as any other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 EVALUATOR_STOPPED = 128 + signal.SIGTERM
 _SECONDS_BETWEEN_LOOKS = 0.25
@@ -41,10 +43,11 @@ class StopRequest:
             return
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        signal.signal(signal.SIGTERM, lambda *_: None)  # without one the process would end at once
+        signal.signal(signal.SIGTERM, _left_to_the_thread)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         watch = threading.Thread(target=self._watch, args=(reader, leave), name="trainjob-stop", daemon=True)
         watch.start()
+        _Fork().watch()
 
     def _watch(self, reader: int, leave: Callable[[], None]) -> None:
         handler = _SystemHandler()
@@ -53,6 +56,41 @@ class StopRequest:
         self._requested.set()
         threading.Event().wait(self.patience_seconds)
         leave()
+
+
+def is_listening() -> bool:
+    """Whether SIGTERM is still ours: a script may have set a handler of its own meanwhile."""
+    return signal.getsignal(signal.SIGTERM) is _left_to_the_thread
+
+
+def _left_to_the_thread(number: int, frame: FrameType | None) -> None:
+    """Without a handler the process would end at once."""
+
+
+class _Fork:
+    """Gives a forked child SIGTERM as any process has it.
+
+    Otherwise it would ignore the signal, and tell it to its parent: they share the pipe. The signal is held
+    back meanwhile, for a child that is ended before it has got that far.
+    """
+
+    def __init__(self) -> None:
+        self._mask = threading.local()
+
+    def watch(self) -> None:
+        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._forget)
+
+    def _hold(self) -> None:
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+
+    def _forget(self) -> None:
+        if is_listening():
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._release()
 
 
 class _SystemHandler:

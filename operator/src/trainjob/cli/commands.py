@@ -2,6 +2,9 @@
 
 import gc
 import importlib
+import os
+import sys
+from pathlib import Path
 
 import click
 
@@ -39,3 +42,11 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="trainjob")
 def main() -> None:
     """Distributed TensorFlow from one file, on a laptop as on Kubernetes."""
+    _open_missing_streams()
+
+
+def _open_missing_streams() -> None:
+    """Stand in for closed standard streams: Python has None for them, and their numbers would be reused."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open until the end

@@ -17,6 +17,9 @@ class Interruption:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self._insisted: Callable[[], None] = lambda: None
+        # `nohup` has a program ignore SIGHUP, so that it outlives its terminal.
+        outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._heard = (signal.SIGINT, signal.SIGTERM) if outlives else _SIGNALS
 
     def on_second(self, call: Callable[[], None]) -> None:
         """Call this for every request after the first one."""
@@ -30,11 +33,11 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in self._heard:
             loop.add_signal_handler(number, self.ask)
         return self
 
     def __exit__(self, *_: object) -> None:
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in self._heard:
             loop.remove_signal_handler(number)

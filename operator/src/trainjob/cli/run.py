@@ -38,7 +38,9 @@ _INTERRUPTED = 130
     help="Where claims and other volumes become folders.",
 )
 @click.option(
-    "--base-port", type=click.IntRange(1, 65000), help="First replica's port, the next one's is one higher."
+    "--base-port",
+    type=click.IntRange(1024, 65000),
+    help="First replica's port, the next one's is one higher.",
 )
 @click.option(
     "--volume",

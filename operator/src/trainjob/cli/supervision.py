@@ -84,6 +84,8 @@ class Supervision:
         return Ending(outcome, view if outcome is Outcome.FINISHED else self._view())
 
     async def _until_end(self, interruption: Interruption) -> Outcome:
+        if interruption.asked.is_set():
+            return Outcome.INTERRUPTED  # before anything was started
         finished = asyncio.ensure_future(Controller(self._cluster).run_until_finished(self._cluster.key))
         asked = asyncio.ensure_future(interruption.asked.wait())
         try:
@@ -104,7 +106,9 @@ class Supervision:
             self._screen.show(self._view())
             changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), _REFRESH_SECONDS)
+                # Not wait_for: up to Python 3.11 it goes on when it is cancelled at the moment of a change.
+                async with asyncio.timeout(_REFRESH_SECONDS):
+                    await changed.wait()
 
     def _view(self) -> JobView:
         return build_view(self._cluster.snapshot(), self._replicas, since=self._since, now=self._clock())

@@ -100,7 +100,9 @@ class Controller:
                     self._wakeup.set()  # for the other workers
                 return key
             try:
-                await asyncio.wait_for(self._wakeup.wait(), self._queue.next_due())
+                # Not wait_for: up to Python 3.11 it goes on when it is cancelled at the moment of a wake-up.
+                async with asyncio.timeout(self._queue.next_due()):
+                    await self._wakeup.wait()
             except TimeoutError:
                 continue
 

@@ -32,7 +32,7 @@ EXITS: dict[int, ExitMeaning] = {
     83: ExitMeaning("OutputFull", "found no space left for its output"),
     84: ExitMeaning("PortInUse", "found its port in use"),
     85: ExitMeaning("PeerLost", "lost the connection to another replica", charged=False),
-    86: ExitMeaning("Preempted", "was asked to stop, saved a checkpoint and left", charged=False),
+    86: ExitMeaning("Preempted", "was asked to stop and left", charged=False),
     87: ExitMeaning("CheckpointMismatch", "found a checkpoint of another model", permanent=True),
     88: ExitMeaning("Stalled", "made no progress for too long"),
 }

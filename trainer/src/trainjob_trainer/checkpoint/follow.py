@@ -20,7 +20,8 @@ def follow(
 ) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield (checkpoint, is_final), newest first when several have appeared, until the final one.
 
-    A checkpoint that was yielded before it became the final one is yielded again, now as final.
+    A checkpoint that was yielded before it became the final one is yielded again, now as final. The end of an
+    earlier training has been scored by its own evaluator: it is passed over while its marker stands.
 
     Args:
         store: the folder to watch.
@@ -60,9 +61,9 @@ def _final_checkpoint(
 
 def _newest_unseen(store: CheckpointStore, seen: Checkpoint | None) -> Checkpoint | None:
     """Looks at manifests only until one is new: reading a large checkpoint on every poll would cost."""
-    steps = store.steps()
-    if not steps:
-        return None
+    steps, marker = store.steps(), store.final()
+    if not steps or (marker is not None and steps[-1] <= marker.step):
+        return None  # training goes on from a marker once its writer has taken it away, if it does at all
     try:
         newest = store.at(steps[-1])
     except CheckpointUnreadable:

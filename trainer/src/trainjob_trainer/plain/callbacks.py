@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from trainjob_trainer.metrics import scalars
 from trainjob_trainer.plain.fit_call import FitCall, Turn
 from trainjob_trainer.plain.memory import put_back
 from trainjob_trainer.plain.process import PlainProcess
@@ -132,14 +133,6 @@ def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:
 def _figures(logs: Any) -> dict[str, Any]:
     if not isinstance(logs, Mapping):
         return {}
-    numbers = {str(name): value for name, value in logs.items() if _is_number(value)}
+    numbers = scalars(logs)
     loss = numbers.pop("loss", None)
     return {"loss": loss, "metrics": numbers}
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True

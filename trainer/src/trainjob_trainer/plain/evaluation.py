@@ -14,6 +14,7 @@ import keras
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.evaluation import evaluate_checkpoints
+from trainjob_trainer.metrics import scalars
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
 from trainjob_trainer.plain.writers import remove_private_folder
@@ -71,7 +72,7 @@ def _scoring(
             model.evaluate(**{**data, "steps": 1}, verbose=0)
         store.load(checkpoint, groups_of(model, with_optimizer=False))
         metrics = model.evaluate(**data, verbose=0, return_dict=True)
-        return {str(name): float(value) for name, value in metrics.items()}
+        return scalars(metrics)
 
     return score
 

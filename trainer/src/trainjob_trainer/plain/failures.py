@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import sysconfig
 import traceback
@@ -10,10 +12,13 @@ from types import TracebackType
 
 from trainjob_trainer.checkpoint.files import explain_write_error
 from trainjob_trainer.edge import exit_now, explain_failure, leave
+from trainjob_trainer.environment import progress_file
 from trainjob_trainer.errors import OutputFull, TrainerError
-from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.plain.writers import remove_private_folder
-from trainjob_trainer.stop import StopRequest
+from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.replica import leave_on_request
+from trainjob_trainer.stop import is_listening
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -43,12 +48,35 @@ def install_hook(process: PlainProcess) -> None:
     sys.excepthook = hook
 
 
+def joined_process() -> PlainProcess:
+    """This process; one whose environment is malformed ends here, before it trains into the wrong place."""
+    try:
+        return current_process()
+    except TrainerError as error:
+        leave(None, ProgressFile(progress_file(os.environ)), error)
+
+
+def end_on_request(process: PlainProcess) -> None:
+    """End on SIGTERM, which TensorFlow would swallow, with what the last whole epoch has saved.
+
+    A script's own handler stays the one that decides.
+    """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        process.stop.install(lambda: _end(process))
+
+
+def _end(process: PlainProcess) -> None:
+    if is_listening():
+        remove_private_folder()
+        leave_on_request(process.task, process.progress)
+
+
 def explain(error: BaseException, process: PlainProcess) -> TrainerError | None:
     """The failure behind an error, or None when it is the script's own."""
     if isinstance(error, OSError):
         written = explain_write_error(error, Path(str(error.filename or process.environment.output_dir)))
         return written if isinstance(written, OutputFull) else None
-    return explain_failure(error, process.task, StopRequest())
+    return explain_failure(error, process.task, process.stop)
 
 
 def describe(error: BaseException, trace: TracebackType | None) -> str:

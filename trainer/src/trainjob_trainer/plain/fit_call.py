@@ -55,7 +55,7 @@ class FitState:
 
     def to_arrays(self) -> list[NamedArray]:
         """As a group of a checkpoint: JSON in bytes."""
-        text = json.dumps(asdict(self), default=float)
+        text = json.dumps(asdict(self), default=_plain)
         return [NamedArray("state", np.frombuffer(text.encode(), np.uint8))]
 
     @classmethod
@@ -67,6 +67,12 @@ class FitState:
         facts = json.loads(groups[GROUP][0].value.tobytes())
         facts["past"] = tuple(PastCall(**past) for past in facts["past"])
         return cls(**facts)
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what a `History` or a callback holds; a metric may be an array, such as a score by class."""
+    array = np.asarray(value)
+    return str(value) if array.dtype.hasobject else array.tolist()
 
 
 class Turn(Enum):

@@ -27,10 +27,9 @@ def prepare_loaded() -> None:
 
 def _tensorflow_context(module: ModuleType) -> None:  # noqa: ARG001
     from trainjob_trainer.early_operation import watch_first_operation  # noqa: PLC0415 - only when it is used
-    from trainjob_trainer.plain.failures import install_hook  # noqa: PLC0415
-    from trainjob_trainer.plain.process import current_process  # noqa: PLC0415
+    from trainjob_trainer.plain.failures import install_hook, joined_process  # noqa: PLC0415
 
-    install_hook(current_process())
+    install_hook(joined_process())
     watch_first_operation()
 
 

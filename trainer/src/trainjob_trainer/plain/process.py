@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.stop import StopRequest
 from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class PlainProcess:
         count: how many models there have been.
         call: the `fit` under way.
         failed: whether the script is on its way out with an error.
+        stop: whether the process has been asked to stop.
     """
 
     task: Task
@@ -37,6 +39,7 @@ class PlainProcess:
     count: int = 0
     call: FitCall | None = None
     failed: bool = False
+    stop: StopRequest = field(default_factory=StopRequest)
 
     @property
     def is_writer(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.early_operation import explain_early_operation, is_early_operation
 from trainjob_trainer.errors import PortInUse
+from trainjob_trainer.plain.failures import end_on_request
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.plain.seeds import seed_tensorflow
 from trainjob_trainer.resume import finished_before, refuse_finished
@@ -35,6 +36,7 @@ def prepare_strategy(module: ModuleType) -> None:
         _end_if_finished(process)
         if process.task.is_evaluator:
             cluster_resolver = _own_resolver(process.task)
+        end_on_request(process)
         seed_tensorflow(module.context)
         _build(process, lambda: original(self, cluster_resolver, communication_options))
 

@@ -13,6 +13,7 @@ from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.saving import save
+from trainjob_trainer.precision import refuse_loss_scaling
 from trainjob_trainer.resume import announce
 
 
@@ -26,9 +27,12 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         arguments: of the call, by name.
 
     Raises:
+        InvalidConfiguration: several workers would hang with the model's optimizer.
         OutputFinished: another job finished in this folder, and no more epochs are asked for.
         SystemExit: this job did.
     """
+    if is_collective(model.distribute_strategy):
+        refuse_loss_scaling(model, model.distribute_strategy)
     users = listed(arguments.get("callbacks"))
     call = _begin(process, model, arguments)
     _warn_if_alone(process, call, model)

@@ -51,6 +51,8 @@ def read_scalar(tag: str, text: str) -> Scalar:
     if tag == PLAIN:
         return _read_plain(text)
     if tag == TEXT:
+        if "\0" in text:
+            raise UnreadableScalar("holds a NUL character, which no program and no file name can; remove it")
         return _joined_surrogates(text)
     kind = tag.removeprefix(_STANDARD)
     if kind == "timestamp":

@@ -16,14 +16,21 @@ from trainjob.api.wording import shown
 Shape = type | tuple["Shape"] | dict[str, "Shape"]
 """A scalar's type, a list of one shape, or an object with shapes by key; `{"*": s}` has any keys."""
 
-_MOUNT: Shape = {"name": str, "mountPath": str, "subPath": str}
+_MOUNT: Shape = {"name": str, "mountPath": str, "subPath": str, "subPathExpr": str}
+_ENV: Shape = {"name": str, "value": str, "valueFrom": {"*": {}}}
+_VOLUME: Shape = {
+    "name": str,
+    "persistentVolumeClaim": {"claimName": str},
+    "hostPath": {"path": str},
+    **{kind: {} for kind in ("configMap", "secret", "projected", "downwardAPI", "emptyDir", "nfs", "csi")},
+}
 _CONTAINER: Shape = {
     "image": str,
     "command": (str,),
     "args": (str,),
     "workingDir": str,
-    "env": ({"name": str, "value": str, "valueFrom": {}},),
-    "envFrom": ({},),
+    "env": (_ENV,),
+    "envFrom": ({"secretRef": {}, "configMapRef": {}},),
     "ports": ({"name": str, "containerPort": int},),
     "volumeMounts": (_MOUNT,),
     "resources": {"limits": {}, "requests": {}},
@@ -33,14 +40,21 @@ TEMPLATE: Shape = {
     "spec": {
         "containers": (_CONTAINER,),
         "initContainers": ({},),
-        "volumes": ({"name": str, "persistentVolumeClaim": {"claimName": str}, "hostPath": {"path": str}},),
+        "volumes": (_VOLUME,),
         "nodeSelector": {"*": str},
         "tolerations": ({},),
         "terminationGracePeriodSeconds": int,
     },
 }
-ENV: Shape = ({"name": str, "value": str, "valueFrom": {}},)
-_NAMED = ("env", "volumes", "volumeMounts")
+ENV: Shape = (_ENV,)
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("name", "mountPath"),
+    "persistentVolumeClaim": ("claimName",),
+    "hostPath": ("path",),
+}
+"""By the field that holds the object, or the list of such objects."""
 _WORDS = {str: "a string", int: "an integer"}
 
 
@@ -61,6 +75,10 @@ def _check_object(value: object, shape: dict[str, Shape], path: tuple[Step, ...]
     if not isinstance(value, Mapping):
         yield _error(path, f"must be an object, got {shown(value)}")
         return
+    holder = next((step for step in reversed(path) if isinstance(step, str)), "")
+    for key in _REQUIRED.get(holder, ()):
+        if value.get(key) in (None, ""):
+            yield _error((*path, key), "required")
     for key, item in value.items():
         inner = shape.get("*", shape.get(key)) if isinstance(key, str) else None
         if inner is not None:
@@ -75,8 +93,8 @@ def _check_list(value: object, shape: Shape, path: tuple[Step, ...]) -> Iterator
     for index, item in enumerate(value):
         if item is None:
             yield _error((*path, index), "must not be empty; remove it")
-        elif path[-1] in _NAMED and isinstance(item, Mapping) and item.get("name") in (None, ""):
-            yield _error((*path, index, "name"), "required")
+        elif path[-1] == "env" and isinstance(item, Mapping) and "=" in str(item.get("name")):
+            yield _error((*path, index, "name"), f'must not hold "="; got {shown(item["name"])}')
         else:
             yield from check_shape(item, shape, (*path, index))
 

@@ -17,6 +17,9 @@ from trainjob.core.resources import count_gpus
 DEFAULT_GRACE_SECONDS = 30
 """Kubernetes' own default of `terminationGracePeriodSeconds`."""
 
+# A year: clocks and timers can't be given every number that a file can hold.
+_LONGEST_GRACE_SECONDS = 366 * 24 * 3600
+
 _OF_AN_OUTER_JOB = ("TF_CONFIG", "TRAINJOB_")
 
 
@@ -78,7 +81,7 @@ def build_launch(pod: Mapping[str, Any], place: Place, ports: Mapping[str, int],
         folders=tuple(dict.fromkeys(volume.folder for volume in mounts.values() if volume.ours)),
         output=output,
         root=_root(written, output),
-        grace_seconds=float(pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)),
+        grace_seconds=_grace_seconds(pod["spec"].get("terminationGracePeriodSeconds")),
         notes=(
             *_notes(pod, container, place),
             *_volume_notes(container, volumes),
@@ -187,6 +190,10 @@ def _working_folder(
     if place.is_folder(folder):
         return folder, ()
     return place.job_folder, (f"workingDir {asked} is not here: commands start in {place.job_folder}",)
+
+
+def _grace_seconds(asked: int | None) -> float:
+    return float(min(max(DEFAULT_GRACE_SECONDS if asked is None else asked, 0), _LONGEST_GRACE_SECONDS))
 
 
 def _local_folder(path: str | None) -> Path | None:

@@ -125,8 +125,10 @@ class LocalPod:
         try:
             self._process = self._start()
         except _NotStarted as failure:
-            end = Exit(failure.code, None, self.setting.clock())
-            self._set_terminated(started, end, failure.message)
+            self._set_not_started(started, failure.code, failure.message)
+            return
+        except (OSError, ValueError) as error:  # no descriptors, no memory, or a text that no program can get
+            self._set_not_started(started, _CANNOT_START, f"can't start a process: {error}")
             return
         self._set_status(pod_status.running_status(self._image, started))
         end = await self._process.wait()
@@ -142,10 +144,7 @@ class LocalPod:
         self._log = ReplicaLog(self.setting.log_path, f"--- attempt {attempt}, pod {self.name}, {time} ---")
         if self._log.problem:
             self.setting.on_line(self.setting.replica, f"trainjob: {self._log.problem}")
-        try:
-            return ReplicaProcess(self.launch, self._take_line, self.setting.held)
-        except OSError as error:
-            raise _NotStarted(_CANNOT_START, f"can't start a process: {error}") from error
+        return ReplicaProcess(self.launch, self._take_line, self.setting.held)
 
     def _prepare_folders(self) -> None:
         try:
@@ -168,6 +167,9 @@ class LocalPod:
             self._log.write(line)
             if self._log.problem:
                 self.setting.on_line(self.setting.replica, f"trainjob: {self._log.problem}")
+
+    def _set_not_started(self, started: datetime, code: int, message: str) -> None:
+        self._set_terminated(started, Exit(code, None, self.setting.clock()), message)
 
     def _set_terminated(self, started: datetime, end: Exit, message: str) -> None:
         if end.code and message and not self.tail.lines:

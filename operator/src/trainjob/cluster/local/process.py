@@ -46,6 +46,7 @@ class ReplicaProcess:
 
     Raises:
         OSError: the launcher could not be started.
+        ValueError: the command or the environment holds what no program can get, such as a NUL character.
     """
 
     def __init__(self, launch: Launch, on_line: Callable[[str], None], held: Iterable[int] = ()) -> None:
@@ -76,7 +77,7 @@ class ReplicaProcess:
                 pass_fds=(control, status, *map(int, keep)),
                 start_new_session=True,
             )
-        except OSError:
+        except (OSError, ValueError):
             for fd in (self._control, self._status, self._log):
                 os.close(fd)
             raise

@@ -11,6 +11,8 @@ from trainjob.cluster.protocol import Manifest, ObjectRef
 
 _Key = tuple[str, str, str]
 
+_OF_A_DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
+
 
 class ObjectStore:
     """Objects by kind, namespace and name, with uid, resourceVersion and preconditions.
@@ -29,10 +31,13 @@ class ObjectStore:
     def add(self, manifest: Manifest) -> Manifest:
         """Keep a copy, and return that copy: whoever changes it calls `touch`.
 
+        What is the server's to write (a status, the time of a deletion) is left out, as a server does: the
+        manifest may have been read from a cluster.
+
         Raises:
             AlreadyExists: the name is taken.
         """
-        added = deepcopy(manifest)
+        added = _as_created(manifest)
         metadata = added["metadata"]
         metadata.setdefault("namespace", "default")
         key = _key(added)
@@ -85,6 +90,16 @@ class ObjectStore:
         merged = {**found["metadata"].get("labels", {}), **labels}
         found["metadata"]["labels"] = {name: value for name, value in merged.items() if value is not None}
         self.touch(found)
+
+
+def _as_created(manifest: Manifest) -> Manifest:
+    created = deepcopy({name: value for name, value in manifest.items() if name != "status"})
+    created["metadata"] = {
+        name: value
+        for name, value in created["metadata"].items()
+        if value is not None and name not in _OF_A_DELETION
+    }
+    return created
 
 
 def _key(manifest: Manifest) -> _Key:

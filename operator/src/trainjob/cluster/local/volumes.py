@@ -73,7 +73,7 @@ def mounted_folders(
 
 def _resolve(volume: Mapping[str, Any], place: Place, private: Path) -> VolumeFolder:
     name = volume["name"]
-    kind = next((key for key in volume if key != "name"), "emptyDir")
+    kind = next((key for key in volume if key != "name" and volume[key] is not None), "emptyDir")
     source = volume.get(kind) or {}
     if name in place.volumes:
         return VolumeFolder(place.volumes[name], ours=False)
