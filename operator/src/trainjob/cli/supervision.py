@@ -1,7 +1,6 @@
 """One job, run to its end on this machine while a screen shows it."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ from trainjob.cli.interruption import Interruption
 from trainjob.cli.screen import Screen
 from trainjob.cli.view import JobView, build_view
 from trainjob.cluster.local import LocalCluster
+from trainjob.cluster.waiting import happens_within
 from trainjob.controller import Controller
 from trainjob.core.names import Replica
 
@@ -105,10 +105,7 @@ class Supervision:
         while True:
             self._screen.show(self._view())
             changed.clear()
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: up to Python 3.11 it goes on when it is cancelled at the moment of a change.
-                async with asyncio.timeout(_REFRESH_SECONDS):
-                    await changed.wait()
+            await happens_within(changed, _REFRESH_SECONDS)
 
     def _view(self) -> JobView:
         return build_view(self._cluster.snapshot(), self._replicas, since=self._since, now=self._clock())

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainjob.api import TrainJobStatus
 from trainjob.cluster import AlreadyExists, Cluster, Conflict, JobKey, NotFound, Unavailable
+from trainjob.cluster.waiting import happens_within
 from trainjob.controller.queue import WorkQueue
 from trainjob.controller.reconciler import Reconciler
 from trainjob.core.conditions import is_finished
@@ -99,12 +100,7 @@ class Controller:
                 if len(self._queue):
                     self._wakeup.set()  # for the other workers
                 return key
-            try:
-                # Not wait_for: up to Python 3.11 it goes on when it is cancelled at the moment of a wake-up.
-                async with asyncio.timeout(self._queue.next_due()):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                continue
+            await happens_within(self._wakeup, self._queue.next_due())
 
     async def _reconcile(self, key: JobKey) -> None:
         """Reconcile one job; whatever goes wrong with it concerns no other job."""

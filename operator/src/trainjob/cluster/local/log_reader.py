@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from trainjob.cluster.local.lines import LineSplitter
+from trainjob.cluster.waiting import happens_within
 
 # Small, so that a replica that prints without end keeps nobody waiting, Ctrl-C least of all; the pipe holds
 # the rest, and a full pipe holds the replica.
@@ -30,9 +31,7 @@ class LogReader:
 
     async def wait_ended(self, seconds: float) -> None:
         """Return at the end of the pipe; close it if that does not come in time."""
-        try:
-            await asyncio.wait_for(self._ended.wait(), seconds)
-        except TimeoutError:
+        if not await happens_within(self._ended, seconds):
             self._end()
 
     def _read(self) -> None:
