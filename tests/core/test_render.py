@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support_jobs import build_job
 
 from trainjob.api import InvalidTrainJob, parse
-from trainjob.core.render import build_claim, build_objects, build_pod, build_service
+from trainjob.core.render import build_claim, build_network_policy, build_objects, build_pod, build_service
+from trainjob.core.settings import Isolation
 from trainjob.core.templates import render_template, yaml_json
 
 
@@ -58,6 +59,7 @@ def test_a_pod_keeps_what_every_pod_is_promised() -> None:
         "TRAINJOB_OUTPUT_DIR": "/output/digits",
         "TRAINJOB_CHECKPOINT_DIR": "/output/digits/checkpoints",
         "TRAINJOB_LOG_DIR": "/output/digits/logs/train",
+        "TRAINJOB_TERMINATION_LOG": "/dev/termination-log",
     }
 
 
@@ -262,3 +264,34 @@ def test_a_roles_template_without_a_trainer_is_refused(role: str, template: dict
     others = {} if role == "chief" else {"chief": {}}
     with pytest.raises(InvalidTrainJob, match=rf"spec\.{role}\.template\.spec"):
         parse(build_job(**{**others, role: {"template": template}}))
+
+
+def test_a_network_policy_lets_in_the_jobs_own_pods_the_controller_and_what_is_set() -> None:
+    extra = {"from": [{"namespaceSelector": {"matchLabels": {"team": "metrics"}}}], "ports": [{"port": 9000}]}
+    policy = build_network_policy(parse(build_job(uid="some-uid")), Isolation("trainjob-system", (extra,)))
+    spec, own = policy["spec"], {"podSelector": {"matchLabels": {"trainjob.dev/job": "digits"}}}
+    assert spec["podSelector"] == own["podSelector"]
+    assert spec["policyTypes"] == ["Ingress"]
+    peers, also = spec["ingress"]
+    assert peers["from"][0] == own
+    assert peers["from"][1] == {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "trainjob-system"}},
+        "podSelector": {
+            "matchLabels": {
+                "app.kubernetes.io/name": "trainjob",
+                "app.kubernetes.io/component": "controller",
+            }
+        },
+    }
+    assert also == extra
+
+
+def test_a_controller_outside_of_the_cluster_is_no_peer() -> None:
+    policy = build_network_policy(parse(build_job(uid="some-uid")), Isolation())
+    assert len(policy["spec"]["ingress"]) == 1
+    assert len(policy["spec"]["ingress"][0]["from"]) == 1
+
+
+def test_a_container_is_told_where_its_last_words_go() -> None:
+    pod = pod_of(container={"terminationMessagePath": "/tmp/last"})
+    assert env_of(pod)["TRAINJOB_TERMINATION_LOG"] == "/tmp/last"

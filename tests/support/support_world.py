@@ -11,6 +11,7 @@ from trainjob.cluster.errors import ClusterError
 from trainjob.cluster.fake import FakeCluster
 from trainjob.controller import Reconciler
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
+from trainjob.core.settings import Settings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -18,16 +19,17 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 class World:
     """One job on a fake cluster; nothing happens but what the test asks for."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: dict[str, Any], settings: Settings | None = None) -> None:
         self.now = START
+        self.settings = settings
         self.cluster = FakeCluster(lambda: self.now)
-        self.reconciler = Reconciler(self.cluster, lambda: self.now)
+        self.restart_controller()
         self.key = self.cluster.apply(job)
         self.source = job
 
     def restart_controller(self) -> None:
         """A new controller, which remembers nothing."""
-        self.reconciler = Reconciler(self.cluster, lambda: self.now)
+        self.reconciler = Reconciler(self.cluster, lambda: self.now, self.settings)
 
     async def settle(self, *, passes: int = 30) -> timedelta | None:
         """Reconcile until a pass writes nothing, and return when the controller wants to look again."""

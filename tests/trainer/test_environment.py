@@ -18,7 +18,6 @@ def test_a_plain_process_writes_below_output(monkeypatch: pytest.MonkeyPatch, tm
     assert (environment.name, environment.uid, environment.attempt) == ("local", "", 1)
     assert environment.checkpoint_dir == tmp_path / "output" / "checkpoints"
     assert environment.log_dir == tmp_path / "output" / "logs" / "train"
-    assert environment.progress_file is None
 
 
 def test_an_evaluator_finds_the_checkpoints_beside_its_folder() -> None:
@@ -36,11 +35,10 @@ def test_what_the_job_says_holds() -> None:
         "TRAINJOB_OUTPUT_DIR": "/out",
         "TRAINJOB_CHECKPOINT_DIR": "/c",
         "TRAINJOB_LOG_DIR": "/l",
-        "TRAINJOB_PROGRESS_FILE": "/p.json",
     }
 
     assert Environment.from_environment(env, WORKER) == Environment(
-        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Path("/p.json")
+        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l")
     )
 
 

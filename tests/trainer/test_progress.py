@@ -80,3 +80,40 @@ def test_no_file_is_fine() -> None:
     progress.update(state="training", step=3)
 
     assert progress.last.step == 3
+
+
+def test_only_a_process_that_has_done_its_work_leaves_last_words(tmp_path: Path) -> None:
+    """What a failing one should say stands in its log, which Kubernetes takes when the file is empty."""
+    log = tmp_path / "termination-log"
+    log.touch()
+    progress = ProgressFile(None, log)
+
+    progress.update(state="training", step=1)
+    progress.fail("PeerLost", "worker-0 lost another worker")
+    assert log.read_text() == ""
+
+    progress.update(state="finished", step=9)
+    assert written(log)["step"] == 9
+
+
+def test_last_words_stay_whole_however_many_metrics_there_are(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    many = {f"metric-{n}": float(n) for n in range(500)}
+    ProgressFile(None, log).update(state="finished", step=9, metrics=many)
+    assert written(log)["step"] == 9
+    assert log.stat().st_size <= 3072
+
+
+def test_nothing_is_made_where_no_kubelet_listens(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    ProgressFile(None, log).update(state="finished")
+    assert not log.exists()
+
+
+def test_where_to_report_stands_in_the_environment(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    env = {"TRAINJOB_PROGRESS_FILE": str(tmp_path / "p.json"), "TRAINJOB_TERMINATION_LOG": str(log)}
+    ProgressFile.from_environment(env).update(state="finished")
+    assert written(tmp_path / "p.json")["state"] == written(log)["state"] == "finished"

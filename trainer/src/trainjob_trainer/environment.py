@@ -21,7 +21,6 @@ class Environment:
         output_dir: the folder that this replica may write into.
         checkpoint_dir: where every role finds the checkpoints.
         log_dir: TensorBoard events of this replica.
-        progress_file: where to report, or None.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Environment:
     output_dir: Path
     checkpoint_dir: Path
     log_dir: Path
-    progress_file: Path | None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
@@ -54,14 +52,7 @@ class Environment:
             output_dir=output,
             checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
-            progress_file=progress_file(env),
         )
-
-
-def progress_file(env: Mapping[str, str]) -> Path | None:
-    """Where to report, however wrong the rest of the environment may be."""
-    path = env.get("TRAINJOB_PROGRESS_FILE")
-    return Path(path).absolute() if path else None
 
 
 def _check_folder(variable: str, value: str) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 MIN_SECONDS_BETWEEN_WRITES = 0.5
+MAX_TERMINATION_MESSAGE = 3072
+"""Characters, all of them ASCII; the kubelet keeps the last 4,096 bytes, and half a JSON text is none."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,28 @@ class ProgressFile:
     def __init__(
         self,
         path: Path | None,
+        termination_log: Path | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Report to `path`, or nowhere when it is None; the clocks are replaced by tests."""
+        """Report to `path`, or nowhere when it is None; the clocks are replaced by tests.
+
+        `termination_log` gets the last report of a process that has done its work: what Kubernetes keeps of
+        an ended container. It is left to the log's last lines when a process fails.
+        """
         self._path = path
+        self._termination_log = termination_log
         self._clock = clock
         self._now = now
         self._last = Progress()
         self._written_at = -math.inf
         self._lock = threading.RLock()  # checkpoints report from their own thread
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str]) -> ProgressFile:
+        """Where the job wants reports, however wrong the rest of the environment may be."""
+        return cls(_path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG"))
 
     @property
     def last(self) -> Progress:
@@ -92,15 +105,32 @@ class ProgressFile:
         """Write what was reported last, whatever the time."""
         with self._lock:
             self._written_at = self._clock()
+            report = {**self._last.to_json(), "time": self._now()}
             if self._path is not None:
-                self._write(self._path)
+                self._write(self._path, json.dumps(report, allow_nan=False))
+            if self._termination_log is not None and self._last.state == "finished":
+                _leave_last_words(self._termination_log, report)
 
-    def _write(self, path: Path) -> None:
-        text = json.dumps({**self._last.to_json(), "time": self._now()}, allow_nan=False)
+    def _write(self, path: Path, text: str) -> None:
         temporary = path.with_name(f".tmp-{path.name}")
         with contextlib.suppress(OSError):  # a full disk must not end a training that could go on
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(path)
+
+
+def _path(env: Mapping[str, str], variable: str) -> Path | None:
+    path = env.get(variable)
+    return Path(path).absolute() if path else None
+
+
+def _leave_last_words(path: Path, report: dict[str, Any]) -> None:
+    """Write the report in place: the kubelet's file is a mount of its own, and there on a cluster only."""
+    text = json.dumps(report, allow_nan=False)
+    if len(text) > MAX_TERMINATION_MESSAGE:
+        text = json.dumps({k: v for k, v in report.items() if k not in ("metrics", "evaluation")})
+    with contextlib.suppress(OSError):
+        if path.exists():
+            path.write_text(text, encoding="utf-8")
 
 
 def plain_number(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.edge import exit_now, install_edge, leave
-from trainjob_trainer.environment import Environment, progress_file
+from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.resume import announce, finished_before, refuse_finished
@@ -51,7 +51,7 @@ def join(env: Mapping[str, str] | None = None, *, keep: int = 3) -> Replica:
     """
     variables = os.environ if env is None else env
     stop = StopRequest()
-    progress = ProgressFile(progress_file(variables))
+    progress = ProgressFile.from_environment(variables)
     install_edge(None, progress, stop)
     task = Task.from_environment(variables)
     install_edge(task, progress, stop)

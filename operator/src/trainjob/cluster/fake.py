@@ -59,6 +59,7 @@ class FakeCluster:
             pods=tuple(deepcopy(pods)),
             service=deepcopy(self._objects.get(("Service", key.namespace, key.name))),
             claim=deepcopy(self._objects.get(("PersistentVolumeClaim", key.namespace, f"{key.name}-output"))),
+            network_policy=deepcopy(self._objects.get(("NetworkPolicy", key.namespace, key.name))),
             progress=dict(self._progress),
         )
 

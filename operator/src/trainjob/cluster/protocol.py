@@ -27,6 +27,7 @@ class Snapshot:
         pods: every pod labelled as this job's, whoever owns it, terminating ones included.
         service: the Service of the job's name, whoever owns it.
         claim: the PersistentVolumeClaim that the job would create, whoever owns it.
+        network_policy: the NetworkPolicy of the job's name, whoever owns it.
         progress: the latest progress report of each pod that has one, by pod name
             (the keys of a report are in `docs/contract.md`).
     """
@@ -35,6 +36,7 @@ class Snapshot:
     pods: tuple[Manifest, ...] = ()
     service: Manifest | None = None
     claim: Manifest | None = None
+    network_policy: Manifest | None = None
     progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

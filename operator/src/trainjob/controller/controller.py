@@ -14,6 +14,7 @@ from trainjob.cluster.waiting import happens_within
 from trainjob.controller.queue import WorkQueue
 from trainjob.controller.reconciler import Reconciler
 from trainjob.core.conditions import is_finished
+from trainjob.core.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -30,13 +31,19 @@ class Controller:
         cluster: whose jobs to look after.
         clock: returns the time, with zone.
         workers: how many jobs are looked at at once.
+        settings: what holds for every job.
     """
 
     def __init__(
-        self, cluster: Cluster, *, clock: Callable[[], datetime] = utc_now, workers: int = 4
+        self,
+        cluster: Cluster,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        workers: int = 4,
+        settings: Settings | None = None,
     ) -> None:
         self._cluster = cluster
-        self._reconciler = Reconciler(cluster, clock)
+        self._reconciler = Reconciler(cluster, clock, settings)
         self._workers = workers
         self._wakeup = asyncio.Event()
         self._queue: WorkQueue[JobKey] = WorkQueue(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from itertools import groupby
 
 from trainjob.api import TrainJobStatus
 from trainjob.cluster import AlreadyExists, Cluster, JobKey, NotFound, Refused, Snapshot
@@ -11,6 +13,7 @@ from trainjob.core.actions import Action, Create, Delete, Plan
 from trainjob.core.names import LABEL_ROLE
 from trainjob.core.observed import Observed, Refusal, read_observed
 from trainjob.core.plan import plan
+from trainjob.core.settings import Settings
 
 
 class Reconciler:
@@ -19,10 +22,14 @@ class Reconciler:
     Args:
         cluster: where the job lives.
         clock: returns the time, with zone.
+        settings: what holds for every job.
     """
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Callable[[], datetime], settings: Settings | None = None
+    ) -> None:
         self._cluster = cluster
+        self._settings = settings or Settings()
         self._clock = clock
         self._refusals: dict[JobKey, tuple[str, Refusal]] = {}  # with the job's uid: names are used again
 
@@ -37,7 +44,7 @@ class Reconciler:
         if snapshot is None:
             self._refusals.pop(key, None)
             return None
-        observed = _read(snapshot, self._refusals.get(key))
+        observed = self._read(snapshot)
         planned = plan(observed, self._clock())
         await self._write_status(observed, planned)
         for event in planned.events:
@@ -47,6 +54,20 @@ class Reconciler:
         refused = await self._act(planned)
         return timedelta(0) if self._remember(observed, refused, planned) else planned.requeue
 
+    def _read(self, snapshot: Snapshot) -> Observed:
+        meta = snapshot.job["metadata"]
+        uid, refusal = self._refusals.get(JobKey(meta["namespace"], meta["name"]), ("", None))
+        return read_observed(
+            job=snapshot.job,
+            pods=snapshot.pods,
+            service=snapshot.service,
+            claim=snapshot.claim,
+            network_policy=snapshot.network_policy,
+            progress=snapshot.progress,
+            refusal=refusal if uid == meta["uid"] else None,
+            settings=self._settings,
+        )
+
     async def _write_status(self, observed: Observed, planned: Plan) -> None:
         if planned.status == observed.status:
             return
@@ -55,20 +76,19 @@ class Reconciler:
         )
 
     async def _act(self, planned: Plan) -> Refusal | None:
-        """Execute the actions in order, up to the first creation that the cluster refuses."""
+        """Execute the actions in order, those of one kind at once, up to a creation that is refused."""
         unseen: AlreadyExists | None = None
-        for action in planned.actions:
-            try:
-                await self._execute(action)
-            except AlreadyExists as exists:
-                unseen = exists
-            except NotFound:
-                if isinstance(action, Create):
-                    raise
-            except Refused as refusal:
-                if not isinstance(action, Create):
-                    raise
-                return _refusal_of(action, refusal)
+        for group in _groups(planned.actions):
+            errors = await asyncio.gather(*map(self._execute, group), return_exceptions=True)
+            for action, error in zip(group, errors, strict=True):
+                if isinstance(error, AlreadyExists):
+                    unseen = error
+                elif isinstance(error, NotFound) and not isinstance(action, Create):
+                    continue
+                elif isinstance(error, Refused) and isinstance(action, Create):
+                    return _refusal_of(action, error)
+                elif error is not None:
+                    raise error
         if unseen is not None:
             raise unseen
         return None
@@ -92,6 +112,16 @@ class Reconciler:
             await self._cluster.set_labels(action.ref, dict(action.labels))
 
 
+def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
+    """Divide the actions into runs of one kind: pods only after what they need, deletions after labels."""
+    for _, group in groupby(actions, _kind):
+        yield tuple(group)
+
+
+def _kind(action: Action) -> tuple[type[Action], bool]:
+    return type(action), isinstance(action, Create) and action.manifest["kind"] == "Pod"
+
+
 def _refusal_of(action: Create, refused: Refused) -> Refusal:
     meta = action.manifest["metadata"]
     return Refusal(
@@ -99,18 +129,6 @@ def _refusal_of(action: Create, refused: Refused) -> Refusal:
         reason=refused.reason,
         message=refused.message,
         role=meta.get("labels", {}).get(LABEL_ROLE, ""),
-    )
-
-
-def _read(snapshot: Snapshot, remembered: tuple[str, Refusal] | None) -> Observed:
-    uid, refusal = remembered or ("", None)
-    return read_observed(
-        job=snapshot.job,
-        pods=snapshot.pods,
-        service=snapshot.service,
-        claim=snapshot.claim,
-        progress=snapshot.progress,
-        refusal=refusal if uid == snapshot.job["metadata"]["uid"] else None,
     )
 
 

@@ -80,10 +80,5 @@ def pod_ref(observed: Observed, pod: Pod) -> ObjectRef:
 
 def stop_pods(observed: Observed, pods: tuple[Pod, ...]) -> tuple[Action, ...]:
     """Return what ends these pods, out of the Service first: its names are their successors' from now on."""
-    actions: list[Action] = []
-    for pod in pods:
-        if pod.live:
-            actions.append(Label(pod_ref(observed, pod), ((LABEL_LIVE, None),)))
-        if not pod.deleting:
-            actions.append(Delete(pod_ref(observed, pod)))
-    return tuple(actions)
+    live = (Label(pod_ref(observed, pod), ((LABEL_LIVE, None),)) for pod in pods if pod.live)
+    return (*live, *(Delete(pod_ref(observed, pod)) for pod in pods if not pod.deleting))

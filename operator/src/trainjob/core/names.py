@@ -14,6 +14,9 @@ LABEL_LIVE = "trainjob.dev/live"
 
 MANAGER = "trainjob"
 
+CONTROLLER_LABELS = {"app.kubernetes.io/name": MANAGER, "app.kubernetes.io/component": "controller"}
+"""On the controller's own pods."""
+
 
 @dataclass(frozen=True, order=True)
 class Replica:

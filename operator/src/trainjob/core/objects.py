@@ -21,7 +21,7 @@ class ObjectRef:
     """One object, and no other that may take its name later.
 
     Attributes:
-        kind: `Pod`, `Service`, `PersistentVolumeClaim` or `TrainJob`.
+        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy` or `TrainJob`.
         uid: the precondition of every write: an object of the same name with another uid is left alone.
     """
 

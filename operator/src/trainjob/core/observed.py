@@ -14,6 +14,8 @@ from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
 from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.reports import Report, read_report
+from trainjob.core.settings import Settings
+from trainjob.core.termination import last_words
 from trainjob.core.topology import EVALUATOR, is_training
 
 
@@ -67,6 +69,8 @@ class Observed:
         reports: by pod name.
         refusal: set while the latest creation was refused.
         strangers: pods that our Service would name though another job, gone by now, owns them.
+        network_policy: of the job's name, or None.
+        settings: what holds for every job.
     """
 
     meta: ObjectMeta
@@ -80,6 +84,8 @@ class Observed:
     refusal: Refusal | None = None
     manager: str | None = None
     strangers: tuple[Pod, ...] = ()
+    network_policy: Dependent | None = None
+    settings: Settings = field(default_factory=Settings)
 
     @property
     def job(self) -> TrainJob:
@@ -147,7 +153,9 @@ def read_observed(
     service: Mapping[str, Any] | None = None,
     claim: Mapping[str, Any] | None = None,
     progress: Mapping[str, Mapping[str, Any]] | None = None,
+    network_policy: Mapping[str, Any] | None = None,
     refusal: Refusal | None = None,
+    settings: Settings | None = None,
 ) -> Observed:
     """Read Kubernetes objects into what the rules look at; a job that can't be read carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
@@ -167,10 +175,12 @@ def read_observed(
         pods=tuple(sorted(own, key=lambda p: (p.replica, p.incarnation, p.name))),
         service=_dependent(service, meta.uid),
         claim=_dependent(claim, meta.uid),
-        reports={name: read_report(raw) for name, raw in (progress or {}).items()},
+        network_policy=_dependent(network_policy, meta.uid),
+        reports={name: read_report(raw) for name, raw in {**last_words(own), **(progress or {})}.items()},
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
         strangers=tuple(pod for ours, pod in read if not ours and pod.live and not pod.ended),
+        settings=settings or Settings(),
     )
 
 

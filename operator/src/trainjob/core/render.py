@@ -6,14 +6,27 @@ from typing import Any
 
 from trainjob.api import GROUP, KIND, PORT, VERSION, TrainJob
 from trainjob.api.paths import mapping_at
-from trainjob.core.names import LABEL_JOB, LABEL_LIVE, Replica, hostname, job_labels, pod_labels, pod_name
+from trainjob.core.names import (
+    CONTROLLER_LABELS,
+    LABEL_JOB,
+    LABEL_LIVE,
+    Replica,
+    hostname,
+    job_labels,
+    pod_labels,
+    pod_name,
+)
 from trainjob.core.output import VOLUME, claim_name, folder_name, output_folders
 from trainjob.core.roles import role_template, trainer_container
+from trainjob.core.settings import Isolation
 from trainjob.core.templates import render_template
 from trainjob.core.tf_config import build_tf_config
 from trainjob.core.topology import EVALUATOR, desired_replicas
 
 Manifest = dict[str, Any]
+
+TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' own default for `terminationMessagePath`."""
 
 
 def build_objects(job: TrainJob) -> list[Manifest]:
@@ -35,6 +48,20 @@ def build_service(job: TrainJob) -> Manifest:
         owners=_owners(job),
         selector={LABEL_JOB: job.metadata.name, LABEL_LIVE: "true"},
         port=PORT,
+    )
+
+
+def build_network_policy(job: TrainJob, isolation: Isolation) -> Manifest:
+    """Return the policy by which only the job's own pods, the controller and what is set reach its pods."""
+    return render_template(
+        "network_policy.yaml.j2",
+        job=job.metadata,
+        labels=job_labels(job.metadata.name),
+        owners=_owners(job),
+        selector={LABEL_JOB: job.metadata.name},
+        controller_namespace=isolation.controller_namespace,
+        controller_labels=CONTROLLER_LABELS,
+        extra_ingress=[dict(rule) for rule in isolation.extra_ingress],
     )
 
 
@@ -74,7 +101,7 @@ def build_pod(job: TrainJob, *, role: str, index: int, incarnation: int, attempt
         hostname=hostname(job.metadata.name, replica),
         volumes=_volumes(job),
         mounts=_mounts(job, replica),
-        env=_environment(job, replica, attempt),
+        env=_environment(job, replica, attempt, trainer_container(template["spec"])),
         port=PORT,
     )
     return _merge(template, overlay)
@@ -93,7 +120,7 @@ def _owners(job: TrainJob) -> list[Manifest]:
     ]
 
 
-def _environment(job: TrainJob, replica: Replica, attempt: int) -> dict[str, str]:
+def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manifest) -> dict[str, str]:
     folders = output_folders(job, replica)
     return {
         "TF_CONFIG": build_tf_config(job, replica),
@@ -103,6 +130,7 @@ def _environment(job: TrainJob, replica: Replica, attempt: int) -> dict[str, str
         "TRAINJOB_OUTPUT_DIR": folders.own,
         "TRAINJOB_CHECKPOINT_DIR": folders.checkpoints,
         "TRAINJOB_LOG_DIR": folders.logs,
+        "TRAINJOB_TERMINATION_LOG": container.get("terminationMessagePath") or TERMINATION_LOG,
     }
 
 

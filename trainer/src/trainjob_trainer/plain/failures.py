@@ -12,7 +12,6 @@ from types import TracebackType
 
 from trainjob_trainer.checkpoint.files import explain_write_error
 from trainjob_trainer.edge import exit_now, explain_failure, leave
-from trainjob_trainer.environment import progress_file
 from trainjob_trainer.errors import OutputFull, TrainerError
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.plain.writers import remove_private_folder
@@ -53,7 +52,7 @@ def joined_process() -> PlainProcess:
     try:
         return current_process()
     except TrainerError as error:
-        leave(None, ProgressFile(progress_file(os.environ)), error)
+        leave(None, ProgressFile.from_environment(os.environ), error)
 
 
 def end_on_request(process: PlainProcess) -> None:

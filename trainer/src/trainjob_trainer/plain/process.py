@@ -56,4 +56,4 @@ def current_process() -> PlainProcess:
     """
     task = Task.from_environment(os.environ)
     environment = Environment.from_environment(os.environ, task)
-    return PlainProcess(task, environment, ProgressFile(environment.progress_file))
+    return PlainProcess(task, environment, ProgressFile.from_environment(os.environ))

@@ -13,7 +13,7 @@ from trainjob.core.names import Replica
 from trainjob.core.observed import Observed, Refusal
 from trainjob.core.pods import Pod
 from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
-from trainjob.core.render import build_claim, build_pod, build_service
+from trainjob.core.render import build_claim, build_network_policy, build_pod, build_service
 from trainjob.core.topology import desired_replicas, is_training, replica_counts
 from trainjob.core.wording import count_roles, quoted
 
@@ -61,6 +61,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
         ("Service", observed.service),
         # One of the user's own may have any name, and a retained one is taken over by the next job.
         ("PersistentVolumeClaim", observed.claim if created else None),
+        ("NetworkPolicy", observed.network_policy if observed.settings.isolation else None),
     ):
         if found is not None and not found.ours:
             message = f"{kind} {found.name} exists and isn't this job's; rename the job, or delete it"
@@ -101,7 +102,9 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
     claim = build_claim(observed.job) if observed.claim is None else None
     service = build_service(observed.job) if observed.service is None else None
-    return tuple(Create(manifest) for manifest in (claim, service) if manifest is not None)
+    isolation = observed.settings.isolation if observed.network_policy is None else None
+    policy = build_network_policy(observed.job, isolation) if isolation else None
+    return tuple(Create(manifest) for manifest in (claim, service, policy) if manifest is not None)
 
 
 def _missing_pods(observed: Observed, seats: list[Replica]) -> tuple[Action, ...]:

@@ -1,0 +1,31 @@
+"""What whoever installs the controller decides for all of its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """Who may connect to a job's pods, beside the job's own.
+
+    Attributes:
+        controller_namespace: where the controller's pods run, or None when it is no pod.
+        extra_ingress: rules of a NetworkPolicy's `spec.ingress`, for scrapers and the like.
+    """
+
+    controller_namespace: str | None = None
+    extra_ingress: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that decisions depend on.
+
+    Attributes:
+        isolation: what each job's NetworkPolicy lets in, or None for no NetworkPolicy.
+    """
+
+    isolation: Isolation | None = None
