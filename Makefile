@@ -10,7 +10,7 @@ PACKAGES := operator/src trainer/src tests examples
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format generate clean
+.PHONY: help run test check format generate cluster-up cluster-down clean
 
 help:  ## Show what there is.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,15 +26,21 @@ check: $(SYNCED)  ## Style, types, layers, and that generated files are up to da
 	@$(BIN)/ruff format --check $(PACKAGES)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 1
-	@$(BIN)/python -m trainjob.api.generate --check
+	@$(BIN)/python -m trainjob.generate --check
 	@$(UV) lock --check --quiet
 
 format: $(SYNCED)  ## Bring the sources into shape.
 	@$(BIN)/ruff check --fix --quiet $(PACKAGES) || true
 	@$(BIN)/ruff format $(PACKAGES)
 
-generate: $(SYNCED)  ## Write what is generated from the typed API: the CRD, the schema, the reference page.
-	@$(BIN)/python -m trainjob.api.generate
+generate: $(SYNCED)  ## Write what is generated: the CRD, roles, the editors' schema, reference pages.
+	@$(BIN)/python -m trainjob.generate
+
+cluster-up: $(SYNCED)  ## Start a real single-node Kubernetes here, with the images in it; needs Linux and root.
+	@PYTHONPATH=tests/cluster $(BIN)/python -m testbed up
+
+cluster-down: $(SYNCED)  ## Stop it, and clean up after it.
+	@PYTHONPATH=tests/cluster $(BIN)/python -m testbed down
 
 clean:  ## Remove the environment and the runs.
 	rm -rf .venv .uv runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -13,7 +12,6 @@ from support_api import change_job
 
 from trainjob.api import read_documents
 from trainjob.api.fields import Part
-from trainjob.api.generate.__main__ import GENERATED, drift, find_root, main
 from trainjob.api.generate.crd import object_schema
 from trainjob.api.generate.editors import editor_schema
 from trainjob.api.generate.reference import EXAMPLE, reference_text
@@ -21,39 +19,6 @@ from trainjob.api.generate.schema import walk
 from trainjob.api.output import Claim, Nfs, Output
 from trainjob.api.roles import Role
 from trainjob.api.spec import TrainJobSpec
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def build_repository(folder: Path) -> Path:
-    (folder / "operator/src/trainjob/api").mkdir(parents=True)
-    (folder / "deep/down").mkdir(parents=True)
-    return folder
-
-
-def test_nothing_committed_is_out_of_date() -> None:
-    assert drift(ROOT) == ""
-
-
-def test_generates_and_then_finds_no_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = build_repository(tmp_path)
-    assert main(["--check"], folder=root) == 1
-    assert main([], folder=root / "deep/down") == 0
-    assert main(["--check"], folder=root) == 0
-    assert all((root / name).is_file() for name in GENERATED)
-    crd = root / "manifests/crd.yaml"
-    crd.write_text(crd.read_text().replace("shortNames: [tj]", "shortNames: [job]"))
-    capsys.readouterr()
-    assert main(["--check"], folder=root) == 1
-    message = capsys.readouterr().err
-    assert "shortNames: [job]" in message
-    assert "shortNames: [tj]" in message
-    assert "run `make generate`" in message
-
-
-def test_outside_of_the_repository(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="not inside the repository"):
-        find_root(tmp_path)
 
 
 def test_reference_has_every_field() -> None:

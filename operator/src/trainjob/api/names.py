@@ -35,7 +35,7 @@ class RoleCounts:
 
     def longest_suffix(self) -> str:
         """Return the longest thing that a replica's host name adds to the job's name."""
-        return max(self._last_suffixes(), key=len)
+        return max(self._last_suffixes(), key=len, default="")
 
     def _last_suffixes(self) -> Iterator[str]:
         # The first of equally long ones is named in messages: the evaluator's, since it is easily forgotten.

@@ -30,11 +30,11 @@ def advise(reason: str, exit_code: int | None, log: str) -> str:
     """
     if reason in _BY_REASON:
         return _BY_REASON[reason]
-    module, file = _NO_MODULE.search(log), _NO_FILE.search(log)
+    module, file = missing_module(log), missing_file(log)
     if module:
-        return f"install the package of {module[1]!r} into the environment that trainjob runs in"
+        return f"install the package of {module!r} into the environment that trainjob runs in"
     if file:
-        return f"there is no {file[1]}: commands start in the folder of the job's file"
+        return f"there is no {file}: commands start in the folder of the job's file"
     if exit_code in (126, 127):
         return "check the command of the container trainer: it must be installed on this machine"
     if _NO_SPACE in log:
@@ -45,3 +45,15 @@ def advise(reason: str, exit_code: int | None, log: str) -> str:
             + _BY_REASON["OutOfMemory"]
         )
     return _AGAIN
+
+
+def missing_module(log: str) -> str | None:
+    """Return the module that Python has not found, if the log says so."""
+    found = _NO_MODULE.search(log)
+    return found[1] if found else None
+
+
+def missing_file(log: str) -> str | None:
+    """Return the script that Python has not found, if the log says so."""
+    found = _NO_FILE.search(log)
+    return found[1] if found else None

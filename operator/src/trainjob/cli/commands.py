@@ -12,6 +12,12 @@ _MODULES = {
     "run": "trainjob.cli.run",
     "validate": "trainjob.cli.validate",
     "render": "trainjob.cli.render",
+    "submit": "trainjob.cli.submit",
+    "get": "trainjob.cli.get",
+    "logs": "trainjob.cli.logs",
+    "wait": "trainjob.cli.wait",
+    "convert": "trainjob.cli.convert",
+    "controller": "trainjob.cli.controller",
 }
 
 

@@ -50,10 +50,7 @@ def read_trainjobs(file: str) -> tuple[Document, ...]:
         UnreadableFile: there is no such file, or it can't be read.
         RefusedFile: it is no YAML or JSON, or holds no TrainJob.
     """
-    try:
-        documents = read_documents(_content(file), source=_title(file))
-    except InvalidTrainJob as invalid:
-        raise RefusedFile(str(error) for error in invalid.errors) from invalid
+    documents = read_objects(file)
     for other in documents:
         if not other.is_trainjob:
             click.echo(f"{_title(file)}:{other.first_line} {_name(other)} is left out: no TrainJob", err=True)
@@ -61,6 +58,37 @@ def read_trainjobs(file: str) -> tuple[Document, ...]:
     if not found:
         raise RefusedFile([f"{_title(file)}: holds no TrainJob"])
     return found
+
+
+def read_valid_trainjobs(file: str) -> tuple[Document, ...]:
+    """Return the TrainJobs of a file as `read_trainjobs` does, if all of them are valid.
+
+    Raises:
+        UnreadableFile: there is no such file, or it can't be read.
+        RefusedFile: every mistake of every TrainJob.
+    """
+    documents, lines = read_trainjobs(file), list[str]()
+    for document in documents:
+        try:
+            document.parse()
+        except InvalidTrainJob as invalid:
+            lines += [str(error) for error in invalid.errors]
+    if lines:
+        raise RefusedFile(lines)
+    return documents
+
+
+def read_objects(file: str) -> tuple[Document, ...]:
+    """Return all objects of a file, whatever they are, at least one.
+
+    Raises:
+        UnreadableFile: there is no such file, or it can't be read.
+        RefusedFile: it is no YAML or JSON.
+    """
+    try:
+        return read_documents(_content(file), source=_title(file))
+    except InvalidTrainJob as invalid:
+        raise RefusedFile(str(error) for error in invalid.errors) from invalid
 
 
 def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Document:

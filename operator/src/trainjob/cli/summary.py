@@ -92,13 +92,14 @@ def _failure(view: JobView, places: Places) -> Iterator[str]:
         if condition:
             yield f"  reason        {condition.reason}"
         return
-    yield f"  first failure {first.rank}, {_ending(first)}"
+    yield f"  first failure {first.rank}, {describe_ending(first)}"
     tail = places.tails.get(first.pod or "") or tuple((first.log_tail or "").splitlines())
     yield from _log(first.rank, tail, places)
     yield f"  what to do    {advise(first.reason or '', first.exit_code, chr(10).join(tail))}"
 
 
-def _ending(failure: FirstFailure) -> str:
+def describe_ending(failure: FirstFailure) -> str:
+    """Return `exit code 1 (Crashed), at step 30`."""
     code = failure.exit_code
     if code is None:
         return f"{failure.reason}"
@@ -115,8 +116,13 @@ def _tail(replica: ReplicaView, places: Places) -> tuple[str, ...]:
 
 
 def _log(replica: str, tail: tuple[str, ...], places: Places) -> Iterator[str]:
+    yield from quote_log(replica, tail)
+    if replica in places.logs:
+        yield f"  whole log     {places.logs[replica]}"
+
+
+def quote_log(replica: str, tail: tuple[str, ...]) -> Iterator[str]:
+    """Yield the last lines of a replica's log, set apart."""
     if tail:
         yield f"  the last lines of {replica}:"
         yield from (f"    | {line}" for line in tail[-_SHOWN_LOG_LINES:])
-    if replica in places.logs:
-        yield f"  whole log     {places.logs[replica]}"

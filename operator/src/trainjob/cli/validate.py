@@ -1,34 +1,58 @@
 """`trainjob validate`: every mistake of every file, each with its line and field."""
 
+import sys
+
 import click
 
-from trainjob.api import InvalidTrainJob, TrainJob
-from trainjob.cli.files import RefusedFile, UnreadableFile, read_trainjobs
+from trainjob.api import Document, TrainJob
+from trainjob.cli.cluster.exits import Exit, describe_exits
+from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
+from trainjob.cli.files import RefusedFile, UnreadableFile, read_valid_trainjobs
 from trainjob.core.resources import count_gpus
 from trainjob.core.roles import role_template
 from trainjob.core.topology import replica_counts
 
+_EXITS = {
+    Exit.GOOD: "valid",
+    Exit.FAILED: "there are mistakes; with --cluster: or the API server refuses something",
+    Exit.USAGE: "a file can't be read",
+    Exit.NO_CLUSTER: "with --cluster: it can't be asked, or only in part: no permission, no TrainJob API",
+}
 
-@click.command()
+
+@click.command(epilog=describe_exits(_EXITS))
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-def validate(files: tuple[str, ...]) -> None:
-    """Check the TrainJobs of FILEs without a cluster; `-` reads the standard input.
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Ask the API server, too: would it take the job, and each of its pods? Nothing is created.",
+)
+@cluster_options
+@ends_quietly
+def validate(files: tuple[str, ...], cluster: bool, where: Where) -> None:
+    """Check the TrainJobs of FILEs; `-` reads the standard input. Without --cluster no cluster is needed.
 
-    Every mistake is one line on stderr. The exit code is 1 after mistakes, 2 when a file can't be read.
+    Every mistake is one line on stderr.
     """
-    valid: list[TrainJob] = []
+    if where != Where() and not cluster:
+        raise click.UsageError("-n, --context and --kubeconfig go with --cluster")
+    valid: list[Document] = []
     code = 0
     for file in files:
         try:
-            valid += _check(file)
+            valid += read_valid_trainjobs(file)
         except (RefusedFile, UnreadableFile) as problem:
             problem.show()
             code = max(code, problem.exit_code)
-    for job in valid:
-        name = f"{job.metadata.name}: " if len(valid) > 1 or code else ""
-        click.echo(f"{name}valid: {describe_size(job)}")
+    if cluster and valid:
+        code = max(code, _ask(valid, where, named=len(valid) > 1 or bool(code)))
+    else:
+        for document in valid:
+            job = document.parse()
+            name = f"{job.metadata.name}: " if len(valid) > 1 or code else ""
+            click.echo(f"{name}valid: {describe_size(job)}")
     if code:
-        raise SystemExit(code)
+        sys.exit(code)
 
 
 def describe_size(job: TrainJob) -> str:
@@ -38,16 +62,24 @@ def describe_size(job: TrainJob) -> str:
     return f"{_counted(sum(counts.values()), 'pod')}, {_counted(gpus, 'GPU')}"
 
 
-def _check(file: str) -> list[TrainJob]:
-    jobs, lines = [], list[str]()
-    for document in read_trainjobs(file):
-        try:
-            jobs.append(document.parse())
-        except InvalidTrainJob as invalid:
-            lines += [str(error) for error in invalid.errors]
-    if lines:
-        raise RefusedFile(lines)
-    return jobs
+def _ask(documents: list[Document], where: Where, *, named: bool) -> int:
+    # Rendering and the Kubernetes client are slow to import: only who asks a cluster waits for them.
+    from trainjob.cli.cluster.dry_run import check_on_cluster  # noqa: PLC0415
+    from trainjob.cli.cluster.namespaces import namespace_of  # noqa: PLC0415
+
+    code = 0
+    with where.connected() as cluster:
+        for document in documents:
+            namespace = namespace_of(document, where.namespace, cluster.namespace)
+            verdict = check_on_cluster(cluster.server, document, namespace)
+            for line in verdict.lines:
+                click.echo(line, err=True)
+            code = max(code, verdict.code)
+            if not verdict.code:
+                job = document.parse()
+                name = f"{job.metadata.name}: " if named else ""
+                click.echo(f"{name}valid: {describe_size(job)}; the cluster accepts them in {namespace}")
+    return code
 
 
 def _counted(number: int, noun: str) -> str:

@@ -20,7 +20,14 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+    style = None if plain else "|" if _is_script(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _is_script(text: str) -> bool:
+    """Tell whether text is better read in lines; PyYAML itself quotes it where spaces end a line."""
+    lines = text.split("\n")
+    return len(lines) > 2 and text[0] not in " \n" and all(line.isprintable() for line in lines)
 
 
 _Dumper.add_representer(str, _represent_text)

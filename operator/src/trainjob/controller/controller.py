@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,25 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(frozen=True)
+class Load:
+    """How the work goes.
+
+    Attributes:
+        waiting: jobs that wait for a worker.
+        longest: seconds that the longest of the passes going on has taken so far.
+        unserved: seconds for which jobs have waited and no worker has taken one up.
+    """
+
+    waiting: int
+    longest: float
+    unserved: float
+
+
+def _ignore(_key: JobKey, _seconds: float) -> None:
+    """Do nothing."""
+
+
 class Controller:
     """Keeps every job of a cluster on its way.
 
@@ -32,6 +52,7 @@ class Controller:
         clock: returns the time, with zone.
         workers: how many jobs are looked at at once.
         settings: what holds for every job.
+        on_reconciled: told of every pass over a job, with its seconds.
     """
 
     def __init__(
@@ -41,8 +62,12 @@ class Controller:
         clock: Callable[[], datetime] = utc_now,
         workers: int = 4,
         settings: Settings | None = None,
+        on_reconciled: Callable[[JobKey, float], None] = _ignore,
     ) -> None:
         self._cluster = cluster
+        self._on_reconciled = on_reconciled
+        self._began: dict[JobKey, float] = {}
+        self._taken_at = 0.0
         self._reconciler = Reconciler(cluster, clock, settings)
         self._workers = workers
         self._wakeup = asyncio.Event()
@@ -50,6 +75,19 @@ class Controller:
             lambda: asyncio.get_running_loop().time(), wake=self._wakeup.set
         )
         cluster.watch(self._queue.add)
+
+    def add(self, key: JobKey) -> None:
+        """Look at this job as soon as a worker is free."""
+        self._queue.add(key)
+
+    def load(self) -> Load:
+        """Return how the work goes right now."""
+        now = asyncio.get_running_loop().time()
+        return Load(
+            waiting=len(self._queue),
+            longest=max((now - began for began in self._began.values()), default=0.0),
+            unserved=min(self._queue.longest_wait(), now - self._taken_at),
+        )
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -92,12 +130,16 @@ class Controller:
             changed.clear()
 
     async def _work(self) -> None:
+        time = asyncio.get_running_loop().time
         while True:
             key = await self._next()
+            began = self._began[key] = self._taken_at = time()
             try:
                 await self._reconcile(key)
             finally:
+                del self._began[key]
                 self._queue.done(key)
+            self._on_reconciled(key, time() - began)
 
     async def _next(self) -> JobKey:
         while True:

@@ -29,7 +29,7 @@ class WorkQueue(Generic[Key]):
         self._time = time
         self._wake = wake
         self._ready: deque[Key] = deque()
-        self._waiting: set[Key] = set()
+        self._waiting: dict[Key, float] = {}  # when each became due; the first one has waited longest
         self._working: set[Key] = set()
         self._again: set[Key] = set()
         self._later: list[tuple[float, int, Key]] = []
@@ -47,7 +47,7 @@ class WorkQueue(Generic[Key]):
         if key in self._working:
             self._again.add(key)
         elif key not in self._waiting:
-            self._waiting.add(key)
+            self._waiting[key] = self._time()
             self._ready.append(key)
             self._wake()
 
@@ -82,7 +82,7 @@ class WorkQueue(Generic[Key]):
         if not self._ready:
             return None
         key = self._ready.popleft()
-        self._waiting.discard(key)
+        del self._waiting[key]
         self._working.add(key)
         return key
 
@@ -99,6 +99,10 @@ class WorkQueue(Generic[Key]):
             return 0.0
         self._drop_superseded()
         return max(0.0, self._later[0][0] - self._time()) if self._later else None
+
+    def longest_wait(self) -> float:
+        """Return for how many seconds the next key has been due; 0 when none is."""
+        return self._time() - next(iter(self._waiting.values())) if self._waiting else 0.0
 
     def _promote(self) -> None:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainjob.api.generate.schema import Schema, schema_at, walk, written_out
@@ -52,7 +53,7 @@ def object_schema() -> Schema:
     return schema
 
 
-def crd() -> dict[str, Any]:
+def crd(annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the CustomResourceDefinition as JSON."""
     version = {
         "name": VERSION,
@@ -77,17 +78,20 @@ def crd() -> dict[str, Any]:
         "shortNames": [SHORT_NAME],
         "categories": ["all"],
     }
+    metadata: dict[str, Any] = {"name": f"{PLURAL}.{GROUP}"}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "metadata": metadata,
         "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
 
 
-def crd_text() -> str:
-    """Return `manifests/crd.yaml`."""
-    return _HEADER + as_yaml(crd())
+def crd_text(annotations: Mapping[str, str] | None = None) -> str:
+    """Return the CustomResourceDefinition as YAML."""
+    return _HEADER + as_yaml(crd(annotations))
 
 
 def _finish_status(status: Schema) -> None:

@@ -1,0 +1,297 @@
+"""How soon new jobs have all of their pods, beside the time in which a client can POST the same objects itself.
+
+    python benchmarks/operator.py --kubeconfig FILE [--start-controller]
+
+Needs a cluster with the CRD, and a controller in it or, with --start-controller, as a process here. Everything is
+made in one new namespace, which is deleted in the end. The pods name a scheduler that there is none of, so that
+no node runs them. Progress goes to stderr, one line of JSON to stdout; docs/benchmarks.md explains it.
+"""
+
+import sys
+
+# This folder comes first on the path, and this file has the name of a module of the standard library.
+sys.path[:] = [place for place in sys.path if place != __file__.rpartition("/")[0]]
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from trainjob.api import API_VERSION, KIND, parse
+from trainjob.cluster.kube import Access, ApiClient, Resource, from_kubeconfig
+from trainjob.cluster.kube.resources import BY_KIND, NETWORK_POLICIES, PODS, TRAINJOBS
+from trainjob.core.names import LABEL_JOB
+from trainjob.core.render import build_network_policy, build_objects
+from trainjob.core.settings import Isolation
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
+NOBODY = "no-such-scheduler"
+OWNER = "owner-of-raw-objects"
+START_SECONDS = 60.0
+GUARD_SECONDS = 600.0
+
+
+class Arrivals:
+    """When each job's last pod was seen by a watch."""
+
+    def __init__(self, pods_per_job: int) -> None:
+        self._pods_per_job = pods_per_job
+        self._missing: dict[str, int] = {}
+        self._complete: dict[str, asyncio.Future[float]] = {}
+
+    async def watch(self, api: ApiClient, namespace: str, started: asyncio.Event) -> None:
+        """Look at the namespace's pods until cancelled."""
+        version = (await api.list(PODS, namespace))["metadata"]["resourceVersion"]
+        started.set()
+        seconds = int(GUARD_SECONDS)
+        async for event in api.watch(PODS, namespace, selector=LABEL_JOB, version=version, seconds=seconds):
+            if event.type == "ADDED":
+                self._count(event.object["metadata"]["labels"][LABEL_JOB])
+        raise RuntimeError("the watch of the pods has ended before the benchmark")
+
+    def last_pod(self, job: str) -> asyncio.Future[float]:
+        """Return what will have the moment of the job's last pod."""
+        return self._complete.setdefault(job, asyncio.get_running_loop().create_future())
+
+    def _count(self, job: str) -> None:
+        self._missing[job] = self._missing.get(job, self._pods_per_job) - 1
+        if self._missing[job] == 0:
+            self.last_pod(job).set_result(time.perf_counter())
+
+
+class Bench:
+    """The measurements, in one namespace of one cluster."""
+
+    def __init__(self, api: ApiClient, namespace: str, options: argparse.Namespace) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._options = options
+        self._open = asyncio.Semaphore(options.connections)
+        self._owner_uid = ""
+        self._has_policy = False
+        self.arrivals = Arrivals(options.workers + 1)
+
+    async def warm_up(self) -> None:
+        """See a first job through, which takes a controller; learn what it makes beside pods."""
+        owner = await self._api.create(TRAINJOBS, self._job(OWNER, suspend=True))
+        self._owner_uid = owner["metadata"]["uid"]
+        try:
+            await asyncio.wait_for(self.measure_job("warm-up"), START_SECONDS)
+        except TimeoutError:
+            raise SystemExit(
+                "no pods after 60 s: is a controller there? --start-controller starts one"
+            ) from None
+        policies = await self._api.list(NETWORK_POLICIES, self._namespace, selector=f"{LABEL_JOB}=warm-up")
+        self._has_policy = bool(policies["items"])
+        await self.measure_raw("raw-warm-up")
+
+    async def measure_job(self, name: str) -> float:
+        """Return the seconds from just before the job is POSTed until its last pod is seen."""
+        begin = time.perf_counter()
+        async with self._open:
+            await self._api.create(TRAINJOBS, self._job(name))
+        return await self.arrivals.last_pod(name) - begin
+
+    async def measure_raw(self, name: str) -> float:
+        """Return the seconds in which this client POSTs what the controller makes of one job."""
+        objects = self._raw_objects(name)
+        begin = time.perf_counter()
+        await asyncio.gather(*(self._post(manifest) for manifest in objects))
+        return time.perf_counter() - begin
+
+    async def measure_raw_burst(self, names: Sequence[str]) -> float:
+        """Return the seconds in which this client POSTs the objects of many jobs."""
+        objects = [manifest for name in names for manifest in self._raw_objects(name)]
+        begin = time.perf_counter()
+        await asyncio.gather(*(self._post(manifest) for manifest in objects))
+        return time.perf_counter() - begin
+
+    async def measure_burst(self, names: Sequence[str]) -> float:
+        """Return the seconds from the first POST of a job to the last pod of all."""
+        begin = time.perf_counter()
+        await asyncio.gather(*(self.measure_job(name) for name in names))
+        return time.perf_counter() - begin
+
+    def objects_per_job(self) -> int:
+        """Return how many objects a job is made of, itself aside."""
+        return len(self._raw_objects("any"))
+
+    async def _post(self, manifest: dict[str, Any]) -> None:
+        async with self._open:
+            await self._api.create(BY_KIND[manifest["kind"]], manifest)
+
+    def _job(self, name: str, **spec: Any) -> dict[str, Any]:
+        container = {"name": "trainer", "image": "example.com/none:1", "command": ["python", "train.py"]}
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name, "namespace": self._namespace},
+            "spec": {
+                "worker": {"replicas": self._options.workers},
+                "output": {"claim": {"claimName": "training"}},
+                "template": {"spec": {"schedulerName": NOBODY, "containers": [container]}},
+                **spec,
+            },
+        }
+
+    def _raw_objects(self, name: str) -> list[dict[str, Any]]:
+        """Return a job's objects, with labels that no controller looks at, and an owner that is there."""
+        raw = self._job(name)
+        job = parse({**raw, "metadata": {**raw["metadata"], "uid": self._owner_uid}})
+        made = build_objects(job)
+        if self._has_policy:
+            made.append(build_network_policy(job, Isolation("trainjob")))
+        objects: list[dict[str, Any]] = json.loads(
+            json.dumps(made).replace('"trainjob.dev/', '"trainraw.dev/')
+        )
+        for manifest in objects:
+            owner = manifest["metadata"]["ownerReferences"][0]
+            owner.update(apiVersion=API_VERSION, name=OWNER)
+        return objects
+
+
+async def pace(
+    count: int, rate: float, measure: Callable[[str], Awaitable[float]], prefix: str
+) -> list[float]:
+    """Begin a measurement each 1/rate seconds, however long the earlier ones take."""
+    begin = time.perf_counter()
+    running = []
+    for number in range(count):
+        await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+        running.append(asyncio.ensure_future(measure(f"{prefix}-{number}")))
+    return list(await asyncio.gather(*running))
+
+
+def percentile(seconds: Sequence[float], percent: float) -> float:
+    """Return the value, in milliseconds, that so many percent of the values don't exceed."""
+    rank = max(1, math.ceil(len(seconds) * percent / 100))
+    return round(sorted(seconds)[rank - 1] * 1000, 1)
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Return the usual percentiles in milliseconds."""
+    return {"p50_ms": percentile(seconds, 50), "p99_ms": percentile(seconds, 99)}
+
+
+async def run_all(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is measured."""
+    say("warm up")
+    await bench.warm_up()
+    say(f"{options.paced} jobs at {options.rate:g} a second, first as raw POSTs")
+    raw_paced = await pace(options.paced, options.rate, bench.measure_raw, "raw-paced")
+    paced = await pace(options.paced, options.rate, bench.measure_job, "paced")
+    names = [f"burst-{number}" for number in range(options.burst)]
+    say(f"{options.burst} jobs at once, before and after them as raw POSTs")
+    before = await bench.measure_raw_burst([f"raw-before-{name}" for name in names])
+    burst = await bench.measure_burst(names)
+    after = await bench.measure_raw_burst([f"raw-after-{name}" for name in names])
+    raw = (before + after) / 2
+    return {
+        "benchmark": "operator",
+        "controller": "local process" if options.start_controller else "as found",
+        "pods_per_job": options.workers + 1,
+        "objects_per_job": bench.objects_per_job(),
+        "paced": {"jobs": options.paced, "rate": options.rate, **spread(paced), "raw": spread(raw_paced)},
+        "burst": {
+            "jobs": options.burst,
+            "seconds": round(burst, 3),
+            "raw_seconds": [round(before, 3), round(after, 3)],
+            "ratio": round(burst / raw, 3),
+        },
+    }
+
+
+@asynccontextmanager
+async def a_namespace(api: ApiClient) -> AsyncIterator[str]:
+    """Create a namespace and delete it with all that is in it."""
+    name = f"trainjob-benchmark-{secrets.token_hex(3)}"
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": None}}
+    made = await api.create(NAMESPACES, manifest)
+    try:
+        yield name
+    finally:
+        await api.delete(NAMESPACES, None, name, uid=made["metadata"]["uid"])  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def a_controller(options: argparse.Namespace, namespace: str) -> AsyncIterator[None]:
+    """Run a controller of this namespace here, if it is wanted."""
+    if not options.start_controller:
+        yield
+        return
+    trainjob = Path(sys.executable).parent / "trainjob"
+    words = (
+        "--no-leader-elect",
+        "--http-address",
+        "127.0.0.1:0",
+        "--workers",
+        str(options.controller_workers),
+    )
+    command = (trainjob, "controller", "--kubeconfig", options.kubeconfig, "--namespace", namespace, *words)
+    with subprocess.Popen(command, stdout=sys.stderr) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+async def run(options: argparse.Namespace, access: Access) -> dict[str, Any]:
+    """Return what is measured; the namespace and the controller are gone afterwards."""
+    # One connection more than POSTs at once: the watch has its own.
+    async with (
+        ApiClient(access, connections=options.connections + 2) as api,
+        a_namespace(api) as namespace,
+        a_controller(options, namespace),
+    ):
+        bench = Bench(api, namespace, options)
+        started = asyncio.Event()
+        watch = asyncio.ensure_future(bench.arrivals.watch(api, namespace, started))
+        await asyncio.wait([asyncio.ensure_future(started.wait()), watch], return_when="FIRST_COMPLETED")
+        work = asyncio.ensure_future(run_all(bench, options))
+        await asyncio.wait([work, watch], return_when="FIRST_COMPLETED", timeout=GUARD_SECONDS)
+        if not work.done():
+            work.cancel()
+            watch.result()
+        watch.cancel()
+        return await work
+
+
+def say(line: str) -> None:
+    """Print progress."""
+    print(f"benchmark: {line}", file=sys.stderr, flush=True)
+
+
+def read_options() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    home = Path.home() / ".kube" / "config"
+    parser.add_argument("--kubeconfig", type=Path, default=Path(os.environ.get("KUBECONFIG") or home))
+    parser.add_argument("--context")
+    parser.add_argument(
+        "--start-controller", action="store_true", help="run one here, for the namespace alone"
+    )
+    parser.add_argument("--controller-workers", type=int, default=16, metavar="N")
+    parser.add_argument(
+        "--workers", type=int, default=4, metavar="N", help="of each job; an evaluator comes on top"
+    )
+    parser.add_argument("--paced", type=int, default=100, metavar="JOBS")
+    parser.add_argument("--rate", type=float, default=10.0, metavar="JOBS_A_SECOND")
+    parser.add_argument("--burst", type=int, default=200, metavar="JOBS")
+    parser.add_argument(
+        "--connections", type=int, default=48, metavar="N", help="POSTs at once of this client"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    chosen = read_options()
+    print(json.dumps(asyncio.run(run(chosen, from_kubeconfig(chosen.kubeconfig, chosen.context)))))

@@ -1,0 +1,205 @@
+"""Objects as they change: list, then watch, through dropped connections, expired versions and restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trainjob.cli.cluster.answers import Refused, Request, ServerProblem, is_passing, read_status
+from trainjob.cli.cluster.pace import Pace
+
+if TYPE_CHECKING:
+    from trainjob.cli.cluster.resources import Resource
+    from trainjob.cli.cluster.server import Manifest, Server
+
+# The API server ends a watch when it is told to; one that is silent for longer is dead.
+_WATCH_SECONDS = 50.0
+_SILENCE_SECONDS = 60.0
+_LIST_SECONDS = 30.0
+_SHORT_SECONDS = 1.0
+
+EXPIRED = 410
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An object is there, or has changed."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Gone:
+    """An object has been deleted; `manifest` is the last that was seen of it."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Listed:
+    """All that is there now has been seen."""
+
+
+@dataclass(frozen=True)
+class Troubled:
+    """The API server doesn't answer as it should; it will be asked again."""
+
+    problem: ServerProblem
+
+
+@dataclass(frozen=True)
+class TimeOver:
+    """The deadline has passed; nothing comes after this."""
+
+
+Change = Seen | Gone | Listed | Troubled | TimeOver
+
+
+@dataclass
+class Known:
+    """What is known of a list of objects; turns what the API server says into changes.
+
+    Attributes:
+        version: to watch from, or None when a list is due.
+        objects: by uid.
+    """
+
+    version: str | None = None
+    objects: dict[str, Manifest] = field(default_factory=dict)
+
+    def take_list(self, answer: Mapping[str, Any]) -> Iterator[Change]:
+        """Take a whole list: what is missing in it has been deleted meanwhile."""
+        items = {_uid(item): item for item in answer.get("items") or ()}
+        for uid in [uid for uid in self.objects if uid not in items]:
+            yield Gone(self.objects.pop(uid))
+        for uid, item in items.items():
+            before = self.objects.get(uid)
+            self.objects[uid] = item
+            if before is None or _version(before) != _version(item):
+                yield Seen(item)
+        self.version = _version(answer)
+        yield Listed()
+
+    def take_event(self, event: Mapping[str, Any], request: Request) -> Iterator[Change]:
+        """Take one event of a watch.
+
+        Raises:
+            Refused: it is an error; an expired version is none, a list is due then.
+        """
+        kind, item = event.get("type"), event.get("object") or {}
+        if kind == "ERROR":
+            answer = read_status(item)
+            self.version = None
+            if answer.code != EXPIRED:
+                raise Refused(request, answer)
+            return
+        self.version = _version(item) or self.version
+        if kind == "DELETED":
+            self.objects.pop(_uid(item), None)
+            yield Gone(item)
+        elif kind in ("ADDED", "MODIFIED"):
+            self.objects[_uid(item)] = item
+            yield Seen(item)
+
+
+def follow(
+    server: Server,
+    resource: Resource,
+    namespace: str | None,
+    selectors: Mapping[str, str],
+    pace: Pace | None = None,
+) -> Iterator[Change]:
+    """Yield what is there and then what changes, until the deadline, or for as long as somebody asks.
+
+    Raises:
+        Refused: for good: it may not be asked, or there is no such thing.
+    """
+    rounds = _Rounds(server, resource, namespace, selectors, pace or Pace())
+    while not rounds.pace.is_over:
+        try:
+            for change in rounds.next():
+                yield change
+                if rounds.pace.is_over:
+                    break
+        except ServerProblem as problem:
+            if not is_passing(problem) and not _is_expired(problem):
+                raise
+            if rounds.pace.is_over:
+                break
+            yield from rounds.recover(problem)
+    yield TimeOver()
+
+
+class _Rounds:
+    """Rounds of a list, when one is due, and a watch."""
+
+    def __init__(
+        self,
+        server: Server,
+        resource: Resource,
+        namespace: str | None,
+        selectors: Mapping[str, str],
+        pace: Pace,
+    ) -> None:
+        self.pace = pace
+        self._server, self._resource, self._namespace = server, resource, namespace
+        self._selectors = selectors
+        self._known = Known()
+        self._failures = 0
+
+    def next(self) -> Iterator[Change]:
+        """Ask until the watch ends or a list is due."""
+        known = self._known
+        if known.version is None:
+            seconds = min(_LIST_SECONDS, self._left())
+            answer = self._server.list(self._resource, self._namespace, self._selectors, seconds)
+            yield from known.take_list(answer)
+        began = self.pace.clock()
+        with closing(self._watch(known.version or "0")) as events:
+            for event in events:
+                yield from known.take_event(event, self._request)
+                if known.version is None:
+                    break
+                self._failures = 0
+        if self.pace.clock() - began < _SHORT_SECONDS:
+            # Some proxies end it as soon as it has begun: they must not be asked without end.
+            self._failures += 1
+            self.pace.hold_off(self._failures)
+
+    def recover(self, problem: ServerProblem) -> Iterator[Change]:
+        """Hold off, and say so unless it is nothing to tell."""
+        self._failures += 1
+        if isinstance(problem, Refused):
+            self._known.version = None
+        # Proxies end long connections all the time.
+        if not _is_expired(problem) and (problem.request.verb != "watch" or self._failures > 1):
+            yield Troubled(problem)
+        asked = problem.answer.retry_after if isinstance(problem, Refused) else None
+        self.pace.hold_off(self._failures, asked)
+
+    def _watch(self, version: str) -> Generator[Manifest]:
+        query = {**self._selectors, "resourceVersion": version}
+        seconds, silence = min(_WATCH_SECONDS, self._left()), min(_SILENCE_SECONDS, self._left())
+        return self._server.watch(self._resource, self._namespace, query, seconds=seconds, silence=silence)
+
+    def _left(self) -> float:
+        return max(0.01, self.pace.left)
+
+    @property
+    def _request(self) -> Request:
+        return Request("watch", self._resource.plural, self._namespace)
+
+
+def _is_expired(problem: ServerProblem) -> bool:
+    return isinstance(problem, Refused) and problem.answer.code == EXPIRED
+
+
+def _uid(item: Mapping[str, Any]) -> str:
+    metadata = item.get("metadata") or {}
+    return str(metadata.get("uid") or metadata.get("name") or "")
+
+
+def _version(item: Mapping[str, Any]) -> str | None:
+    return (item.get("metadata") or {}).get("resourceVersion")

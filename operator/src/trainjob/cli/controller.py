@@ -1,0 +1,178 @@
+"""`trainjob controller`: what runs in the cluster and looks after its TrainJobs."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+import yaml
+
+from trainjob.cluster.kube.access import Access, InvalidAccess, in_cluster
+from trainjob.cluster.kube.kubeconfig import from_kubeconfig
+from trainjob.core.settings import Isolation, Settings
+from trainjob.operator.exits import ExitCode
+from trainjob.operator.logs import LogFormat, start_logging
+from trainjob.operator.settings import Election, OperatorSettings
+
+if TYPE_CHECKING:
+    from trainjob.operator.app import Operator
+
+_log = logging.getLogger(__name__)
+
+
+def _read_address(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if ":" not in text or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is no HOST:PORT")
+    return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - as `:8080` says
+
+
+def _read_rules(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[Mapping[str, Any], ...]:
+    if not text:
+        return ()
+    try:
+        content = text if text.lstrip().startswith("[") else Path(text).read_text()
+        rules = yaml.safe_load(content)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise click.BadParameter(f"can't be read: {error}") from error
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise click.BadParameter("is no list of ingress rules, such as [{from: [{podSelector: {}}]}]")
+    return tuple(rules)
+
+
+@click.command(context_settings={"auto_envvar_prefix": "TRAINJOB_CONTROLLER"})
+@click.option("--namespace", help="The namespace whose TrainJobs to look after; all of them without this.")
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="How to reach the API server from outside a pod.",
+)
+@click.option("--context", help="Which context of the kubeconfig; its current one without this.")
+@click.option(
+    "--leader-elect/--no-leader-elect",
+    default=True,
+    show_default=True,
+    help="Work only while holding the Lease, so that several replicas can run.",
+)
+@click.option("--lease-name", default="trainjob-controller", show_default=True)
+@click.option("--lease-namespace", help="Where the Lease is; the pod's own namespace without this.")
+@click.option(
+    "--http-address",
+    default="0.0.0.0:8080",
+    show_default=True,
+    callback=_read_address,
+    metavar="HOST:PORT",
+    help="Where /livez, /readyz and /metrics are served.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    default=16,
+    show_default=True,
+    help="How many jobs are looked at at once.",
+)
+@click.option(
+    "--network-policy/--no-network-policy",
+    default=True,
+    show_default=True,
+    help="Give each job a NetworkPolicy: TensorFlow's port asks nobody who he is.",
+)
+@click.option(
+    "--extra-ingress",
+    callback=_read_rules,
+    metavar="FILE|JSON",
+    help="A list of ingress rules to add to each NetworkPolicy, for scrapers and the like.",
+)
+@click.option(
+    "--watch-silence",
+    type=click.FloatRange(1, 600),
+    default=70.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a watch may say nothing before it is opened anew.",
+)
+@click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="plain", show_default=True)
+def controller(**options: Any) -> None:
+    """Look after the TrainJobs of a cluster, until asked to stop by SIGTERM.
+
+    Each option is also read from the environment, --log-format from TRAINJOB_CONTROLLER_LOG_FORMAT.
+    The exit code is 0 when it was asked to stop, 1 when a part has failed, 2 for wrong options, 3 when the
+    Lease is lost.
+    """
+    settings = read_settings(options, os.environ)
+    start_logging(options["log_format"])
+    sys.exit(_run(settings))
+
+
+def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> OperatorSettings:
+    """Return what the options and the pod's environment say together.
+
+    Raises:
+        click.UsageError: they don't fit together.
+    """
+    own_namespace = environment.get("POD_NAMESPACE")
+    host, port = options["http_address"]
+    return OperatorSettings(
+        access=_find_access(options["kubeconfig"], options["context"]),
+        identity=f"{environment.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
+        namespace=options["namespace"] or None,
+        election=_read_election(options, own_namespace),
+        host=host,
+        port=port,
+        workers=options["workers"],
+        silence_seconds=options["watch_silence"],
+        plan=Settings(
+            isolation=Isolation(own_namespace, options["extra_ingress"])
+            if options["network_policy"]
+            else None
+        ),
+    )
+
+
+def _read_election(options: Mapping[str, Any], own_namespace: str | None) -> Election | None:
+    if not options["leader_elect"]:
+        return None
+    namespace = options["lease_namespace"] or own_namespace
+    if not namespace:
+        raise click.UsageError("give --lease-namespace (or POD_NAMESPACE), or --no-leader-elect")
+    return Election(namespace=namespace, name=options["lease_name"])
+
+
+def _find_access(kubeconfig: Path | None, context: str | None) -> Access:
+    try:
+        return from_kubeconfig(kubeconfig, context) if kubeconfig is not None else in_cluster()
+    except InvalidAccess as error:
+        raise click.UsageError(str(error)) from error
+
+
+def import_operator() -> "type[Operator]":
+    """Return the class, which takes seconds to import; `trainjob --help` imports this module too."""
+    # Where the official client is installed kopf imports it, for its types alone: half of the memory that
+    # this process takes, and most of its start. It goes without what can't be imported.
+    sys.modules.setdefault("kubernetes", None)  # type: ignore[arg-type]
+    from trainjob.operator.app import Operator  # noqa: PLC0415
+
+    return Operator
+
+
+def _run(settings: OperatorSettings) -> int:
+    operator = import_operator()
+
+    async def run() -> ExitCode:
+        return await operator(settings).run()
+
+    try:
+        return asyncio.run(run())
+    except InvalidAccess as error:
+        _log.error("%s", error)
+    except OSError as error:
+        _log.error("Can't serve on %s:%d: %s", settings.host, settings.port, error)
+    return ExitCode.FAILED

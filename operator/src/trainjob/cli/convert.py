@@ -1,0 +1,138 @@
+"""`trainjob convert`: Kubeflow TFJobs become TrainJobs; what can't be carried over is said field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from trainjob.api import Document, FieldError
+from trainjob.cli.files import RefusedFile, UnreadableFile, read_objects
+from trainjob.cli.yaml_stream import dump_stream
+from trainjob.convert import Conversion, Item, describe, is_tfjob, list_items
+from trainjob.convert import convert as convert_tfjob
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One object for the standard output.
+
+    Attributes:
+        manifest: as plain JSON.
+        comments: stand above it.
+    """
+
+    manifest: dict[str, Any]
+    comments: tuple[str, ...] = ()
+
+
+@dataclass
+class Outcome:
+    """What is to be said of the files.
+
+    Attributes:
+        notes: one line each.
+        refusals: one line each, with headings; none when every TrainJob is valid.
+    """
+
+    printed: list[Printed] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--claim", metavar="NAME", help="The claim for checkpoints and logs.")
+@click.option("--force", is_flag=True, help="Print TrainJobs, too, that `trainjob validate` refuses.")
+def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
+    """Print the Kubeflow TFJobs of FILEs as TrainJobs; `-` reads the standard input.
+
+    Each field that isn't simply carried over is a line on stderr and a comment above its TrainJob: what
+    happens instead, and what to do. Objects of other kinds are printed as they are.
+
+    A TrainJob needs a place for its output: it is the claim that all training replicas mount, if there is one
+    such claim; otherwise name it with --claim, or in place of the one that is printed.
+
+    Nothing is printed, and the exit code is 1, when a TFJob doesn't make a valid TrainJob; with --force all
+    is printed. The exit code is 2 when a file can't be read.
+    """
+    outcome = Outcome()
+    problems: list[RefusedFile | UnreadableFile] = []
+    for file in files:
+        try:
+            _convert_file(file, claim, outcome)
+        except (RefusedFile, UnreadableFile) as found:
+            problems.append(found)
+    for line in (*outcome.notes, *outcome.refusals):
+        click.echo(line, err=True)
+    for problem in problems:
+        problem.show()
+    code = max((problem.exit_code for problem in problems), default=1 if outcome.refusals else 0)
+    if force or not code:
+        click.echo("".join(_text(printed) for printed in outcome.printed), nl=False)
+    if code:
+        raise SystemExit(code)
+
+
+def _convert_file(file: str, claim: str | None, outcome: Outcome) -> None:
+    documents = read_objects(file)
+    items = [(document, item) for document in documents for item in list_items(document.raw)]
+    if not any(is_tfjob(item.raw) for _, item in items):
+        raise RefusedFile([f"{documents[0].source}: holds no TFJob (kubeflow.org)"])
+    for document, item in items:
+        if not is_tfjob(item.raw):
+            outcome.printed.append(Printed(dict(item.raw)))
+            outcome.notes.append(f"{_place(document, item)} {describe(item.raw)}: no TFJob, printed as it is")
+            continue
+        conversion = convert_tfjob(item.raw, claim=claim)
+        found = (FieldError(note.path, note.message) for note in conversion.notes)
+        notes = _in_order_of_file(document, item, found)
+        outcome.printed.append(Printed(conversion.manifest, _comments(item, notes)))
+        outcome.notes += _located(document, item, notes)
+        outcome.refusals += _refused(document, item, conversion)
+
+
+def _refused(document: Document, item: Item, conversion: Conversion) -> Iterator[str]:
+    if conversion.refusals:
+        yield (
+            f"{_place(document, item)} {describe(item.raw)} makes no valid TrainJob; correct what follows, or"
+            " have it printed all the same with --force:"
+        )
+        yield from _located(document, item, _in_order_of_file(document, item, conversion.refusals))
+
+
+def _in_order_of_file(document: Document, item: Item, errors: Iterable[FieldError]) -> list[FieldError]:
+    return sorted(errors, key=lambda error: document.line_of(_joined(item.place, error.path)))
+
+
+def _located(document: Document, item: Item, errors: Iterable[FieldError]) -> list[str]:
+    """Return the errors as lines with file and line, fields of a list's item by their place in it."""
+    placed = (FieldError(_joined(item.place, error.path), error.message) for error in errors)
+    return [str(document.locate(error)) for error in placed]
+
+
+def _joined(place: str, path: str) -> str:
+    return f"{place}.{path}" if place and path else place or path
+
+
+def _place(document: Document, item: Item) -> str:
+    return f"{document.source}:{document.line_of(item.place)}"
+
+
+def _comments(item: Item, notes: Iterable[FieldError]) -> tuple[str, ...]:
+    lines = tuple(f"  {note}" for note in notes)
+    return (f"Made from {describe(item.raw)}." + (" Not simply carried over:" if lines else ""), *lines)
+
+
+def _text(printed: Printed) -> str:
+    """Return a document of a YAML stream, its comments first."""
+    comments = "".join(f"# {_printable(line)}\n" for line in printed.comments)
+    start, _, rest = dump_stream([printed.manifest]).partition("\n")
+    return f"{start}\n{comments}{rest}"
+
+
+def _printable(line: str) -> str:
+    # A line break within a comment would end it.
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line)

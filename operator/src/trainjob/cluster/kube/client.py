@@ -1,0 +1,177 @@
+"""The verbs of the API server, on JSON objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from trainjob.cluster.errors import Unavailable
+from trainjob.cluster.kube.access import Access
+from trainjob.cluster.kube.answers import Expired
+from trainjob.cluster.kube.calls import OnCall, ignore
+from trainjob.cluster.kube.lines import LineSplitter, LineTooLong
+from trainjob.cluster.kube.resources import Resource
+from trainjob.cluster.kube.transport import JSON, MERGE_PATCH, Request, Transport
+from trainjob.cluster.kube.watch_events import GarbledWatch, WatchEvent, read_event
+from trainjob.cluster.protocol import Manifest
+
+TIMEOUT_SECONDS = 30.0
+CONNECTIONS = 48
+INACTIVITY_SECONDS = 90.0
+"""The API server sends a bookmark about each minute, also when nothing happens."""
+
+_METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+_STRICT = (("fieldValidation", "Strict"),)
+
+
+class ApiClient:
+    """One API server; an asynchronous context manager. Every method may raise `ClusterError`.
+
+    Args:
+        access: where it is and who we are.
+        on_call: told of every request.
+        timeout: seconds for one whole request, watches aside.
+        connections: how many are open at most, watches included.
+
+    Raises:
+        InvalidAccess: a certificate or key can't be read.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        *,
+        on_call: OnCall = ignore,
+        timeout: float = TIMEOUT_SECONDS,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        self._transport = Transport(access, on_call=on_call, timeout=timeout, connections=connections)
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._transport.__aexit__(kind, error, trace)
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
+        """Return one object."""
+        return await self._send(Request("get", "GET", resource, resource.path(namespace, name)))
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        limit: int | None = None,
+        continuation: str = "",
+        metadata_only: bool = False,
+    ) -> Manifest:
+        """Return a page of a list, or all of it without a limit.
+
+        Raises:
+            Expired: the continuation is too old.
+        """
+        query = (
+            ("labelSelector", selector),
+            ("limit", str(limit) if limit else ""),
+            ("continue", continuation),
+        )
+        accept = _METADATA if metadata_only else JSON
+        path = resource.path(namespace)
+        return await self._send(Request("list", "GET", resource, path, query=_given(query), accept=accept))
+
+    async def create(self, resource: Resource, manifest: Mapping[str, Any]) -> Manifest:
+        """Create an object; a field that the API server doesn't know is refused."""
+        path = resource.path(manifest["metadata"]["namespace"])
+        return await self._send(
+            Request("create", "POST", resource, path, query=_STRICT, body=_dump(manifest))
+        )
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
+    ) -> Manifest:
+        """Delete the object that has this uid, and return its last state, or a `Status`."""
+        options: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Background",
+        }
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        path = resource.path(namespace, name)
+        return await self._send(Request("delete", "DELETE", resource, path, body=_dump(options)))
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, patch: Mapping[str, Any]
+    ) -> Manifest:
+        """Merge a patch into an object; `metadata.uid` in it is a precondition."""
+        path = resource.path(namespace, name)
+        return await self._send(
+            Request("patch", "PATCH", resource, path, body=_dump(patch), content_type=MERGE_PATCH)
+        )
+
+    async def replace(
+        self, resource: Resource, manifest: Mapping[str, Any], *, subresource: str = ""
+    ) -> Manifest:
+        """Replace an object, or a subresource of it; its uid and resourceVersion are preconditions."""
+        meta = manifest["metadata"]
+        path = resource.path(meta["namespace"], meta["name"], subresource)
+        return await self._send(Request("update", "PUT", resource, path, subresource, body=_dump(manifest)))
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        selector: str = "",
+        version: str = "",
+        seconds: int,
+        inactivity: float = INACTIVITY_SECONDS,
+    ) -> AsyncGenerator[WatchEvent]:
+        """Give what happens after `version`, for so many seconds.
+
+        Raises:
+            Expired: `version` is too old, or what came is not to be understood: list anew.
+            Unavailable: the connection broke, or was silent for longer than `inactivity` seconds.
+        """
+        query = (
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("labelSelector", selector),
+            ("resourceVersion", version),
+            ("timeoutSeconds", str(seconds)),
+        )
+        request = Request("watch", "GET", resource, resource.path(namespace), query=_given(query))
+        async with self._transport.open(request, inactivity) as chunks:
+            lines = LineSplitter()
+            try:
+                async for chunk in chunks:
+                    for line in lines.feed(chunk):
+                        yield read_event(line)
+            except (GarbledWatch, LineTooLong) as error:
+                raise Expired(f"watch {resource.plural}: {error}") from error
+
+    async def _send(self, request: Request) -> Manifest:
+        body = await self._transport.send(request)
+        try:
+            answer = json.loads(body)
+        except ValueError as error:
+            raise Unavailable(f"{request.verb} {request.resource.plural}: the answer is no JSON") from error
+        if not isinstance(answer, dict):
+            raise Unavailable(f"{request.verb} {request.resource.plural}: the answer is no object")
+        return answer
+
+
+def _dump(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, separators=(",", ":")).encode()
+
+
+def _given(query: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, value) for key, value in query if value)

@@ -1,0 +1,253 @@
+"""The Cluster protocol on a Kubernetes API server: reads from caches, writes with preconditions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.event_sender import EventSender
+from trainjob.cluster.kube.foreign import ForeignObjects
+from trainjob.cluster.kube.informer import Informer, Pace
+from trainjob.cluster.kube.jobs import SWEEP_SECONDS, JobCache
+from trainjob.cluster.kube.listing import Scope
+from trainjob.cluster.kube.resources import (
+    BY_KIND,
+    CLAIMS,
+    DEPENDENTS,
+    NETWORK_POLICIES,
+    PODS,
+    SERVICES,
+    TRAINJOBS,
+    Resource,
+)
+from trainjob.cluster.kube.store import Place, Store, place_of
+from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
+from trainjob.core.names import LABEL_JOB
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether the caches are alive.
+
+    Attributes:
+        synced: whether each has been filled.
+        silent: by resource, the seconds since its watch last heard or tried something. An API server that
+            can't be reached makes nobody silent; a watch that hangs does.
+    """
+
+    synced: bool
+    silent: Mapping[str, float]
+
+
+class KubeCluster:
+    """Jobs on a Kubernetes cluster; see `Cluster` for the methods that aren't documented here.
+
+    The objects of a snapshot are the cache's own: they are read, never changed.
+
+    Args:
+        api: the API server, opened by the caller.
+        namespace: whose jobs to look after; None for those of every namespace.
+        on_restart: called with a resource's plural whenever its watch broke.
+        clock: returns the time, with zone.
+        pace: how long to wait for what.
+        sweep_seconds: how often the jobs are held against a list although nothing calls for it.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        *,
+        namespace: str | None = None,
+        on_restart: Callable[[str], None] = lambda _resource: None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        pace: Pace | None = None,
+        sweep_seconds: float = SWEEP_SECONDS,
+    ) -> None:
+        self._api = api
+        self._watchers: list[Callable[[JobKey], None]] = []
+        self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=sweep_seconds)
+        self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS}
+        self._foreign = ForeignObjects(_time)
+        self._events = EventSender(api, clock)
+        self._informers = {
+            resource: Informer(
+                api,
+                Scope(resource, namespace, LABEL_JOB),
+                store,
+                restarted=partial(on_restart, resource.plural),
+                pace=pace or Pace(),
+            )
+            for resource, store in self._stores.items()
+        }
+
+    # -- the caches -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep the caches and send events, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self._informers.values():
+                group.create_task(informer.run())
+            group.create_task(self._jobs.run())
+            group.create_task(self._events.run())
+
+    async def synced(self) -> None:
+        """Return once every cache has been filled; until then no job can be observed."""
+        await self._jobs.synced.wait()
+        for informer in self._informers.values():
+            await informer.synced.wait()
+
+    def take_job_event(self, kind: str | None, manifest: Manifest) -> None:
+        """Take in what a watch of TrainJobs tells: `ADDED`, `MODIFIED`, `DELETED`, or None for a list."""
+        self._jobs.take(kind, manifest)
+
+    def jobs(self) -> tuple[Manifest, ...]:
+        """Return every job that is known."""
+        return self._jobs.store.items()
+
+    def keys(self) -> tuple[JobKey, ...]:
+        """Return the keys of all of them."""
+        return tuple(JobKey(*place_of(job)) for job in self.jobs())
+
+    def ask_for_sweep(self) -> None:
+        """Hold the jobs against a list soon: the watch of TrainJobs may have missed some ends."""
+        self._jobs.ask_for_sweep()
+
+    def health(self) -> Health:
+        """Tell how the caches are."""
+        now = _time()
+        return Health(
+            self._jobs.synced.is_set() and all(i.synced.is_set() for i in self._informers.values()),
+            {
+                resource.plural: now - informer.active_at if informer.active_at is not None else 0.0
+                for resource, informer in self._informers.items()
+            },
+        )
+
+    # -- the protocol -----------------------------------------------------------------------------------
+
+    def watch(self, notify: Callable[[JobKey], None]) -> None:
+        """See `Cluster.watch`."""
+        self._watchers.append(notify)
+
+    async def observe(self, key: JobKey) -> Snapshot | None:
+        """See `Cluster.observe`. Waits for the caches: a plan made from half of them would create twice."""
+        await self.synced()
+        job = self._jobs.store.get((key.namespace, key.name))
+        if job is None:
+            return None
+        return Snapshot(
+            job=job,
+            pods=self._stores[PODS].of_job(key),
+            service=self._find(SERVICES, (key.namespace, key.name)),
+            claim=self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
+            network_policy=self._find(NETWORK_POLICIES, (key.namespace, key.name)),
+        )
+
+    async def create(self, manifest: Manifest) -> None:
+        """See `Cluster.create`."""
+        resource, place = BY_KIND[manifest["kind"]], place_of(manifest)
+        try:
+            created = await self._api.create(resource, manifest)
+        except AlreadyExists:
+            await self._look(resource, place)
+            raise
+        except NotFound:
+            self._jobs.ask_for_sweep()  # its namespace is gone, and so is the job
+            raise
+        self._take(resource, created)
+
+    async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
+        """See `Cluster.delete`."""
+        resource = BY_KIND[ref.kind]
+        try:
+            answer = await self._api.delete(
+                resource, ref.namespace, ref.name, uid=ref.uid, grace_seconds=grace_seconds
+            )
+        except (NotFound, Conflict) as error:
+            await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
+            raise
+        if answer.get("kind") == ref.kind and "deletionTimestamp" in answer["metadata"]:
+            self._take(resource, answer)  # it goes on for its grace period; its end is the watch's to tell
+
+    async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
+        """See `Cluster.set_labels`."""
+        resource = BY_KIND[ref.kind]
+        patch = {"metadata": {"uid": ref.uid, "labels": dict(labels)}}
+        try:
+            self._take(resource, await self._api.patch(resource, ref.namespace, ref.name, patch))
+        except (NotFound, Conflict) as error:
+            await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
+            raise
+
+    async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
+        """See `Cluster.write_status`."""
+        metadata = {
+            "namespace": key.namespace,
+            "name": key.name,
+            "uid": uid,
+            "resourceVersion": resource_version,
+        }
+        job = {
+            "apiVersion": TRAINJOBS.api_version,
+            "kind": TRAINJOBS.kind,
+            "metadata": metadata,
+            "status": status,
+        }
+        try:
+            self._take(TRAINJOBS, await self._api.replace(TRAINJOBS, job, subresource="status"))
+        except (NotFound, Conflict) as error:
+            await self._put_right(TRAINJOBS, (key.namespace, key.name), uid, error)
+            raise
+
+    async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
+        """See `Cluster.post_event`. It is sent in the background."""
+        self._events.post(job, type_=type_, reason=reason, message=message)
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _store(self, resource: Resource) -> Store:
+        return self._jobs.store if resource == TRAINJOBS else self._stores[resource]
+
+    def _find(self, resource: Resource, place: Place) -> Manifest | None:
+        return self._stores[resource].get(place) or self._foreign.get(resource.kind, place)
+
+    def _take(self, resource: Resource, manifest: Manifest) -> None:
+        """What was written is known at once: the watch may tell of it later."""
+        if resource == TRAINJOBS or _job_of_label(manifest) is not None:
+            self._store(resource).put(manifest)
+            self._foreign.forget(resource.kind, place_of(manifest))
+        else:
+            self._foreign.remember(resource.kind, manifest)
+
+    async def _put_right(self, resource: Resource, place: Place, uid: str, error: ClusterError) -> None:
+        """A write met another object than the cache's, or none."""
+        if isinstance(error, Conflict):
+            await self._look(resource, place)
+            return
+        self._store(resource).discard(place, uid)
+        if resource == TRAINJOBS:
+            self._jobs.ask_for_sweep()  # where one end was missed there may be more
+
+    async def _look(self, resource: Resource, place: Place) -> None:
+        with suppress(ClusterError):  # what the write said matters more
+            self._take(resource, await self._api.get(resource, *place))
+
+    def _notify(self, key: JobKey) -> None:
+        for watcher in self._watchers:
+            watcher(key)
+
+
+def _job_of_label(manifest: Manifest) -> JobKey | None:
+    meta = manifest["metadata"]
+    name = (meta.get("labels") or {}).get(LABEL_JOB)
+    return JobKey(meta.get("namespace", ""), name) if name else None
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()

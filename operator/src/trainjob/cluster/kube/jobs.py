@@ -1,0 +1,119 @@
+"""The cache of TrainJobs: listed once, then fed by somebody else's watch and held against lists.
+
+That watch (kopf's) hands over old and new jobs of one name in any order, and after it had to list anew it
+doesn't tell which jobs are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from trainjob.cluster.errors import ClusterError, NotFound, Unavailable
+from trainjob.cluster.kube.backoff import Backoff
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.listing import Scope, compare, fill
+from trainjob.cluster.kube.resources import TRAINJOBS
+from trainjob.cluster.kube.store import Place, Store, place_of
+from trainjob.cluster.kube.versions import is_newer, version_of
+from trainjob.cluster.protocol import JobKey, Manifest
+from trainjob.cluster.waiting import happens_within
+
+_log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 300.0
+GATHER_SECONDS = 0.5
+"""A relist arrives as one event a job: one sweep serves them all."""
+
+
+class JobCache:
+    """The jobs of one namespace, or (None) of all of them.
+
+    Args:
+        api: the API server.
+        namespace: where.
+        changed: called with each job that changed.
+        sweep_seconds: how often the cache is held against a list although nothing calls for it.
+        gather_seconds: how long a sweep waits for what else may call for it.
+
+    Attributes:
+        store: the jobs.
+        synced: set once they have been listed.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        namespace: str | None,
+        changed: Callable[[JobKey], None],
+        *,
+        sweep_seconds: float = SWEEP_SECONDS,
+        gather_seconds: float = GATHER_SECONDS,
+    ) -> None:
+        self._api = api
+        self._scope = Scope(TRAINJOBS, namespace)
+        self._sweep_seconds = sweep_seconds
+        self._gather_seconds = gather_seconds
+        self._asked = asyncio.Event()
+        self._backoff = Backoff()
+        self.store = Store(lambda job: JobKey(*place_of(job)), changed)
+        self.synced = asyncio.Event()
+
+    def take(self, kind: str | None, manifest: Manifest) -> None:
+        """Take in an event of the watch; None for what it had to list."""
+        # The watch's own objects stay as they are.
+        job = {**manifest, "metadata": dict(manifest["metadata"])}
+        if kind == "DELETED":
+            self.store.remove(job)
+            return
+        self.store.put(job)
+        if kind is None:
+            self.ask_for_sweep()
+
+    def ask_for_sweep(self) -> None:
+        """Hold the cache against a list soon: it may have missed a job's end."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Fill the cache, then keep it free of jobs that are gone, until cancelled."""
+        await self._insist(self._fill)
+        while True:
+            if await happens_within(self._asked, self._sweep_seconds):
+                await asyncio.sleep(self._gather_seconds)
+            self._asked.clear()
+            await self._insist(self._sweep)
+
+    async def _insist(self, step: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await step()
+            except ClusterError as error:
+                wait = self._backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
+                _log.info("trainjobs: %s; trying again in %.1f s", error, wait)
+                await asyncio.sleep(wait)
+            else:
+                self._backoff.reset()
+                return
+
+    async def _fill(self) -> None:
+        await fill(self._api, self._scope, self.store)
+        self.synced.set()
+
+    async def _sweep(self) -> None:
+        """Compare by metadata alone; of the few jobs that the watch hasn't brought yet, get the whole."""
+        outdated: set[Place] = set()
+
+        def look(listed: Manifest) -> None:
+            if self._is_outdated(listed):
+                outdated.add(place_of(listed))
+
+        await compare(self._api, self._scope, self.store, look, metadata_only=True)
+        for namespace, name in outdated:
+            with suppress(NotFound):
+                self.store.put(await self._api.get(TRAINJOBS, namespace, name))
+
+    def _is_outdated(self, listed: Manifest) -> bool:
+        known = self.store.get(place_of(listed))
+        return known is None or is_newer(version_of(listed), version_of(known))

@@ -1,0 +1,71 @@
+"""Everything that the controller may do at the API server, and why: RBAC manifests are generated from this.
+
+A test holds the table against the calls that are really made, and runs the controller with no more than it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from trainjob.api.group import GROUP, PLURAL
+
+
+class Scope(Enum):
+    """Where a permission is needed."""
+
+    JOBS = "jobs"
+    """In every namespace whose jobs are looked after: one namespace, or all of them."""
+
+    OPERATOR = "operator"
+    """In the controller's own namespace only."""
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What may be done with one resource.
+
+    Attributes:
+        group: the API group; empty for the core group.
+        resource: the plural, with the subresource behind a slash.
+        verbs: as RBAC writes them.
+        why: one phrase for the reader of the manifest.
+        scope: where.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    scope: Scope = Scope.JOBS
+
+
+_READ = ("get", "list", "watch")
+
+PERMISSIONS: tuple[Permission, ...] = (
+    Permission(GROUP, PLURAL, _READ, "the jobs to look after"),
+    Permission(GROUP, f"{PLURAL}/status", ("update",), "what became of each job"),
+    Permission(
+        GROUP,
+        f"{PLURAL}/finalizers",
+        ("update",),
+        "objects that name a job as an owner which waits for them (blockOwnerDeletion)",
+    ),
+    Permission(
+        "",
+        "pods",
+        (*_READ, "create", "patch", "delete"),
+        "the replicas; patch takes the label off that puts a pod behind the job's Service",
+    ),
+    Permission("", "services", (*_READ, "create"), "the replicas' DNS names"),
+    Permission("", "persistentvolumeclaims", (*_READ, "create"), "the output of jobs that ask for a size"),
+    Permission("networking.k8s.io", "networkpolicies", (*_READ, "create"), "who may reach the replicas"),
+    Permission("", "events", ("create", "patch"), "what `kubectl describe` tells; patch counts repetitions"),
+    Permission(
+        "coordination.k8s.io",
+        "leases",
+        ("get", "create", "update"),
+        "which of the controller's replicas is at work",
+        Scope.OPERATOR,
+    ),
+)

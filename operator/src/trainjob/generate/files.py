@@ -1,0 +1,55 @@
+"""Every generated file by name, and how each is built for a version."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+from trainjob.api.generate.editors import editor_schema_text
+from trainjob.api.generate.reference import reference_text
+from trainjob.generate import permissions_page, rbac
+from trainjob.generate.crd import released_crd_text
+from trainjob.generate.repository import Repository
+
+_MOST_LINES = 40
+_NAME = '{{ include "trainjob.name" . }}'
+"""The chart puts it in."""
+
+GENERATED: Mapping[str, Callable[[str], str]] = {
+    "manifests/crd.yaml": released_crd_text,
+    # kustomize reads no file outside of its own folder, a chart neither.
+    "manifests/base/crd.yaml": released_crd_text,
+    "manifests/base/rbac.yaml": lambda _: rbac.cluster_wide_text(),
+    "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
+    "charts/trainjob/files/crd.yaml": released_crd_text,
+    "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
+    "charts/trainjob/files/election-rules.yaml": lambda _: rbac.rules_text(rbac.election_rules(_NAME)),
+    "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
+    "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
+    "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
+    "docs/reference/api.md": lambda _: reference_text(),
+    "docs/reference/permissions.md": lambda _: permissions_page.page_text(),
+}
+
+
+def drift(repository: Repository) -> str:
+    """Return a diff from what is committed to what would be generated; empty when they are the same."""
+    parts: list[str] = []
+    for name, build in GENERATED.items():
+        path = repository.root / name
+        present = path.read_text(encoding="utf-8") if path.is_file() else ""
+        wanted = build(repository.version).splitlines()
+        lines = difflib.unified_diff(
+            present.splitlines(), wanted, name, f"{name} (generated)", n=1, lineterm=""
+        )
+        parts += islice(lines, _MOST_LINES)
+    return "\n".join(parts)
+
+
+def write(repository: Repository) -> None:
+    """Bring every generated file up to date."""
+    for name, build in GENERATED.items():
+        path = repository.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(build(repository.version), encoding="utf-8")

@@ -1,0 +1,79 @@
+"""What `helm test` asks: does the controller say that it is ready, and does the API server know TrainJobs?"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+
+from trainjob.api.group import API_VERSION, KIND, TRAINER_CONTAINER
+from trainjob.cluster.errors import ClusterError
+from trainjob.cluster.kube.resources import TRAINJOBS
+from trainjob.cluster.kube.transport import Request, Transport
+from trainjob.installation.errors import InstallationFailed
+
+_REQUEST_SECONDS = 10.0
+_POLL_SECONDS = 1.0
+_LONGEST_ANSWER = 1000
+_DRY_RUN = (("dryRun", "All"), ("fieldValidation", "Strict"))
+
+EXAMPLE: dict[str, Any] = {
+    "apiVersion": API_VERSION,
+    "kind": KIND,
+    "metadata": {"generateName": "helm-test-"},
+    "spec": {
+        "worker": {"replicas": 2},
+        "output": {"claim": {"claimName": "training"}},
+        "template": {"spec": {"containers": [{"name": TRAINER_CONTAINER, "image": "example.com/job:1"}]}},
+    },
+}
+"""Never created: it is sent as a dry run."""
+
+
+async def check_ready(url: str, *, say: Callable[[str], None], patience_seconds: float = 60) -> None:
+    """Wait until the controller answers that it is ready.
+
+    Raises:
+        InstallationFailed: it doesn't, with its last answer.
+    """
+    answer: str | None = "no answer"
+    limits = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
+    try:
+        async with asyncio.timeout(patience_seconds), aiohttp.ClientSession(timeout=limits) as session:
+            while True:
+                answer = await _complaint(session, url)
+                if answer is None:
+                    break
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        raise InstallationFailed(f"{url} is not ready: {answer}") from None
+    say(f"{url} says that it is ready")
+
+
+async def check_api(transport: Transport, namespace: str, *, say: Callable[[str], None]) -> None:
+    """Send a TrainJob that nobody keeps.
+
+    Raises:
+        InstallationFailed: the API server refuses it, with its own words, or can't be reached.
+    """
+    body = json.dumps(EXAMPLE).encode()
+    path = TRAINJOBS.path(namespace)
+    try:
+        await transport.send(Request("create", "POST", TRAINJOBS, path, query=_DRY_RUN, body=body))
+    except ClusterError as error:
+        raise InstallationFailed(f"no TrainJob can be created in {namespace}: {error}") from error
+    say(f"the API server accepts TrainJobs in {namespace}")
+
+
+async def _complaint(session: aiohttp.ClientSession, url: str) -> str | None:
+    try:
+        async with session.get(url) as response:
+            if response.ok:
+                return None
+            text = (await response.content.read(_LONGEST_ANSWER)).decode(errors="replace")
+            return f"{response.status} {text}"
+    except (aiohttp.ClientError, OSError) as error:
+        return str(error) or type(error).__name__

@@ -1,0 +1,5 @@
+"""What can go wrong."""
+
+
+class InstallationFailed(Exception):
+    """What went wrong, in a sentence."""

@@ -1,0 +1,108 @@
+"""What Prometheus gets to see."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trainjob.cluster import JobKey, Manifest
+from trainjob.cluster.kube.calls import Call
+
+_RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, of no use here
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The metrics of one process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self._depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=self._registry)
+        self._reconcile = Histogram(
+            "trainjob_reconcile_seconds",
+            "Time of one pass over one job, from look to last write.",
+            buckets=_RECONCILE_BUCKETS,
+            registry=self._registry,
+        )
+        self._requests = Counter(
+            "trainjob_api_requests",
+            "Requests to the API server; code 0 is no answer.",
+            ("verb", "resource", "code"),
+            registry=self._registry,
+        )
+        self._restarts = Counter(
+            "trainjob_watch_restarts",
+            "Watches that ended before their time.",
+            ("resource",),
+            registry=self._registry,
+        )
+        self._leader = Gauge(
+            "trainjob_leader", "Whether this replica is the one at work.", registry=self._registry
+        )
+
+    def count_call(self, call: Call) -> None:
+        """A request to the API server was answered."""
+        self._requests.labels(call.verb, call.resource, str(call.code)).inc()
+
+    def count_restart(self, resource: str) -> None:
+        """A watch ended before its time."""
+        self._restarts.labels(resource).inc()
+
+    def count_reconcile(self, _key: JobKey, seconds: float) -> None:
+        """A worker is done with a job for now."""
+        self._reconcile.observe(seconds)
+
+    def show_depth(self, depth: Callable[[], float]) -> None:
+        """Ask this for the queue's depth from now on."""
+        self._depth.set_function(depth)
+
+    def show_leader(self) -> None:
+        """This replica leads from now on."""
+        self._leader.set(1)
+
+    def show_jobs(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
+        """Ask this for all jobs whenever the metrics are read."""
+        self._registry.register(_JobsByState(jobs))
+
+    def render(self) -> bytes:
+        """Return all of it as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+
+class _JobsByState(Collector):
+    """Counts when asked: a count that is kept drifts from what it counts."""
+
+    def __init__(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
+        self._jobs = jobs
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        tally = Tally(_state(job) for job in self._jobs())
+        family = GaugeMetricFamily(
+            "trainjob_jobs", "Jobs by what `kubectl get tj` calls their state.", labels=("state",)
+        )
+        for state in sorted(tally):
+            family.add_metric((state,), tally[state])
+        yield family
+
+
+def _state(job: Manifest) -> str:
+    return (job.get("status") or {}).get("state") or "New"

@@ -1,0 +1,221 @@
+"""Every setting does what it says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from support_chart import NAMESPACED_KINDS, Release, render
+
+from trainjob.cli import main
+
+
+@pytest.mark.parametrize(
+    ("values", "gone"),
+    [
+        ({"podDisruptionBudget": {"enabled": False}}, {"PodDisruptionBudget"}),
+        ({"networkPolicy": {"enabled": False}}, {"NetworkPolicy"}),
+        ({"serviceAccount": {"create": False, "name": "there"}}, {"ServiceAccount"}),
+        ({"rbac": {"create": False}, "crd": {"install": False}},
+         {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}),
+        ({"serviceMonitor": {"enabled": True}}, set()),
+    ],
+)  # fmt: skip
+def test_switches(values: dict[str, Any], gone: set[str]) -> None:
+    default, switched = render().objects.kinds, render(values).objects.kinds
+    assert default - switched == gone
+    assert switched - default == ({"ServiceMonitor"} if "serviceMonitor" in values else set())
+
+
+def test_without_the_crd_neither_hooks_nor_roles_for_people() -> None:
+    release = render({"crd": {"install": False}})
+    assert not release.hooks("pre-install")
+    assert release.objects.names("ClusterRole") == {"trainjob:trainjob-system:controller"}
+
+
+def test_namespaced_and_without_crd_nothing_is_cluster_wide() -> None:
+    release = render({"watch": {"namespace": "training"}, "crd": {"install": False}})
+    assert release.everything.kinds <= NAMESPACED_KINDS
+    role, binding = release.objects.one("Role", "trainjob-controller"), "trainjob-controller"
+    assert role["metadata"]["namespace"] == "training"
+    assert release.objects.one("RoleBinding", binding)["metadata"]["namespace"] == "training"
+    assert release.objects.one("Deployment")["metadata"]["namespace"] == "trainjob-system"
+    assert release.hooks("test").one("Role")["metadata"]["namespace"] == "training"
+    assert "--namespace=training" in release.container["args"]
+
+
+def test_roles_are_the_same_wherever_they_hold() -> None:
+    everywhere = render().objects.one("ClusterRole", "trainjob:trainjob-system:controller")
+    namespaced = render({"watch": {"namespace": "training"}}).objects.one("Role", "trainjob-controller")
+    assert everywhere["rules"] == namespaced["rules"]
+
+
+@pytest.mark.parametrize("values", [{}, {"watch": {"namespace": "training"}}])
+def test_bindings_bind_the_controllers_account(values: dict[str, Any]) -> None:
+    release = render({**values, "serviceAccount": {"name": "account"}})
+    assert release.pod["spec"]["serviceAccountName"] == "account"
+    assert release.objects.one("ServiceAccount")["metadata"]["name"] == "account"
+    roles = {(o["kind"], o["metadata"]["name"]) for o in release.everything}
+    for binding in (o for o in release.objects if o["kind"].endswith("Binding")):
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": "account", "namespace": "trainjob-system"}
+        ]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in roles
+
+
+def test_roles_for_people_aggregate() -> None:
+    def targets(name: str) -> set[str]:
+        labels = render().objects.one("ClusterRole", f"trainjob:trainjob-system:{name}")["metadata"]["labels"]
+        return {
+            key.rpartition("-")[2]
+            for key, value in labels.items()
+            if "aggregate-to" in key and value == "true"
+        }
+
+    assert targets("edit") == {"admin", "edit"}
+    assert targets("view") == {"view"}
+
+
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        ({"tag": "1.2.3"}, "ghcr.io/trainjob/operator:1.2.3"),
+        ({"repository": "mirror/op", "tag": "x"}, "mirror/op:x"),
+        ({"tag": "x", "digest": "sha256:" + "a" * 64}, "ghcr.io/trainjob/operator@sha256:" + "a" * 64),
+    ],
+)
+def test_all_pods_have_the_same_image(values: dict[str, str], image: str) -> None:
+    release = render({"image": {**values, "pullPolicy": "Always"}, "imagePullSecrets": [{"name": "key"}]})
+    for spec in pod_specs(release):
+        assert {c["image"] for c in spec["containers"]} == {image}
+        assert {c["imagePullPolicy"] for c in spec["containers"]} == {"Always"}
+        assert spec["imagePullSecrets"] == [{"name": "key"}]
+
+
+def test_all_pods_may_be_placed() -> None:
+    placement = {"nodeSelector": {"pool": "infra"}, "tolerations": [{"key": "infra", "operator": "Exists"}]}
+    for spec in pod_specs(render(placement)):
+        assert placement.items() <= spec.items()
+
+
+def test_all_pods_pass_restricted_pod_security() -> None:
+    for spec in pod_specs(render()):
+        assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+            # A quota on these refuses a pod that says nothing.
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+
+
+def test_settings_of_the_pod() -> None:
+    values = {
+        "resources": {"requests": {"cpu": "1"}},
+        "priorityClassName": "system-cluster-critical",
+        "affinity": {"nodeAffinity": {}},
+        "topologySpreadConstraints": [
+            {"maxSkew": 2, "topologyKey": "x", "whenUnsatisfiable": "DoNotSchedule"}
+        ],
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "ml"},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy"}],
+    }
+    release = render(values)
+    spec, container = release.pod["spec"], release.container
+    assert spec["priorityClassName"] == "system-cluster-critical"
+    assert spec["affinity"] == {"nodeAffinity": {}}
+    assert spec["topologySpreadConstraints"] == values["topologySpreadConstraints"]
+    assert release.pod["metadata"]["annotations"] == {"a": "b"}
+    assert release.pod["metadata"]["labels"]["team"] == "ml"
+    assert [e["name"] for e in container["env"]] == ["POD_NAME", "POD_NAMESPACE", "HTTPS_PROXY"]
+
+
+def test_service_account_annotations_and_scraping() -> None:
+    release = render(
+        {
+            "serviceAccount": {"annotations": {"cloud": "identity"}},
+            "serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}},
+        }
+    )
+    assert release.objects.one("ServiceAccount")["metadata"]["annotations"] == {"cloud": "identity"}
+    monitor = release.objects.one("ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
+    assert release.objects.one("Service")["spec"]["ports"][0]["name"] == "http"
+    assert {p["name"]: p["containerPort"] for p in release.container["ports"]} == {"http": 8080}
+
+
+def test_who_may_reach_the_controller() -> None:
+    (rule,) = render().objects.one("NetworkPolicy")["spec"]["ingress"]
+    assert rule == {"ports": [{"port": "http", "protocol": "TCP"}]}
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    release = render({"networkPolicy": {"from": [peer]}})
+    (rule,) = release.objects.one("NetworkPolicy")["spec"]["ingress"]
+    test, given = rule["from"]
+    assert given == peer
+    assert (
+        test["podSelector"]["matchLabels"].items()
+        <= release.hooks("test").one("Pod")["metadata"]["labels"].items()
+    )
+
+
+RULE = {"from": [{"podSelector": {"matchLabels": {"app": 'a "b" {{ c }}'}}}], "ports": [{"port": 9090}]}
+
+
+@pytest.mark.parametrize(
+    ("values", "is_on", "rules"),
+    [
+        ({}, True, None),
+        ({"enabled": False, "extraIngress": [RULE]}, False, None),
+        ({"extraIngress": [RULE]}, True, [RULE]),
+    ],
+)
+def test_the_jobs_network_policy(values: dict[str, Any], is_on: bool, rules: list[Any] | None) -> None:
+    args = render({"jobs": {"networkPolicy": values}}).container["args"]
+    assert ("--network-policy" in args, "--no-network-policy" in args) == (is_on, not is_on)
+    given = [arg.removeprefix("--extra-ingress=") for arg in args if arg.startswith("--extra-ingress=")]
+    assert [json.loads(text) for text in given] == ([rules] if rules else [])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"watch": {"namespace": "training"}, "jobs": {"networkPolicy": {"extraIngress": [RULE]}},
+          "workers": 4, "logFormat": "plain"}, {"jobs": {"networkPolicy": {"enabled": False}}}],
+)  # fmt: skip
+def test_the_controller_takes_its_arguments(values: dict[str, Any]) -> None:
+    container = render(values).container
+    program, *command = container["command"]
+    assert program == "trainjob"
+    # The last argument is wrong: it is reached only if everything before it is understood.
+    answer = CliRunner().invoke(main, [*command, *container["args"], "--no-such-option"])
+    assert "--no-such-option" in answer.output
+    known = CliRunner().invoke(main, [*command, "--help"]).output
+    for arg in container["args"]:
+        assert arg.partition("=")[0] in known
+
+
+def pod_specs(release: Release) -> list[dict[str, Any]]:
+    return [
+        release.pod["spec"],
+        release.hooks("pre-install").one("Job")["spec"]["template"]["spec"],
+        release.hooks("test").one("Pod")["spec"],
+    ]
+
+
+def test_probes_ask_the_controllers_server() -> None:
+    container = render().container
+    paths = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
+    assert paths == {
+        "startup": {"path": "/livez", "port": "http"},
+        "liveness": {"path": "/livez", "port": "http"},
+        "readiness": {"path": "/readyz", "port": "http"},
+    }
+    assert "--http-address=0.0.0.0:8080" in container["args"]
+    assert yaml.safe_dump(container["env"]).count("fieldPath") == 2

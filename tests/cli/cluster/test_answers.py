@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from trainjob.cli.cluster.answers import (
+    Refused,
+    Request,
+    ServerProblem,
+    Unreachable,
+    describe_problem,
+    is_missing,
+    is_passing,
+    lacks_api,
+    read_answer,
+)
+from trainjob.cli.cluster.exits import Exit
+from trainjob.cli.cluster.problems import explain, no_such_job
+
+GET = Request("get", "trainjobs", "default", "digits")
+LIST = Request("list", "trainjobs", "default")
+CREATE = Request("create", "trainjobs", "nowhere", "digits")
+RBAC = 'trainjobs.trainjob.dev is forbidden: User "jo" cannot list resource "trainjobs"'
+
+
+def refused(request: Request, code: int, reason: str = "", message: str = "", **details: Any) -> Refused:
+    status = {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
+    return Refused(request, read_answer(code, json.dumps(status)))
+
+
+MISSING = refused(GET, 404, "NotFound", 'trainjobs "digits" not found', name="digits", kind="trainjobs")
+NO_NAMESPACE = refused(
+    CREATE, 404, "NotFound", 'namespaces "nowhere" not found', name="nowhere", kind="namespaces"
+)
+NO_CRD = Refused(LIST, read_answer(404, "404 page not found\n"))
+NO_KIND = refused(GET, 404, "NotFound", "the server could not find the requested resource")
+UNREACHABLE = Unreachable(LIST, "Connection refused", "https://cluster:6443")
+
+
+@pytest.mark.parametrize(
+    ("problem", "words", "code"),
+    [
+        (NO_CRD, "no trainjobs of trainjob.dev/v1alpha1: the CRD is not installed", Exit.NO_CLUSTER),
+        (NO_KIND, "the CRD is not installed", Exit.NO_CLUSTER),
+        (NO_NAMESPACE, "there is no namespace 'nowhere' in this cluster", Exit.FAILED),
+        (refused(LIST, 401, "Unauthorized", "Unauthorized"), "log in to the cluster again", Exit.NO_CLUSTER),
+        (refused(LIST, 403, "Forbidden", RBAC), f"doesn't allow it: {RBAC}", Exit.NO_CLUSTER),
+        (refused(LIST, 500, "InternalError", "etcd"), "can't list trainjobs now: etcd", Exit.NO_CLUSTER),
+        (refused(CREATE, 422, "Invalid", "no good"), "refuses to create trainjobs: no good", Exit.FAILED),
+        (Refused(LIST, read_answer(418, "")), "HTTP status 418", Exit.FAILED),
+        (UNREACHABLE, "https://cluster:6443 can't be reached: Connection refused", Exit.NO_CLUSTER),
+    ],
+)
+def test_a_problem_in_one_sentence(problem: ServerProblem, words: str, code: Exit) -> None:
+    told = explain(problem)
+    assert words in told.message
+    assert told.message == describe_problem(problem)
+    assert "\n" not in told.message
+    assert told.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("problem", "missing", "no_api", "passing"),
+    [
+        (MISSING, True, False, False),
+        (NO_NAMESPACE, False, False, False),
+        (NO_CRD, False, True, False),
+        (NO_KIND, False, True, False),
+        (refused(Request("list", "pods"), 404), False, False, False),
+        (refused(LIST, 429, "TooManyRequests"), False, False, True),
+        (refused(LIST, 503, "ServiceUnavailable"), False, False, True),
+        (refused(LIST, 403, "Forbidden"), False, False, False),
+        (UNREACHABLE, False, False, True),
+    ],
+)
+def test_what_a_problem_means(problem: ServerProblem, missing: bool, no_api: bool, passing: bool) -> None:
+    assert (is_missing(problem), lacks_api(problem), is_passing(problem)) == (missing, no_api, passing)
+
+
+def test_an_answer_that_is_no_status_is_shortened() -> None:
+    answer = read_answer(502, b"<html>\n  Bad Gateway" + b"x" * 1000)
+    assert answer.message.startswith("<html> Bad Gateway")
+    assert len(answer.message) == 300
+    assert answer.reason == ""
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), (None, None), ("soon", None)])
+def test_how_long_it_asks_to_wait(header: str | None, seconds: float | None) -> None:
+    assert read_answer(429, "", header).retry_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("here", "elsewhere", "words"),
+    [
+        (["digit", "other"], [], "; did you mean digit?"),
+        (["other"], [], "in namespace default"),
+        ([], [], ", nor any other: see --namespace and --context"),
+        (None, [], "in namespace default"),
+        (["digit"], ["b", "a"], "; there is one in namespace a (also in b): use -n a"),
+    ],
+)
+def test_a_job_that_is_not_there(here: list[str] | None, elsewhere: list[str], words: str) -> None:
+    told = no_such_job("digits", "default", here, elsewhere)
+    assert told.startswith("there is no TrainJob 'digits' in namespace default")
+    assert told.endswith(words)

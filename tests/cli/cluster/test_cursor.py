@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob.cli.cluster.cursor import LogCursor, LogLine
+
+STAMP = "2026-01-02T03:04:{:02}.{:09}Z"
+
+
+def feed(cursor: LogCursor, text: str) -> list[str]:
+    return [line.text for line in cursor.feed(text.encode())]
+
+
+def served(lines: list[bytes], cursor: LogCursor) -> bytes:
+    """What the kubelet gives: lines whose stamp isn't before `since`."""
+    since = (cursor.since or "").removesuffix("Z").encode()
+    return b"".join(line for line in lines if line[: len(since)] >= since)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"2026-01-02T03:04:05.5Z hello", (500_000_000, "2026-01-02T03:04:05.5Z", "hello")),
+        (b"2026-01-02T03:04:05Z hello", (0, "2026-01-02T03:04:05Z", "hello")),
+        (b"2026-01-02T05:04:05.000000001+02:00 x", (1, "2026-01-02T05:04:05.000000001+02:00", "x")),
+        (b"2026-01-02T03:04:05Z ", (0, "2026-01-02T03:04:05Z", "")),
+        (b"2026-01-02T03:04:05Z", (0, "2026-01-02T03:04:05Z", "")),
+        (b"2026-01-02T03:04:05Z  two spaces ", (0, "2026-01-02T03:04:05Z", " two spaces ")),
+        (b"2026-01-02T03:04:05Z \x1b[31mred\x1b[0m", (0, "2026-01-02T03:04:05Z", "red")),
+        (b"2026-01-02T03:04:05Z 10%\r20%", (0, "2026-01-02T03:04:05Z", "20%")),
+        (b"2026-01-02T03:04:05Z caf\xe9", (0, "2026-01-02T03:04:05Z", "caf\N{REPLACEMENT CHARACTER}")),
+    ],
+)
+def test_a_line(line: bytes, expected: tuple[int, str, str]) -> None:
+    fraction, stamp, text = expected
+    assert LogCursor().feed(line + b"\n") == [LogLine(1767323045 * 10**9 + fraction, stamp, text)]
+
+
+def test_lines_without_a_stamp_are_passed_on() -> None:
+    cursor = LogCursor()
+    assert feed(cursor, "unable to retrieve container logs\n") == ["unable to retrieve container logs"]
+    assert cursor.since is None
+
+
+def test_pieces_may_be_cut_anywhere() -> None:
+    cursor = LogCursor()
+    text = f"{STAMP.format(5, 1)} h\N{LATIN SMALL LETTER E WITH ACUTE}llo\n".encode()
+    parts = [cursor.feed(text[i : i + 1]) for i in range(len(text))]
+    assert [line.text for part in parts for line in part] == ["h\N{LATIN SMALL LETTER E WITH ACUTE}llo"]
+
+
+def test_a_last_line_without_an_end() -> None:
+    cursor = LogCursor()
+    assert feed(cursor, f"{STAMP.format(5, 1)} one\n{STAMP.format(5, 2)} tw") == ["one"]
+    assert [line.text for line in cursor.finish()] == ["tw"]
+    assert cursor.finish() == []
+
+
+@pytest.mark.parametrize("rest", ["", "2026-01", "2026-01-02T03:04:05.1"])
+def test_half_a_stamp_is_no_line(rest: str) -> None:
+    cursor = LogCursor()
+    cursor.feed(rest.encode())
+    assert cursor.finish() == []
+
+
+def test_it_goes_on_a_second_before_the_last_line() -> None:
+    cursor = LogCursor()
+    feed(cursor, f"{STAMP.format(9, 500)} x\n")
+    assert cursor.since == "2026-01-02T03:04:08Z"
+
+
+def test_equal_lines_are_counted() -> None:
+    cursor, line = LogCursor(), f"{STAMP.format(5, 1)} again\n"
+    assert feed(cursor, line * 2) == ["again"] * 2
+    cursor.reopen()
+    assert feed(cursor, line * 3) == ["again"]
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[bytes]:
+    """Lines whose stamps grow, and go back by less than a second at times; some are equal."""
+    gaps = draw(st.lists(st.integers(0, 900_000_000), min_size=1, max_size=40))
+    lines = []
+    for moment in accumulate(gaps):
+        back = draw(st.sampled_from([0, 0, 0, min(moment, 900_000_000)]))
+        at = moment - back
+        text = draw(st.sampled_from(["a", "b", ""]))
+        lines.append(f"{STAMP.format(at // 10**9, at % 10**9)} {text}\n".encode())
+    return lines
+
+
+@given(lines=logs(), cuts=st.lists(st.integers(0, 400), max_size=8))
+def test_nothing_is_lost_and_nothing_comes_twice(lines: list[bytes], cuts: list[int]) -> None:
+    cursor = LogCursor()
+
+    def read() -> Iterator[LogLine]:
+        for cut in cuts:
+            yield from cursor.feed(served(lines, cursor)[:cut])
+            cursor.reopen()
+        yield from cursor.feed(served(lines, cursor))
+        yield from cursor.finish()
+
+    whole = LogCursor().feed(b"".join(lines))
+    assert sorted((line.stamp, line.text) for line in read()) == sorted((x.stamp, x.text) for x in whole)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+
+from trainjob.api import Document, read_documents
+from trainjob.cli.cluster.answers import Answer
+from trainjob.cli.cluster.duration import Duration
+from trainjob.cli.cluster.existing import changed_fields, changes_told, refusal_told
+from trainjob.cli.cluster.namespaces import namespace_of
+from trainjob.cli.cluster.refusals import describe_refusal
+from trainjob.cli.files import RefusedFile
+
+TEXT = """\
+apiVersion: trainjob.dev/v1alpha1
+kind: TrainJob
+metadata:
+  name: digits
+spec:
+  worker: {replicas: 2}
+  output: {claim: {claimName: training}}
+  template:
+    spec:
+      containers:
+      - name: trainer
+        image: x
+        env:
+        - {name: A, value: b}
+"""
+
+
+def document(text: str = TEXT) -> Document:
+    (read,) = read_documents(text, source="job.yaml")
+    return read
+
+
+def answer(message: str = "", *causes: tuple[str, str]) -> Answer:
+    return Answer(422, "Invalid", message, {"causes": [{"field": f, "message": m} for f, m in causes]})
+
+
+UNKNOWN = (
+    'Pod in version "v1" cannot be handled as a Pod: strict decoding error:'
+    ' unknown field "spec.containers[0].imagePulPolicy", unknown field "spec.nodeNam"'
+)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "root", "expected"),
+    [
+        (answer("", ("spec.worker.replicas", "too many")), "", ["job.yaml:6 spec.worker.replicas: too many"]),
+        (answer("", ("<nil>", "name: too long")), "", ["job.yaml:1 name: too long"]),
+        (
+            answer("", ("spec.containers[0].image", "no good"), ("spec.volumes", "no good")),
+            "spec.template",
+            ["job.yaml:12 spec.containers[0].image: no good", "job.yaml:9 spec.volumes: no good"],
+        ),
+        # Ours stand before the user's.
+        (
+            answer("", ("spec.containers[0].env[8].name", "no good")),
+            "spec.template",
+            ["job.yaml:13 spec.containers[0].env[8].name: no good"],
+        ),
+        (
+            answer(UNKNOWN),
+            "spec.template",
+            [
+                'job.yaml:11 unknown field "spec.containers[0].imagePulPolicy"',
+                'job.yaml:9 unknown field "spec.nodeNam"',
+            ],
+        ),
+        (answer("exceeded quota: q"), "spec.template", ["job.yaml:8 exceeded quota: q"]),
+        (Answer(422), "", ["job.yaml:1 HTTP status 422"]),
+    ],
+)
+def test_the_api_servers_words_beside_the_lines(refusal: Answer, root: str, expected: list[str]) -> None:
+    assert [line.rstrip() for line in describe_refusal(refusal, document(), root)] == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"a": 1}, {"a": 1}, ()),
+        ({"a": {"b": 1, "c": [1]}}, {"a": {"b": 2, "c": [1, 2]}}, ("spec.a.b", "spec.a.c")),
+        ({}, {"suspend": True}, ("spec.suspend",)),
+        ({"suspend": True}, {}, ("spec.suspend",)),
+        (None, {"a": 1}, ("spec",)),
+    ],
+)
+def test_which_fields_differ(before: Any, after: Any, expected: tuple[str, ...]) -> None:
+    assert changed_fields(before, after) == expected
+
+
+def test_what_applying_would_do() -> None:
+    assert list(changes_told((), "job.yaml")) == [
+        "  it is as job.yaml has it: kubectl apply would change nothing"
+    ]
+    many = tuple(f"spec.f{n}" for n in range(10))
+    assert "spec.f7 and 2 more" in next(iter(changes_told(many, "job.yaml")))
+    assert list(refusal_told(answer("", ("spec.output", "is immutable")), "job.yaml")) == [
+        "  kubectl apply -f job.yaml would be refused:",
+        "    spec.output: is immutable",
+    ]
+    assert list(refusal_told(Answer(422, message="no"), "f"))[1] == "    no"
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "expected"),
+    [("", None, "context"), ("file", None, "file"), ("", "asked", "asked"), ("same", "same", "same")],
+)
+def test_the_namespace(own: str, asked: str | None, expected: str) -> None:
+    text = TEXT.replace("name: digits", f"name: digits\n  namespace: {own}") if own else TEXT
+    assert namespace_of(document(text), asked, "context") == expected
+
+
+def test_two_namespaces() -> None:
+    text = TEXT.replace("name: digits", "name: digits\n  namespace: file")
+    with pytest.raises(RefusedFile, match=r"job.yaml:5 metadata.namespace: is file, but -n asks for asked"):
+        namespace_of(document(text), "asked", "context")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5s", 1.5), ("15m", 900), ("1h30m", 5400), ("2h0m5s", 7205), ("0", 0)],
+)
+def test_a_time(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "1m1h", "nan"])
+def test_no_time(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="write seconds, or 90s"):
+        Duration().convert(text, None, None)

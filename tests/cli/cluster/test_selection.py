@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support_cli_jobs import RUNNING, ended, stored_pod
+
+from trainjob.cli.cluster.seats import Seats, describe_waits
+from trainjob.cli.cluster.selection import (
+    Wanted,
+    earlier_pods,
+    has_log,
+    newest_pods,
+    own_pods,
+    why_no_log,
+)
+from trainjob.core.pods import Pod
+
+UID = "uid-of-digits"
+
+
+def own(*manifests: dict[str, Any]) -> tuple[Pod, ...]:
+    return own_pods(manifests, UID)
+
+
+def names(pods: tuple[Pod, ...]) -> list[str]:
+    return [pod.name.removeprefix("digits-") for pod in pods]
+
+
+PODS = (
+    stored_pod("evaluator", 0, 1),
+    stored_pod("worker", 1, 1),
+    stored_pod("worker", 0, 2),
+    stored_pod("worker", 0, 1),
+    stored_pod("chief", 0, 1),
+    stored_pod("worker", 2, 1, owner="uid-of-an-earlier-job"),
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(), ["chief-0-1", "worker-0-2", "worker-1-1", "evaluator-0-1"]),
+        (Wanted(role="worker"), ["worker-0-2", "worker-1-1"]),
+        (Wanted(role="worker", index=1), ["worker-1-1"]),
+        (Wanted(index=0), ["chief-0-1", "worker-0-2", "evaluator-0-1"]),
+        (Wanted(role="ps"), []),
+    ],
+)
+def test_the_newest_of_each_replica(wanted: Wanted, expected: list[str]) -> None:
+    assert names(newest_pods(own(*PODS), wanted)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pods", "attempt", "expected"),
+    [
+        ([("worker", 0, 1), ("worker", 0, 2)], 2, ["worker-0-1"]),
+        ([("worker", 0, 1), ("worker", 0, 2), ("worker", 0, 3)], 3, ["worker-0-2"]),
+        ([("worker", 0, 1)], 1, []),
+        # Its successor has not been created yet.
+        ([("worker", 0, 1)], 2, ["worker-0-1"]),
+        # An evaluator lives through restarts of the training.
+        ([("evaluator", 0, 1), ("worker", 0, 3)], 3, []),
+        ([("evaluator", 0, 1), ("evaluator", 0, 2)], 3, ["evaluator-0-1"]),
+    ],
+)
+def test_the_attempt_before(pods: list[tuple[str, int, int]], attempt: int, expected: list[str]) -> None:
+    assert names(earlier_pods(own(*(stored_pod(*pod) for pod in pods)), Wanted(), attempt)) == expected
+
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no nodes"}
+SCHEDULED = {"type": "PodScheduled", "status": "True"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        (stored_pod(container=RUNNING), None),
+        (stored_pod(container=ended(1)), None),
+        (stored_pod(), "waiting for a node"),
+        (stored_pod(conditions=[UNSCHEDULABLE]), "Unschedulable: no nodes"),
+        (stored_pod(conditions=[SCHEDULED]), "starting"),
+        (
+            stored_pod(container={"waiting": {"reason": "ErrImagePull", "message": "no such image"}}),
+            "ImagePullBackOff: no such image",
+        ),
+        (stored_pod(phase="Failed", reason="Evicted"), "failed before it started (Evicted)"),
+    ],
+)
+def test_why_there_is_no_log(pod: dict[str, Any], expected: str | None) -> None:
+    (read,) = own(pod)
+    assert has_log(read) == (expected is None)
+    if expected is not None:
+        assert why_no_log(read) == expected
+
+
+def test_causes_are_told_together() -> None:
+    waits = {f"worker {n}": "starting" for n in range(5)}
+    assert describe_waits(waits) == "worker 0 and 4 more: starting"
+    assert describe_waits({"worker 0": "a", "worker 1": "b", "worker 2": "a"}) == (
+        "worker 0 and worker 2: a; worker 1: b"
+    )
+
+
+def seats(*manifests: dict[str, Any]) -> Seats:
+    made = Seats(UID, Wanted())
+    for manifest in manifests:
+        see(made, manifest)
+    return made
+
+
+def see(made: Seats, manifest: dict[str, Any]) -> None:
+    made.see({**manifest, "metadata": {**manifest["metadata"], "uid": manifest["metadata"]["name"]}})
+
+
+def test_nothing_is_read_before_all_that_is_there_has_been_seen() -> None:
+    made = seats(stored_pod(incarnation=1, container=ended(1)), stored_pod(incarnation=2, container=RUNNING))
+    assert made.due() == ()
+    made.begin()
+    assert names(made.due()) == ["worker-0-2"]
+    assert made.due() == ()
+
+
+def test_a_pod_is_read_as_soon_as_it_has_a_log() -> None:
+    made = seats(stored_pod())
+    made.begin()
+    assert made.due() == ()
+    see(made, stored_pod(container=RUNNING))
+    (pod,) = made.due()
+    assert made.was_there(pod)
+
+
+def test_a_pod_that_is_succeeded_before_anybody_looked_is_read_all_the_same() -> None:
+    made = seats()
+    made.begin()
+    see(made, stored_pod(incarnation=1, container=ended(1)))
+    see(made, stored_pod(incarnation=2, container=RUNNING))
+    due = made.due()
+    assert names(due) == ["worker-0-1", "worker-0-2"]
+    assert [made.was_there(pod) for pod in due] == [False, False]
+
+
+def test_a_pod_that_is_gone_is_not_read() -> None:
+    made = seats()
+    made.begin()
+    pod = stored_pod(container=RUNNING)
+    see(made, pod)
+    made.lose({"metadata": {"uid": pod["metadata"]["name"]}})
+    assert made.due() == ()
+
+
+def test_what_is_waited_for_is_told_once() -> None:
+    made = seats(stored_pod())
+    made.begin()
+    assert made.new_waits() == {"worker 0": "waiting for a node"}
+    assert made.new_waits() == {}
+    see(made, stored_pod(conditions=[UNSCHEDULABLE]))
+    assert made.new_waits() == {"worker 0": "Unschedulable: no nodes"}
+    see(made, stored_pod(container=RUNNING))
+    assert made.new_waits() == {}

@@ -1,0 +1,220 @@
+"""What is shown of a job: its row, its picture, its end, how far it is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from support_cli_jobs import RUNNING, condition, ended, stored_job, stored_pod
+
+from trainjob.cli.cluster.advice import advise_on_cluster
+from trainjob.cli.cluster.ending import describe_deletion, describe_end
+from trainjob.cli.cluster.picture import draw_job
+from trainjob.cli.cluster.progress import describe_progress
+from trainjob.cli.cluster.reading import read_job
+from trainjob.cli.cluster.selection import own_pods
+from trainjob.cli.cluster.table import job_header, job_row, layout
+
+NOW = datetime(2026, 1, 2, 4, 4, 5, tzinfo=UTC)
+START, END = "2026-01-02T03:04:05Z", "2026-01-02T03:05:10Z"
+PROGRESS = {
+    "step": 120,
+    "totalSteps": 440,
+    "eta": "2m",
+    "examplesPerSecond": 1250.0,
+    "metrics": {"loss": "0.5"},
+}
+FIRST = {
+    "pod": "digits-worker-1-1",
+    "node": "node-7",
+    "rank": "worker-1",
+    "reason": "Crashed",
+    "exitCode": 1,
+    "step": 30,
+    "logTail": "Traceback\nValueError: \x1b[31mboom\x1b[0m",
+}
+
+
+def row(job: dict[str, Any], *, wide: bool = False, namespaces: bool = False) -> tuple[str, ...]:
+    return job_row(read_job(job), NOW, wide=wide, namespaces=namespaces)
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (stored_job("Pending"), ("digits", "Pending", "", "", "", "0", "1h")),
+        (
+            stored_job(worker={"summary": "2/2"}, progress=PROGRESS, restarts={"charged": 1, "uncharged": 2}),
+            ("digits", "Running", "2/2", "120/440", "2m", "1", "1h"),
+        ),
+        (stored_job(progress={"step": 7}), ("digits", "Running", "", "7", "", "0", "1h")),
+        # What is over needs no time any more.
+        (stored_job("Failed", progress=PROGRESS), ("digits", "Failed", "", "120/440", "", "0", "1h")),
+    ],
+)
+def test_a_row(job: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert row(job) == expected
+
+
+def test_a_job_that_is_being_deleted() -> None:
+    job = stored_job()
+    job["metadata"]["deletionTimestamp"] = START
+    assert row(job)[1] == "Terminating"
+
+
+def test_more_columns() -> None:
+    job = stored_job(message="training on\n2 workers")
+    assert row(job, wide=True, namespaces=True)[0] == "default"
+    assert row(job, wide=True)[-1] == "training on 2 workers"
+    assert len(job_header(wide=True, namespaces=True)) == len(row(job, wide=True, namespaces=True))
+    assert len(job_header(wide=False, namespaces=False)) == len(row(job))
+
+
+def test_columns_are_aligned_and_nothing_is_a_dash() -> None:
+    assert list(layout([("NAME", "STATE"), ("digits", ""), ("a", "Running")])) == [
+        "NAME     STATE",
+        "digits   -",
+        "a        Running",
+    ]
+    assert list(layout([("a", "b")], (6, 7))) == ["a        b"]
+
+
+def test_a_picture_of_everything() -> None:
+    job = stored_job(
+        message="training on 2 workers",
+        startTime=START,
+        worker={"summary": "2/2"},
+        progress={**PROGRESS, "epoch": 3},
+        output={"path": "/output/digits", "checkpointStep": 100},
+        evaluation={"step": 100, "metrics": {"accuracy": "0.975"}},
+        restarts={"charged": 1, "uncharged": 2},
+        attempt=4,
+        conditions=[condition("Running", "2 workers run", "AllRunning")],
+        firstFailure=FIRST,
+    )
+    pods = own_pods(
+        [
+            stored_pod(container=RUNNING, conditions=[{"type": "Ready", "status": "True"}]),
+            stored_pod("worker", 1, container=ended(3)),
+            stored_pod("evaluator", container={"waiting": {"reason": "ImagePullBackOff", "message": "no"}}),
+        ],
+        "uid-of-digits",
+    )
+    assert "\n".join(draw_job(read_job(job), pods, NOW)) == (
+        "digits   Running: training on 2 workers\n"
+        "  namespace     default\n"
+        "  time          created 1h ago; at it for 1h\n"
+        "  workers       2/2 ready\n"
+        "  progress      step 120 of 440, epoch 3, 1,250 examples/s, 2m left, loss 0.5\n"
+        "  checkpoint    step 100 in /output/digits\n"
+        "  evaluation    step 100: accuracy 97.5 %\n"
+        "  restarts      1 of 3, 2 that the job isn't charged for, attempt 4\n"
+        "  conditions\n"
+        "    TYPE      STATUS   SINCE   REASON       MESSAGE\n"
+        "    Running   True     1h      AllRunning   2 workers run\n"
+        "  first failure worker-1, exit code 1 (Crashed), at step 30, on node node-7\n"
+        "  the last lines of worker-1:\n"
+        "    | Traceback\n"
+        "    | ValueError: boom\n"
+        "  whole log     trainjob logs digits -n default --role worker --index 1\n"
+        "  pods\n"
+        "    REPLICA       STATE              READY   NODE     AGE   POD\n"
+        "    worker-0      running            yes     node-1   1h    digits-worker-0-1\n"
+        "    worker-1      failed (3)         no      node-1   1h    digits-worker-1-1\n"
+        "    evaluator-0   ImagePullBackOff   no      node-1   1h    digits-evaluator-0-1"
+    )
+
+
+def test_a_picture_of_a_new_job() -> None:
+    assert draw_job(read_job(stored_job("Pending")), (), NOW) == (
+        "digits   Pending",
+        "  namespace     default",
+        "  time          created 1h ago",
+        "  restarts      0 of 3",
+        "  pods          none",
+    )
+
+
+def test_a_complete_job() -> None:
+    job = stored_job(
+        "Complete",
+        message="training has finished",
+        startTime=START,
+        completionTime=END,
+        output={"path": "/output/digits"},
+        evaluation={"step": 440, "metrics": {"accuracy": "0.975"}},
+        firstFailure=FIRST,  # of a restart, long forgiven
+    )
+    assert describe_end(read_job(job)) == (
+        "digits is complete after 1m5s: training has finished",
+        "  evaluation    step 440: accuracy 97.5 %",
+        "  checkpoints   /output/digits/checkpoints",
+    )
+
+
+def test_a_complete_job_without_an_evaluation() -> None:
+    job = stored_job("Complete")
+    assert "  evaluation    none was reported" in describe_end(read_job(job))
+    job["spec"]["evaluator"] = {"replicas": 0}
+    assert describe_end(read_job(job)) == ("digits is complete",)
+
+
+def test_a_failed_job() -> None:
+    job = stored_job(
+        "Failed", message="worker 1 crashed", startTime=START, completionTime=END, firstFailure=FIRST
+    )
+    lines = describe_end(read_job(job))
+    assert lines[0] == "digits failed after 1m5s: worker 1 crashed"
+    assert "  first failure worker-1, exit code 1 (Crashed), at step 30, on node node-7" in lines
+    assert "  whole log     trainjob logs digits -n default --role worker --index 1" in lines
+    assert lines[-1].startswith("  what to do    correct it, delete the job and submit it again")
+
+
+def test_a_job_that_failed_without_a_replica() -> None:
+    job = stored_job("Failed", conditions=[condition("Failed", "no such image", "InvalidTemplate")])
+    assert describe_end(read_job(job)) == ("digits failed: no such image", "  reason        InvalidTemplate")
+
+
+def test_a_job_that_was_deleted() -> None:
+    job = read_job(stored_job(message="training on 2 workers"))
+    assert describe_deletion("digits", job) == (
+        "digits was deleted (last seen: Running, training on 2 workers)"
+    )
+    assert describe_deletion("digits", None, replaced=True) == (
+        "digits was deleted; another job of that name is there now"
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (stored_job("Pending"), "digits: Pending"),
+        (
+            stored_job(message="training on 2 workers", progress=PROGRESS),
+            "digits: Running: training on 2 workers, step 120/440, 1,250 examples/s, 2m left",
+        ),
+        (stored_job("Complete", message="done", progress=PROGRESS), "digits: Complete: done"),
+    ],
+)
+def test_how_far_it_is(job: dict[str, Any], expected: str) -> None:
+    assert describe_progress(read_job(job)) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "log", "words"),
+    [
+        ("OutOfMemory", 137, "", "resources.limits.memory"),
+        ("Crashed", 1, "ModuleNotFoundError: No module named 'pandas'", "'pandas' into the image"),
+        ("Crashed", 2, "python: can't open file '/app/x.py': [Errno 2]", "no /app/x.py in the image"),
+        ("Crashed", 127, "", "the image must have it"),
+        ("Crashed", 1, "OSError: [Errno 28] No space left on device", "make room"),
+        ("Killed", 137, "", "for want of memory"),
+        ("Crashed", 1, "ValueError", "submit it again"),
+        ("OutputFinished", 81, "", "spec.output.resume: Never"),
+    ],
+)
+def test_what_to_do(reason: str, code: int, log: str, words: str) -> None:
+    told = advise_on_cluster(reason, code, log)
+    assert words in told
+    assert "--fresh" not in told  # that is for runs on one's own machine

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from support_controller import write_kubeconfig
+
+from trainjob.cli.controller import controller, read_settings
+from trainjob.core.settings import Isolation
+from trainjob.operator.settings import Election, OperatorSettings
+
+POD = {"POD_NAME": "controller-0", "POD_NAMESPACE": "trainjob"}
+RULES = [{"from": [{"namespaceSelector": {}}]}]
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    return write_kubeconfig(tmp_path, "https://api.example.com")
+
+
+def read(kubeconfig: Path, *arguments: str, environment: dict[str, str] | None = None) -> OperatorSettings:
+    context = controller.make_context("controller", [f"--kubeconfig={kubeconfig}", *arguments])
+    return read_settings(context.params, POD if environment is None else environment)
+
+
+def test_what_holds_without_options(kubeconfig: Path) -> None:
+    settings = read(kubeconfig)
+    assert settings.access.server == "https://api.example.com"
+    assert settings.identity.startswith("controller-0_")
+    assert settings.namespace is None
+    assert settings.election == Election("trainjob", "trainjob-controller")
+    assert (settings.host, settings.port, settings.workers) == ("0.0.0.0", 8080, 16)  # noqa: S104
+    assert settings.plan.isolation == Isolation("trainjob", ())
+
+
+def test_two_processes_of_one_pod_have_different_identities(kubeconfig: Path) -> None:
+    assert read(kubeconfig).identity != read(kubeconfig).identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--namespace=team"], {"namespace": "team"}),
+        (["--namespace="], {"namespace": None}),  # as an environment variable that is set to nothing
+        (["--no-leader-elect"], {"election": None}),
+        (["--lease-name=l", "--lease-namespace=n"], {"election": Election("n", "l")}),
+        (["--http-address=127.0.0.1:0"], {"host": "127.0.0.1", "port": 0}),
+        (["--http-address=[::]:9090"], {"host": "::", "port": 9090}),
+        (["--http-address=:9090"], {"host": "0.0.0.0", "port": 9090}),  # noqa: S104
+        (["--workers=3"], {"workers": 3}),
+        (["--watch-silence=5"], {"silence_seconds": 5.0}),
+    ],
+)
+def test_options(kubeconfig: Path, arguments: list[str], expected: dict[str, Any]) -> None:
+    settings = read(kubeconfig, *arguments)
+    assert {name: getattr(settings, name) for name in expected} == expected
+
+
+def test_rules_from_text_and_from_a_file(kubeconfig: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("- from:\n  - namespaceSelector: {}\n")
+    for given in (json.dumps(RULES), str(file)):
+        isolation = read(kubeconfig, f"--extra-ingress={given}").plan.isolation
+        assert isolation == Isolation("trainjob", tuple(RULES))
+    assert read(kubeconfig, "--extra-ingress=").plan.isolation == Isolation("trainjob", ())
+    assert read(kubeconfig, "--no-network-policy", f"--extra-ingress={file}").plan.isolation is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--extra-ingress=/missing", "can't be read"),
+        ("--extra-ingress=[", "can't be read"),
+        ("--extra-ingress=[1]", "is no list of ingress rules"),
+        ("--http-address=8080", "'8080' is no HOST:PORT"),
+        ("--http-address=host:port", "is no HOST:PORT"),
+        ("--http-address=host:70000", "is no HOST:PORT"),
+        ("--workers=0", "0 is not in the range"),
+        ("--log-format=xml", "'xml' is not one of"),
+        ("--context=other", "other"),
+        ("--kubeconfig=/missing/kubeconfig", "/missing/kubeconfig can't be read"),
+    ],
+)
+def test_mistakes(kubeconfig: Path, argument: str, message: str) -> None:
+    with pytest.raises(click.UsageError) as caught:
+        read(kubeconfig, argument)
+    assert message in caught.value.format_message()
+
+
+def test_a_lease_needs_a_namespace(kubeconfig: Path) -> None:
+    with pytest.raises(click.UsageError, match="--lease-namespace"):
+        read(kubeconfig, environment={})
+    assert read(kubeconfig, "--no-leader-elect", environment={}).plan.isolation == Isolation(None, ())
+
+
+def test_outside_a_pod_a_kubeconfig_is_needed() -> None:
+    command = [Path(sys.executable).with_name("trainjob"), "controller", "--no-leader-elect"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env={})
+    assert result.returncode == 2
+    assert "name a kubeconfig" in result.stderr
+
+
+def test_help_does_not_wait_for_kopf() -> None:
+    code = "import sys, trainjob.cli.controller; print('kopf' in sys.modules, 'kubernetes' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout == "False False\n"
+
+
+def test_the_whole_controller_does_without_the_official_client() -> None:
+    code = """
+import sys
+from trainjob.cli.controller import import_operator
+import_operator()
+print([name for name in sys.modules if name.startswith("kubernetes.")])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout == "[]\n"

@@ -1,0 +1,4 @@
+// The process that holds a pod's namespaces.
+module trainjob.dev/testbed/pause
+
+go 1.24.0

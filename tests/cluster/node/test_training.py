@@ -1,0 +1,85 @@
+"""The main path: `kubectl apply -f examples/digits.yaml` trains TensorFlow in real pods."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testbed.claims import NodeCluster
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+MINUTES = 8
+
+
+def until_ended(cluster: NodeCluster, namespace: str, name: str) -> dict[str, Any]:
+    wait = ("wait", f"tj/{name}", "-n", namespace, "--for=jsonpath={.status.completionTime}")
+    cluster.kubectl(*wait, f"--timeout={MINUTES}m", timeout=MINUTES * 60 + 10)
+    return cluster.get("tj", name, namespace=namespace)
+
+
+def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) -> None:
+    installed.apply(EXAMPLES / "digits.yaml", namespace=restricted)
+    job = until_ended(installed, restricted, "digits")
+    status = job["status"]
+    assert status["state"] == "Complete", json.dumps(status, indent=1)
+    wait = ("wait", "tj/digits", "-n", restricted, "--for=condition=Complete", "--timeout=5s")
+    assert "condition met" in installed.kubectl(*wait)
+    assert (
+        status["progress"]["step"] == status["progress"]["totalSteps"] == status["output"]["checkpointStep"]
+    )
+    assert status["evaluation"]["step"] == status["progress"]["step"]
+    assert float(status["evaluation"]["metrics"]["accuracy"]) > 0.97
+    assert status["restarts"]["charged"] == 0
+    _events_tell_the_story(installed, restricted)
+    _pods_hold_no_token(installed, restricted)
+    _a_second_look_is_a_table(installed, restricted)
+    installed.delete("tj", "digits", namespace=restricted)
+    for kind in ("pods", "services", "networkpolicies"):
+        left = ("wait", kind, "--for=delete", "-l", "trainjob.dev/job=digits", "-n", restricted)
+        installed.kubectl(*left, "--timeout=60s", timeout=70)
+    assert installed.get("pvc", "training", namespace=restricted)["status"]["phase"] == "Bound"
+
+
+def _events_tell_the_story(cluster: NodeCluster, namespace: str) -> None:
+    story = cluster.kubectl("describe", "tj/digits", "-n", namespace)
+    events = story[story.index("Events:") :]
+    assert [word for word in ("Created", "Started", "Complete") if word not in events] == []
+
+
+def _pods_hold_no_token(cluster: NodeCluster, namespace: str) -> None:
+    pods = cluster.get("pods", namespace=namespace, selector="trainjob.dev/job=digits")["items"]
+    assert len(pods) == 3
+    for pod in pods:
+        mounts = [m["mountPath"] for c in pod["spec"]["containers"] for m in c["volumeMounts"]]
+        assert "/output" in mounts
+        assert not [m for m in mounts if "serviceaccount" in m]
+
+
+def _a_second_look_is_a_table(cluster: NodeCluster, namespace: str) -> None:
+    header, row = cluster.kubectl("get", "tj", "-n", namespace).splitlines()
+    assert header.split()[:3] == ["NAME", "STATE", "WORKERS"]
+    assert row.split()[:2] == ["digits", "Complete"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["python", "-c", "raise ValueError('boom')"], ["crashed", "exit code 1", "boom"]),
+        (["python", "nowhere.py"], ["crashed", "nowhere.py"]),
+    ],
+)
+def test_a_failing_script_is_named(
+    installed: NodeCluster, restricted: str, command: list[str], words: list[str]
+) -> None:
+    job = installed.kubectl("create", "-f", str(EXAMPLES / "digits.yaml"), "--dry-run=client", "-o", "json")
+    manifest = json.loads(job)
+    manifest["metadata"] = {"name": "digits"}
+    manifest["spec"]["maxRestarts"] = 0
+    manifest["spec"]["template"]["spec"]["containers"][0]["command"] = command
+    installed.apply(manifest, namespace=restricted)
+    status = until_ended(installed, restricted, "digits")["status"]
+    assert status["state"] == "Failed"
+    assert [word for word in words if word not in status["message"]] == []
+    assert status["firstFailure"]["exitCode"] in (1, 2)

@@ -1,0 +1,84 @@
+"""A control group of our own, under which the kubelet puts its pods; on cgroup v1 one in every hierarchy."""
+
+import contextlib
+import os
+from functools import partial
+from pathlib import Path
+
+from testbed.errors import TestbedError, Unfit
+from testbed.places import mark
+from testbed.waiting import until
+
+MOUNTS = Path("/proc/self/mounts")
+
+
+def name() -> str:
+    """The group's name, below the root of every hierarchy."""
+    return f"trainjob-testbed-{mark()}"
+
+
+def create() -> None:
+    """Makes the group wherever the kubelet looks for it.
+
+    Raises:
+        Unfit: This machine's control groups can't be written to.
+    """
+    try:
+        for root in _hierarchies():
+            (root / name()).mkdir(exist_ok=True)
+            _inherit_cpus(root)
+        if _is_v2(Path("/sys/fs/cgroup")):
+            _hand_down(Path("/sys/fs/cgroup"))
+            _hand_down(Path("/sys/fs/cgroup") / name())
+    except OSError as error:
+        raise Unfit(
+            f"no control group for the pods: {error}; run on the machine itself, or in a privileged "
+            "container in the host's cgroup namespace"
+        ) from error
+
+
+def remove() -> None:
+    """Removes the group and all below it, once their processes are gone."""
+    for group in leftovers():
+        until(partial(_removed, group), what=f"the removal of {group}", seconds=20)
+
+
+def leftovers() -> list[Path]:
+    """The groups of ours that exist."""
+    return [root / name() for root in _hierarchies() if (root / name()).exists()]
+
+
+def _hierarchies() -> list[Path]:
+    lines = [line.split() for line in MOUNTS.read_text().splitlines()]
+    found = [Path(path) for _, path, kind, *_ in lines if kind in {"cgroup", "cgroup2"}]
+    if not found:
+        raise TestbedError("no control groups are mounted under /sys/fs/cgroup")
+    return found
+
+
+def _is_v2(root: Path) -> bool:
+    return (root / "cgroup.controllers").exists()
+
+
+def _hand_down(group: Path) -> None:
+    """Lets the group's children use every controller that the group has."""
+    wanted = (group / "cgroup.controllers").read_text().split()
+    have = (group / "cgroup.subtree_control").read_text().split()
+    for controller in wanted:
+        if controller not in have:
+            (group / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def _inherit_cpus(root: Path) -> None:
+    """A new group of cgroup v1's cpuset has no processors, and takes no process before it has some."""
+    for setting in ("cpuset.cpus", "cpuset.mems"):
+        own = root / name() / setting
+        if own.exists() and not _is_v2(root) and not own.read_text().strip():
+            own.write_text((root / setting).read_text())
+
+
+def _removed(group: Path) -> bool:
+    for path, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):  # a process in it is just ending
+            Path(path).rmdir()
+    return not group.exists()

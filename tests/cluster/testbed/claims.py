@@ -1,0 +1,83 @@
+"""Storage that several pods share, on a cluster without a provisioner: a folder of this machine."""
+
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.cluster import Cluster
+from testbed.node_parts import NODE
+
+LABEL = "testbed.trainjob.dev/namespace"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A bound PersistentVolumeClaim."""
+
+    name: str
+    namespace: str
+    folder: Path | None  # its content, as seen from here; None where the cluster keeps it elsewhere
+
+
+class NodeCluster(Cluster):
+    """A cluster that runs pods.
+
+    Attributes:
+        folder: Where the testbed keeps its files (logs/, volumes/); None for any other cluster.
+    """
+
+    def __init__(self, kubeconfig: Path, *, folder: Path | None = None, kubectl: Path | str = "kubectl",
+                 helm: Path | str = "helm") -> None:  # fmt: skip
+        super().__init__(kubeconfig, kubectl=kubectl, helm=helm)
+        self.folder = folder
+
+    def claim(self, namespace: str, name: str = "training") -> Claim:
+        """Makes a ReadWriteMany claim; pods' fsGroup is honoured.
+
+        The testbed has no provisioner: there it is a `local` volume on an empty folder of its own. Elsewhere
+        the default StorageClass provides it, ReadWriteOnce if that is all it can: enough for one node.
+        """
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        folder = None
+        if self.folder is not None:
+            volume = f"{namespace}-{name}-{uuid.uuid4().hex[:6]}"
+            folder = self.folder / "volumes" / volume
+            folder.mkdir(parents=True)
+            self.apply(_volume(volume, namespace, folder))
+            spec |= {"volumeName": volume, "storageClassName": ""}
+        elif not self._has_shared_storage():
+            spec["accessModes"] = ["ReadWriteOnce"]
+        self.apply(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec},
+            namespace=namespace,
+        )
+        return Claim(name, namespace, folder)
+
+    def delete_namespace(self, name: str) -> None:
+        """Deletes a namespace and the volumes of its claims, and waits until both are gone."""
+        self.delete("namespace", name)
+        if self.folder is None:
+            return
+        self.kubectl("delete", "persistentvolume", "-l", f"{LABEL}={name}", "--ignore-not-found", timeout=120)
+        for folder in (self.folder / "volumes").glob(f"{name}-*"):
+            shutil.rmtree(folder)
+
+    def _has_shared_storage(self) -> bool:
+        # kind's provisioner is the one that people have and that can't share.
+        provisioners = [each["provisioner"] for each in self.get("storageclass")["items"]]
+        return "rancher.io/local-path" not in provisioners
+
+
+def _volume(name: str, namespace: str, folder: Path) -> dict[str, object]:
+    on_the_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name, "labels": {LABEL: namespace}},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "", "local": {"path": str(folder)},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_the_node]}]}},
+        },
+    }  # fmt: skip

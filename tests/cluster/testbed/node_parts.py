@@ -1,0 +1,117 @@
+"""What makes a node of a machine: kubelet, kube-proxy, the pods' network and the cluster's DNS."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed import cgroups, containerd
+from testbed.component import Component
+from testbed.control_plane import ControlPlane
+from testbed.network import Network
+from testbed.programs import program
+
+NODE = "testbed"
+KUBE_PROXY_HEALTH = 10256
+DNS_READY = 8181
+
+# What CoreDNS may read; the same as in every cluster.
+DNS_ROLE = """\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: "system:coredns"}
+rules:
+- {apiGroups: [""], resources: [services, pods, namespaces], verbs: [list, watch]}
+- {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: "system:coredns"}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:coredns"}
+subjects:
+- {apiGroup: rbac.authorization.k8s.io, kind: User, name: "system:coredns"}
+"""
+
+COREFILE = """\
+.:53 {{
+    bind {address}
+    errors
+    ready {node}:{ready}
+    kubernetes cluster.local in-addr.arpa {{
+        kubeconfig {kubeconfig}
+        pods insecure
+    }}
+}}
+"""
+
+
+def write_cni(folder: Path, network: Network) -> None:
+    """Pods hang on one bridge. Their packets leave it only for the node and its Services."""
+    ranges = {"type": "host-local", "ranges": [[{"subnet": network.pods, "gateway": network.gateway}]],
+              "routes": [{"dst": "0.0.0.0/0"}]}  # fmt: skip
+    bridge = {"type": "bridge", "bridge": "tj-pods", "isGateway": True, "hairpinMode": True, "ipMasq": False,
+              "ipam": ranges}  # fmt: skip
+    content = {"cniVersion": "1.0.0", "name": "testbed", "plugins": [bridge]}
+    (folder / "cni").mkdir()
+    (folder / "cni" / "10-testbed.conflist").write_text(json.dumps(content))
+
+
+def kubelet(plane: ControlPlane, network: Network) -> Component:
+    """The kubelet, with its pods in our control group, content with a machine of any size and fullness."""
+    folder = plane.folder
+    certificate, key = plane.serving_pair("kubelet-server", (f"DNS:{NODE}", f"IP:{network.node}"))
+    (folder / "resolv.conf").write_text("")  # pods ask the cluster's DNS and nobody else
+    config = _configuration(
+        folder / "kubelet.json", "KubeletConfiguration", "kubelet.config.k8s.io/v1beta1",
+        authentication={"x509": {"clientCAFile": str(plane.authority)}, "webhook": {"enabled": True},
+                        "anonymous": {"enabled": False}},
+        authorization={"mode": "Webhook"},
+        tlsCertFile=str(certificate), tlsPrivateKeyFile=str(key),
+        address=network.node, clusterDNS=[network.dns], clusterDomain="cluster.local",
+        resolvConf=str(folder / "resolv.conf"), containerRuntimeEndpoint=f"unix://{containerd.socket(folder)}",
+        cgroupDriver="cgroupfs", cgroupRoot=f"/{cgroups.name()}", enforceNodeAllocatable=[],
+        failSwapOn=False, oomScoreAdj=0, imageGCHighThresholdPercent=100, imageGCLowThresholdPercent=99,
+        evictionHard={"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
+                      "imagefs.available": "0%", "imagefs.inodesFree": "0%"},
+        volumePluginDir="/var/lib/kubelet/volume-plugins", registerWithTaints=[], serializeImagePulls=False,
+        syncFrequency="10s", nodeStatusUpdateFrequency="5s", logging={"verbosity": 1},
+    )  # fmt: skip
+    user = plane.kubeconfig(f"system:node:{NODE}", groups=("system:nodes",))
+    words = (f"--config={config}", f"--kubeconfig={user}", f"--hostname-override={NODE}",
+             f"--node-ip={network.node}", "--root-dir=/var/lib/kubelet")  # fmt: skip
+    return Component("kubelet", (str(program("kubelet")), *words))
+
+
+def kube_proxy(plane: ControlPlane, network: Network) -> Component:
+    """Services by iptables; kernel settings of the whole machine are left alone."""
+    config = _configuration(
+        plane.folder / "kube-proxy.json", "KubeProxyConfiguration", "kubeproxy.config.k8s.io/v1alpha1",
+        mode="iptables", clusterCIDR=network.pods, hostnameOverride=NODE, oomScoreAdj=0,
+        clientConnection={"kubeconfig": str(plane.kubeconfig("system:kube-proxy"))},
+        # Two pods hang on one bridge: only a masqueraded answer takes the way back through the node.
+        iptables={"masqueradeAll": True, "minSyncPeriod": "100ms"},
+        conntrack={"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        healthzBindAddress=f"{network.node}:{KUBE_PROXY_HEALTH}", metricsBindAddress="127.0.0.1:10249",
+    )  # fmt: skip
+    return Component("kube-proxy", (str(program("kube-proxy")), f"--config={config}"))
+
+
+def scheduler(plane: ControlPlane) -> Component:
+    """The scheduler, without leader election: there is one."""
+    config = plane.kubeconfig("system:kube-scheduler")
+    words = (f"--kubeconfig={config}", "--leader-elect=false", "--secure-port=0")
+    return Component("kube-scheduler", (str(program("kube-scheduler")), *words))
+
+
+def coredns(plane: ControlPlane, network: Network) -> Component:
+    """The cluster's DNS, at its usual address."""
+    file = plane.folder / "Corefile"
+    config = plane.kubeconfig("system:coredns")
+    file.write_text(
+        COREFILE.format(address=network.dns, node=network.node, ready=DNS_READY, kubeconfig=config)
+    )
+    return Component("coredns", (str(program("coredns")), "-conf", str(file)))
+
+
+def _configuration(file: Path, kind: str, version: str, **fields: Any) -> Path:
+    file.write_text(json.dumps({"apiVersion": version, "kind": kind, **fields}, indent=2))
+    return file

@@ -1,0 +1,96 @@
+"""The control-plane tier: a whole API without a node. Tests set the states of pods themselves.
+
+Everything is a plain process on 127.0.0.1. No root, nothing on the machine is changed, and any number of them
+run side by side, each in a folder of its own under `places.state()`.
+"""
+
+import os
+import shutil
+import socket
+
+from testbed.cluster import Cluster
+from testbed.component import Plain, check_alive, processes
+from testbed.control_plane import Addresses, ControlPlane, Options
+from testbed.debian import need_tools
+from testbed.places import state
+from testbed.process import Process
+from testbed.programs import program
+from testbed.readiness import answers
+from testbed.waiting import until
+
+KEPT = "control-plane"  # the one that `python -m testbed control-plane` leaves running
+# Without a kubelet, these would take nodes and pods that a test made for dead.
+ABSENT = ("-node-lifecycle-controller", "-taint-eviction-controller", "-pod-garbage-collector-controller")
+
+
+def start(name: str, *, die_with_us: bool) -> Cluster:
+    """Starts a control plane in the folder `name` and returns once its controllers work.
+
+    Args:
+        name: The folder under `places.state()`; whatever it held before is ended and deleted.
+        die_with_us: The control plane ends with this process, however it ends.
+    """
+    need_tools("openssl")
+    folder = state() / name
+    stop(name)
+    folder.mkdir(parents=True, mode=0o700)
+    Process.of(os.getpid()).write(folder / "owner.json") if die_with_us else None
+    api_port, etcd_port, peer_port = _free_ports(3)
+    addresses = Addresses("127.0.0.1", api_port, etcd_port, peer_port, "10.96.0.0/16", "10.96.0.1")
+    options = Options(api_server=("--endpoint-reconciler-type=none",), controllers=("*", *ABSENT))
+    plane = ControlPlane(folder, addresses, options)
+    launch(plane, Plain(folder, die_with_us=die_with_us))
+    cluster = Cluster(plane.admin, kubectl=program("kubectl"))
+    cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--timeout=60s", timeout=70)
+    return cluster
+
+
+def launch(plane: ControlPlane, runner: Plain) -> None:
+    """Starts its components and waits until the API server is ready."""
+    started = {part.name: runner.start(part) for part in (plane.etcd(), plane.api_server())}
+    ready = answers(f"{plane.addresses.server}/readyz", authority=plane.authority)
+
+    def look() -> bool:
+        for name, process in started.items():
+            check_alive(plane.folder, process, name)
+        return ready()
+
+    until(look, what="an API server that is ready", seconds=90)
+    runner.start(plane.controller_manager())
+
+
+def running(name: str) -> Cluster | None:
+    """The control plane in the folder `name`, if its API server lives."""
+    folder = state() / name
+    process = processes(folder).get("kube-apiserver")
+    if process and process.alive and (folder / "kubeconfig").exists():
+        return Cluster(folder / "kubeconfig", kubectl=program("kubectl"))
+    return None
+
+
+def stop(name: str) -> None:
+    """Ends what runs in the folder `name` and deletes it; nothing to do is fine."""
+    folder = state() / name
+    for process in reversed(processes(folder).values()):
+        process.kill()  # its data is deleted next: there is nothing to end gently
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Ends and deletes the control planes whose owner is gone: tests that were killed."""
+    for file in state().glob("*/owner.json"):
+        owner = Process.read(file)
+        if owner is None or not owner.alive:
+            stop(file.parent.name)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now. Another program could take one before ours does: the start then fails."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

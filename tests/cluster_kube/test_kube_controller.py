@@ -1,0 +1,196 @@
+"""The controller on a KubeCluster: what it writes in a job's life, and that faults leave no trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support_answers import failing
+from support_apiserver import FakeApiServer
+from support_havoc import Havoc
+from support_jobs import build_job
+from support_kube import QUICK, open_kube, running, until
+from support_kubelet import Kubelet
+
+from trainjob.api import parse
+from trainjob.cluster import JobKey
+from trainjob.cluster.kube import KubeCluster, Pace
+from trainjob.controller import Controller
+from trainjob.core.render import build_objects
+from trainjob.core.settings import Isolation, Settings
+
+EVENTS = {"Created", "Started", "TrainingFinished", "Complete"}
+"""Of a job that goes well, with an evaluator that takes longer than the training."""
+
+OUTPUT = {"claim": {"size": "1Gi"}}
+
+
+OnReconciled = Callable[[JobKey, float], None]
+
+
+@asynccontextmanager
+async def open_controller(
+    server: FakeApiServer, on_reconciled: OnReconciled = lambda _key, _seconds: None, **options: Any
+) -> AsyncIterator[KubeCluster]:
+    async with open_kube(server.url, **options) as cluster:
+        settings = Settings(isolation=Isolation())
+        controller = Controller(cluster, workers=4, settings=settings, on_reconciled=on_reconciled)
+        async with running(controller.run()):
+            yield cluster
+
+
+def state(server: FakeApiServer, name: str = "digits") -> str | None:
+    job = server.objects.get(("TrainJob", "default", name), {})
+    return job.get("status", {}).get("state")
+
+
+def caches(cluster: KubeCluster) -> dict[str, set[tuple[str, str]]]:
+    """What the caches hold, by kind, as uids and versions."""
+    held: dict[str, set[tuple[str, str]]] = {"TrainJob": set()}
+    for job in cluster.jobs():
+        held["TrainJob"].add((job["metadata"]["uid"], job["metadata"]["resourceVersion"]))
+    for resource, store in cluster._stores.items():
+        held[resource.kind] = {
+            (m["metadata"]["uid"], m["metadata"]["resourceVersion"]) for m in store.items()
+        }
+    return held
+
+
+def stored(server: FakeApiServer) -> dict[str, set[tuple[str, str]]]:
+    """The same of the server."""
+    return {
+        kind: {(m["metadata"]["uid"], m["metadata"]["resourceVersion"]) for m in server.all(kind)}
+        for kind in ("TrainJob", "Pod", "Service", "PersistentVolumeClaim", "NetworkPolicy")
+    }
+
+
+async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_writes() -> None:
+    async with FakeApiServer().serve() as server:
+        released: set[str] = set()
+        kubelet = Kubelet(
+            server, lambda pod: 0 if pod["metadata"]["labels"]["trainjob.dev/role"] in released else None
+        )
+        async with open_controller(server), running(kubelet.run()):
+            server.put(build_job(workers=4, output=OUTPUT))
+            await until(lambda: state(server) == "Running")
+            released.add("worker")
+            await until(lambda: sum(p["status"]["phase"] == "Succeeded" for p in server.all("Pod")) == 4)
+            released.add("evaluator")
+            await until(lambda: state(server) == "Complete")
+            await until(lambda: len(server.all("Event")) == len(EVENTS))
+            writes = Counter(write.rsplit(" ", 1)[0] for write in server.writes())
+    assert writes.pop("update TrainJob/status") <= 4
+    assert writes == {
+        "create PersistentVolumeClaim": 1,
+        "create Service": 1,
+        "create NetworkPolicy": 1,
+        "create Pod": 5,
+        "create Event": len(EVENTS),
+    }
+    assert {event["reason"] for event in server.all("Event")} == EVENTS
+
+
+async def test_a_new_controller_writes_nothing_about_jobs_that_are_as_they_should_be() -> None:
+    async with FakeApiServer().serve() as server:
+        names = [f"job-{number}" for number in range(30)]
+        finishing = set(names[:20])
+
+        def exit_code(pod: dict[str, Any]) -> int | None:
+            return 0 if pod["metadata"]["labels"]["trainjob.dev/job"] in finishing else None
+
+        kubelet = Kubelet(server, exit_code)
+        async with open_controller(server), running(kubelet.run()):
+            for name in names:
+                server.put(build_job(name=name))
+            expected = {name: "Complete" if name in finishing else "Running" for name in names}
+            await until(lambda: {name: state(server, name) for name in names} == expected, guard=60)
+        before = len(server.writes())
+        looked_at: set[str] = set()
+        server.page_limit = 7
+        async with open_controller(server, on_reconciled=lambda key, _seconds: looked_at.add(key.name)):
+            await until(lambda: looked_at == set(names))
+        assert server.writes()[before:] == []
+
+
+async def test_a_service_in_the_way_is_a_condition_and_no_storm() -> None:
+    async with FakeApiServer().serve() as server:
+        server.put({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}})
+        async with open_controller(server):
+            server.put(build_job())
+            await until(
+                lambda: "ServiceConflict" in str((server.find("TrainJob", "digits") or {}).get("status"))
+            )
+            assert sum(write == "create Service digits" for write in server.writes()) == 1
+
+
+async def test_a_template_that_the_api_server_refuses_fails_the_job_with_its_words() -> None:
+    async with FakeApiServer().serve() as server:
+        words = 'strict decoding error: unknown field "spec.containers[0].imagee"'
+        server.fault = lambda seen: (
+            failing(400, "BadRequest", words) if (seen.verb, seen.kind) == ("create", "Pod") else None
+        )
+        async with open_controller(server):
+            server.put(build_job())
+            await until(lambda: state(server) == "Failed")
+        job = server.find("TrainJob", "digits")
+        assert job is not None
+        assert words in job["status"]["message"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_it_converges_whatever_goes_wrong_and_keeps_no_ghosts(seed: int) -> None:
+    pace = Pace(watch=2.0, inactivity=0.2, resync=1.0, first_retry=0.01, longest_retry=0.05)
+    async with FakeApiServer().serve() as server:
+        server.page_limit = 3
+        havoc = Havoc(server, seed, faults=60)
+        kubelet = Kubelet(server, lambda _pod: 0)
+        async with (
+            open_controller(server, pace=pace, sweep_seconds=0.2) as cluster,
+            running(kubelet.run()),
+        ):
+            names = [f"job-{number}" for number in range(6)]
+            for name in names:
+                server.put(build_job(name=name))
+            await until(lambda: havoc.left < 40 or "Complete" in {state(server, n) for n in names}, guard=60)
+            for name in ("job-0", "job-1"):
+                server.remove("TrainJob", name)
+            server.put(build_job(name="job-1", workers=1))
+            server.put(build_job(name="last"))
+            left = [*names[1:], "last"]
+            await until(lambda: {state(server, name) for name in left} == {"Complete"}, guard=90)
+            assert havoc.left < 40
+            havoc.stop()
+            await until(lambda: caches(cluster) == stored(server))
+        assert not any(pod["metadata"]["name"].startswith("job-0-") for pod in server.all("Pod"))
+        for name in left:
+            job = server.find("TrainJob", name)
+            assert job is not None
+            # Every pod that was ever created is one of the first attempt's, and was created once.
+            expected = {m["metadata"]["name"] for m in build_objects(parse(job)) if m["kind"] == "Pod"}
+            assert {
+                p["metadata"]["name"]
+                for p in server.all("Pod")
+                if p["metadata"]["labels"]["trainjob.dev/job"] == name
+            } == expected
+            assert not job["status"].get("restarts", {}).get("charged")
+
+
+async def test_a_token_that_is_rotated_stops_nothing(tmp_path: Any) -> None:
+    token = tmp_path / "token"
+    token.write_text("one")
+    async with FakeApiServer().serve() as server:
+        server.tokens = {"one"}
+        kubelet = Kubelet(server, lambda _pod: 0)
+        async with open_controller(server, access={"token_file": token}, pace=QUICK), running(kubelet.run()):
+            server.put(build_job())
+            await until(lambda: state(server) == "Complete")
+            server.tokens = {"two"}
+            server.drop_watches()
+            refused = len(server.seen)
+            await until(lambda: len(server.seen) > refused + 5)
+            token.write_text("two")
+            server.put(build_job(name="letters"))
+            await until(lambda: state(server, "letters") == "Complete")

@@ -1,0 +1,72 @@
+"""Damaged TFJobs: each is converted into a valid TrainJob, or refused by its fields; nothing else happens."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support_api import walk_values
+from support_tfjob_strategy import tfjobs
+from support_tfjobs import SAMPLES, converted
+
+from trainjob.api import InvalidTrainJob, parse, read_documents
+
+WRONG_VALUES: tuple[Any, ...] = (
+    *("two", "", -1, 2**40, True, None),
+    *([], [None], {}, {"": None}),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+SAMPLE_JOBS = [
+    pytest.param(document.raw, id=file.stem)
+    for file in SAMPLES
+    for document in read_documents(file.read_text(), source=file.name)
+    if file.stem in ("chief_ps_evaluator", "master_alone", "old_form")
+]
+
+
+def is_told(tfjob: dict[str, Any]) -> bool:
+    """Whether the result is valid, or says why it isn't."""
+    conversion = converted(tfjob)
+    try:
+        parse(conversion.manifest)
+    except InvalidTrainJob:
+        return bool(conversion.refusals)
+    return all(refusal.path and refusal.message for refusal in conversion.refusals)
+
+
+@pytest.mark.parametrize("sample", SAMPLE_JOBS)
+def test_each_field_with_each_wrong_value(sample: dict[str, Any]) -> None:
+    for steps, _ in walk_values(sample):
+        for wrong in WRONG_VALUES:
+            damaged = deepcopy(sample)
+            holder: Any = damaged
+            for step in steps[:-1]:
+                holder = holder[step]
+            if steps:
+                holder[steps[-1]] = wrong
+                assert is_told(damaged), (steps, wrong)
+
+
+@given(tfjobs(), st.data())
+def test_a_field_with_any_value(tfjob: dict[str, Any], data: st.DataObject) -> None:
+    places = [steps for steps, _ in walk_values(tfjob) if steps]
+    steps = data.draw(st.sampled_from(places))
+    # Templates may be shared between roles.
+    damaged = deepcopy(tfjob)
+    holder: Any = damaged
+    for step in steps[:-1]:
+        holder = holder[step]
+    holder[steps[-1]] = data.draw(JSON)
+    assert is_told(damaged)
+
+
+@given(st.dictionaries(st.sampled_from(["apiVersion", "kind", "metadata", "spec", "status"]), JSON))
+def test_no_tfjob_at_all(raw: dict[str, Any]) -> None:
+    assert converted(raw).refusals

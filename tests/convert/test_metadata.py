@@ -1,0 +1,85 @@
+from typing import Any
+
+import pytest
+from support_tfjobs import build_tfjob, converted, notes_of, refusals_of
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def metadata_of(**metadata: Any) -> dict[str, Any]:
+    made: dict[str, Any] = converted(build_tfjob(metadata=metadata)).manifest["metadata"]
+    return made
+
+
+def test_what_people_wrote_is_kept() -> None:
+    metadata = {"namespace": "team", "labels": {"a": "b"}, "annotations": {"c": "d"}}
+    assert metadata_of(**metadata) == {"name": "scans", **metadata}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("uid", "1-2"),
+        ("resourceVersion", "3"),
+        ("generation", 4),
+        ("creationTimestamp", "2026-01-02T03:04:05Z"),
+        ("managedFields", []),
+        ("selfLink", "/apis"),
+        ("ownerReferences", [{"kind": "Workflow"}]),
+        ("finalizers", ["example.com/keep"]),
+        ("unheard", 1),
+    ],
+)
+def test_what_the_cluster_wrote_is_not(field: str, value: Any) -> None:
+    assert metadata_of(**{field: value}) == {"name": "scans"}
+    assert notes_of(build_tfjob(metadata={field: value}))[f"metadata.{field}"].startswith("left out: ")
+
+
+def test_the_copy_that_kubectl_keeps_is_not_carried_over() -> None:
+    assert metadata_of(annotations={LAST_APPLIED: "{}"}) == {"name": "scans"}
+    assert metadata_of(annotations={LAST_APPLIED: "{}", "c": "d"})["annotations"] == {"c": "d"}
+    notes = notes_of(build_tfjob(metadata={"annotations": {LAST_APPLIED: "{}"}}))
+    assert "kubectl writes its own" in notes[f"metadata.annotations[{LAST_APPLIED}]"]
+
+
+def test_a_generated_name_becomes_a_name() -> None:
+    tfjob = build_tfjob(metadata={"generateName": "scans-", "name": None})
+    assert converted(tfjob).manifest["metadata"] == {"name": "scans"}
+    assert "becomes metadata.name" in notes_of(tfjob)["metadata.generateName"]
+    assert "left out" in notes_of(build_tfjob(metadata={"generateName": "x-"}))["metadata.generateName"]
+
+
+def test_a_queue_that_nobody_reads_is_noted() -> None:
+    tfjob = build_tfjob(metadata={"labels": {"kueue.x-k8s.io/queue-name": "research"}})
+    assert "Kueue doesn't know" in notes_of(tfjob)["metadata.labels[kueue.x-k8s.io/queue-name]"]
+
+
+def test_the_status_is_left_out() -> None:
+    tfjob = {**build_tfjob(), "status": {"conditions": []}}
+    assert "status" not in converted(tfjob).manifest
+    assert "left out" in notes_of(tfjob)["status"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "path", "words"),
+    [
+        ({"name": "scans.north"}, "metadata.name", "must start with a lowercase letter"),
+        ({"name": "s" * 50}, "metadata.name", "must have at most 45 characters"),
+        ({"name": 7}, "metadata.name", "must be a string"),
+        ({"name": None}, "metadata.name", "required"),
+        ({"labels": [1]}, "metadata.labels", "must be an object"),
+        ({"labels": {"a": 1}}, "metadata.labels.a", "must be a string"),
+    ],
+)
+def test_metadata_that_is_refused(metadata: dict[str, Any], path: str, words: str) -> None:
+    assert words in refusals_of(build_tfjob(metadata=metadata))[path]
+
+
+@pytest.mark.parametrize("metadata", [None, [], "scans"])
+def test_no_metadata_at_all(metadata: Any) -> None:
+    assert "metadata" in refusals_of({**build_tfjob(), "metadata": metadata})
+
+
+@pytest.mark.parametrize("spec", [None, [], "x"])
+def test_no_spec_at_all(spec: Any) -> None:
+    assert "spec" in refusals_of({**build_tfjob(), "spec": spec})

@@ -1,0 +1,210 @@
+from typing import Any
+
+import pytest
+from support_tfjobs import build_replicas, build_tfjob, converted, notes_of, refusals_of, spec_of
+
+from trainjob.api import parse
+from trainjob.core.roles import role_template, trainer_container
+
+TEMPLATE = "spec.tfReplicaSpecs.Worker.template"
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+
+
+def template_of(**entry: Any) -> dict[str, Any]:
+    template: dict[str, Any] = spec_of(build_tfjob({"Worker": build_replicas(2, **entry)}))["template"]
+    return template
+
+
+def trainer_of(container: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = template_of(container=container)["spec"]["containers"][0]
+    return found
+
+
+def notes_on(**entry: Any) -> dict[str, str]:
+    notes = notes_of(build_tfjob({"Worker": build_replicas(2, **entry)}))
+    return {
+        path.removeprefix(f"{TEMPLATE}."): note for path, note in notes.items() if path.startswith(TEMPLATE)
+    }
+
+
+def test_the_container_is_renamed_and_the_rest_stays() -> None:
+    container = {
+        "command": ["python", "train.py"],
+        "args": ["--epochs=3"],
+        "env": [{"name": "MODE", "value": "fast"}],
+        "ports": [{"name": "tfjob-port", "containerPort": 2222}, {"name": "board", "containerPort": 6006}],
+        "resources": GPU,
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+        "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}},
+    }
+    pod = {
+        "initContainers": [{"name": "fetch", "image": "x"}],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        "nodeSelector": {"pool": "gpu"},
+        "securityContext": {"runAsUser": 1000},
+        "imagePullSecrets": [{"name": "pull"}],
+        "dnsPolicy": "None",
+    }
+    template = template_of(container=container, pod=pod)
+    trainer = {"name": "trainer", "image": "example.com/scans:1", **container}
+    assert template == {"spec": {"containers": [trainer], **pod}}
+    assert notes_on(container=container, pod=pod) == {}
+
+
+def test_other_containers_stay() -> None:
+    pod = {"containers": [{"name": "proxy", "image": "p"}, {"name": "tensorflow", "image": "t"}]}
+    assert [c["name"] for c in template_of(pod=pod)["spec"]["containers"]] == ["proxy", "trainer"]
+
+
+def test_the_only_container_is_the_one_that_trains() -> None:
+    pod = {"containers": [{"name": "main", "image": "t"}]}
+    assert template_of(pod=pod)["spec"]["containers"][0]["name"] == "trainer"
+    assert "the only container" in notes_on(pod=pod)["spec.containers[0].name"]
+
+
+def test_several_containers_without_their_name_are_refused() -> None:
+    pod = {"containers": [{"name": "one", "image": "t"}, {"name": "two", "image": "t"}]}
+    refusals = refusals_of(build_tfjob({"Worker": build_replicas(2, pod=pod)}))
+    assert 'a container named "trainer"' in refusals[f"{TEMPLATE}.spec.containers"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "path", "words"),
+    [
+        ({"restartPolicy": "Always"}, "restartPolicy", "never had an effect"),
+        ({"restartPolicy": "Never"}, "restartPolicy", "never had an effect"),
+        ({"hostNetwork": True}, "hostNetwork", "share port 2222"),
+        ({"hostname": "here"}, "hostname", "is set for each replica"),
+        ({"subdomain": "there"}, "subdomain", "is set for each replica"),
+        ({"automountServiceAccountToken": True}, "automountServiceAccountToken", "no Kubernetes API token"),
+    ],
+)
+def test_what_a_trainjob_sets_is_left_out(pod: dict[str, Any], path: str, words: str) -> None:
+    assert next(iter(pod)) not in template_of(pod=pod)["spec"]
+    assert words in notes_on(pod=pod)[f"spec.{path}"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "noted"),
+    [
+        ({"serviceAccountName": "reader"}, True),
+        ({"serviceAccount": "reader"}, True),
+        ({"serviceAccountName": "default"}, False),
+        ({"schedulerName": "volcano"}, True),
+        ({"schedulerName": "default-scheduler"}, False),
+        ({"hostNetwork": False}, False),
+        ({"automountServiceAccountToken": False}, False),
+    ],
+)
+def test_what_is_kept_with_a_note(pod: dict[str, Any], noted: bool) -> None:
+    field, value = next(iter(pod.items()))
+    assert template_of(pod=pod)["spec"][field] == value
+    assert (f"spec.{field}" in notes_on(pod=pod)) is noted
+
+
+def test_metadata_of_a_template() -> None:
+    metadata = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "name": "x", "creationTimestamp": None}
+    assert template_of(metadata=metadata)["metadata"] == {"labels": {"a": "b"}, "annotations": {"c": "d"}}
+    assert list(notes_on(metadata=metadata)) == ["metadata.name"]
+    assert "metadata" not in template_of(metadata={"creationTimestamp": None})
+
+
+@pytest.mark.parametrize("name", ["TF_CONFIG", "TRAINJOB_MODE"])
+def test_variables_of_the_job_are_left_out(name: str) -> None:
+    mode = {"name": "MODE", "value": "fast"}
+    assert trainer_of({"env": [{"name": name, "value": "x"}, mode]})["env"] == [mode]
+    assert "env" not in trainer_of({"env": [{"name": name, "value": "x"}]})
+    notes = notes_on(container={"env": [mode, {"name": name, "value": "x"}]})
+    assert notes["spec.containers[0].env[1]"].startswith("left out: ")
+
+
+def test_another_port_is_left_out() -> None:
+    ports = [{"name": "tfjob-port", "containerPort": 5000}]
+    assert "ports" not in trainer_of({"ports": ports})
+    assert "listen on 2222" in notes_on(container={"ports": ports})["spec.containers[0].ports[0]"]
+
+
+def test_references_to_the_container_follow_its_name() -> None:
+    limit = {"resourceFieldRef": {"containerName": "tensorflow", "resource": "limits.memory"}}
+    other = {"resourceFieldRef": {"containerName": "proxy", "resource": "limits.memory"}}
+    template = template_of(
+        container={"env": [{"name": "A", "valueFrom": limit}, {"name": "B", "valueFrom": other}]},
+        pod={"volumes": [{"name": "info", "downwardAPI": {"items": [{"path": "memory", **limit}]}}]},
+        metadata={
+            "annotations": {
+                "kubectl.kubernetes.io/default-container": "tensorflow",
+                "container.apparmor.security.beta.kubernetes.io/tensorflow": "unconfined",
+                "note": "tensorflow",
+            }
+        },
+    )
+    env = template["spec"]["containers"][0]["env"]
+    assert [v["valueFrom"]["resourceFieldRef"]["containerName"] for v in env] == ["trainer", "proxy"]
+    item = template["spec"]["volumes"][0]["downwardAPI"]["items"][0]
+    assert item["resourceFieldRef"]["containerName"] == "trainer"
+    assert template["metadata"]["annotations"] == {
+        "kubectl.kubernetes.io/default-container": "trainer",
+        "container.apparmor.security.beta.kubernetes.io/trainer": "unconfined",
+        "note": "tensorflow",
+    }
+
+
+@pytest.mark.parametrize("role", ["Chief", "PS", "Evaluator"])
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({}, {}),
+        ({"container": {"resources": GPU}}, {"resources": GPU}),
+        ({"container": {"env": [{"name": "A", "value": "1"}]}}, {"env": [{"name": "A", "value": "1"}]}),
+        ({"pod": {"nodeSelector": {"pool": "cpu"}}}, {"nodeSelector": {"pool": "cpu"}}),
+        ({"pod": {"tolerations": [{"operator": "Exists"}]}}, {"tolerations": [{"operator": "Exists"}]}),
+        ({"pod": {"affinity": {"podAffinity": {}}}}, {"affinity": {"podAffinity": {}}}),
+        ({"pod": {"priorityClassName": "low"}}, {"priorityClassName": "low"}),
+    ],
+)
+def test_a_role_says_only_what_is_different(
+    role: str, entry: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    replicas = {"Chief": build_replicas(), "Worker": build_replicas(2), role: build_replicas(**entry)}
+    made = spec_of(build_tfjob(replicas))[role.lower()]
+    assert {key: value for key, value in made.items() if key != "replicas"} == expected
+
+
+@pytest.mark.parametrize(
+    ("worker", "chief"),
+    [
+        ({"container": {"resources": GPU}}, {}),
+        ({"container": {"env": [{"name": "A", "value": "1"}]}}, {}),
+        ({"pod": {"nodeSelector": {"pool": "gpu"}}}, {}),
+        ({"pod": {"tolerations": [{"operator": "Exists"}]}}, {}),
+        ({"pod": {"affinity": {"podAffinity": {}}}}, {}),
+        ({"pod": {"priorityClassName": "high"}}, {}),
+        ({"pod": {"nodeName": "one"}}, {}),
+        ({}, {"container": {"image": "example.com/other:1"}}),
+        ({}, {"metadata": {"labels": {"a": "b"}}}),
+        ({"container": {"env": None}}, {"container": {"env": []}}),
+    ],
+)
+def test_pods_of_each_role_are_as_they_were(worker: dict[str, Any], chief: dict[str, Any]) -> None:
+    """Whatever way the difference is written: what makes the chief's pods is the chief's own template."""
+    replicas = {"Chief": build_replicas(**chief), "Worker": build_replicas(2, **worker)}
+    spec = parse(converted(build_tfjob(replicas)).manifest).spec
+    for role, entry in (("chief", chief), ("worker", worker)):
+        alone = template_of(**entry)
+        assert without_nothing(role_template(spec, role)) == without_nothing(alone)
+
+
+def without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: without_nothing(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in kept.items() if inner not in (None, {}, [])}
+    return [without_nothing(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_an_evaluator_with_the_workers_gpus_keeps_them() -> None:
+    replicas = {
+        "Worker": build_replicas(2, container={"resources": GPU}),
+        "Evaluator": build_replicas(container={"resources": GPU}),
+    }
+    spec = parse(converted(build_tfjob(replicas)).manifest).spec
+    assert trainer_container(role_template(spec, "evaluator")["spec"])["resources"] == GPU

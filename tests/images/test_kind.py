@@ -1,0 +1,116 @@
+"""tests/kind/run with stand-ins for Docker, kind and pytest: what it would do, in which order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+VERSION = tomllib.loads((ROOT / "operator" / "pyproject.toml").read_text())["project"]["version"]
+IMAGES = [
+    f"ghcr.io/trainjob/operator:{VERSION}",
+    f"ghcr.io/trainjob/trainer:{VERSION}",
+    "ghcr.io/acme/digits:1",
+]
+
+
+class Run:
+    """The script, run once with programs that only write down how they were called."""
+
+    def __init__(self, folder: Path, *, failing: str = "", keep: str = "") -> None:
+        log = folder / "calls"
+        programs = folder / "bin"
+        programs.mkdir()
+        for name in ("docker", "kind", "kubectl", "helm", "pytest"):
+            program = programs / name
+            program.write_text(
+                f'#!/bin/sh\necho "{name} $*" >>{log}\n'
+                f'[ {name} = pytest ] && echo "given $TRAINJOB_TEST_KUBECONFIG" >>{log}\n'
+                f'case "{name} $*" in "{failing or "none"}"*) exit 3;; esac\n'
+            )
+            program.chmod(0o755)
+        env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(folder)}
+        env |= {"PYTEST": str(programs / "pytest"), "KEEP": keep}
+        done = subprocess.run(
+            [ROOT / "tests" / "kind" / "run", "-k", "digits"],
+            env=env, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        self.status = done.returncode
+        self.calls = log.read_text().splitlines()
+        self.left = list(folder.glob("tmp.*"))
+
+    def of(self, start: str) -> list[str]:
+        return [call for call in self.calls if call.startswith(start)]
+
+    def option(self, start: str, name: str) -> list[str]:
+        words = [shlex.split(call) for call in self.of(start)]
+        return [call[call.index(name) + 1] for call in words if name in call]
+
+
+def test_the_images_are_built_and_loaded_then_the_suite_runs(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.status == 0
+    assert run.option("docker build", "--tag") == IMAGES
+    assert run.option("docker build", "--target") == ["operator", "trainer"]
+    assert run.option("docker build", "--build-arg") == [f"TRAINER_IMAGE={IMAGES[1]}"]
+    assert run.of("kind load") == [f"kind load docker-image {image} --name trainjob-e2e" for image in IMAGES]
+    (kubeconfig,) = run.option("kind create", "--kubeconfig")
+    assert run.calls[-3:-1] == ["pytest tests/cluster -k digits", f"given {kubeconfig}"]
+    assert run.calls[-1] == f"kind delete cluster --name trainjob-e2e --kubeconfig {kubeconfig}"
+    assert run.left == []
+
+
+def test_failed_tests_are_its_failure_and_the_cluster_goes_all_the_same(tmp_path: Path) -> None:
+    run = Run(tmp_path, failing="pytest")
+    assert run.status == 3
+    assert run.of("kind delete")
+    assert run.left == []
+
+
+def test_a_cluster_that_it_did_not_make_is_not_deleted(tmp_path: Path) -> None:
+    run = Run(tmp_path, failing="kind create")
+    assert run.status == 3
+    assert not run.of("kind delete")
+    assert not run.of("pytest")
+
+
+def test_the_cluster_can_be_kept(tmp_path: Path) -> None:
+    run = Run(tmp_path, keep="1")
+    assert run.status == 0
+    assert not run.of("kind delete")
+    assert len(run.left) == 1
+
+
+def test_the_cluster_has_two_workers_of_the_kubernetes_that_is_tested_with() -> None:
+    config = yaml.safe_load((ROOT / "tests" / "kind" / "cluster.yaml").read_text())
+    assert (config["kind"], config["name"]) == ("Cluster", "trainjob-e2e")
+    assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
+    go = (ROOT / "tests" / "cluster" / "go" / "kubernetes" / "go.mod").read_text()
+    minor = re.search(r"k8s\.io/kubernetes (v1\.\d+)\.", go)
+    assert minor
+    (image,) = {node["image"] for node in config["nodes"]}
+    assert image.startswith(f"kindest/node:{minor[1]}.")
+
+
+@pytest.mark.parametrize("program", ["docker", "kind", "kubectl", "helm"])
+def test_a_missing_program_is_named(program: str, tmp_path: Path) -> None:
+    for name in {"bash", "dirname", "docker", "kind", "kubectl", "helm"} - {program}:
+        (tmp_path / name).symlink_to(
+            "/usr/bin/env" if name not in ("bash", "dirname") else f"/usr/bin/{name}"
+        )
+    done = subprocess.run(
+        [ROOT / "tests" / "kind" / "run"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"tests/kind/run needs {program} on PATH\n"

@@ -1,0 +1,78 @@
+"""What the images hold beside our own packages, by the lock file."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+OPERATOR = ROOT / "operator" / "src" / "trainjob"
+LOCKED: list[dict[str, Any]] = tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+PRUNED = "kubernetes"
+
+
+def needed(name: str, *, without: str = "", extra: str = "") -> set[str]:
+    """The names of all packages that one needs, itself included."""
+    seen: set[str] = set()
+    todo = [(name, extra)]
+    while todo:
+        name, extra = todo.pop()
+        if name in seen or name == without:
+            continue
+        seen.add(name)
+        for package in (one for one in LOCKED if one["name"] == name):
+            more = package.get("optional-dependencies", {}).get(extra, []) if extra else []
+            todo += [(one["name"], "") for one in package.get("dependencies", []) + more]
+    return seen
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The top-level packages that a module imports anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def pinned() -> dict[str, set[str]]:
+    """The versions in examples/requirements.txt by package."""
+    found: dict[str, set[str]] = {}
+    for line in (ROOT / "examples" / "requirements.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            one = Requirement(line)
+            found.setdefault(one.name, set()).add(str(one.specifier).removeprefix("=="))
+    return found
+
+
+def test_the_operator_image_has_no_tensorflow() -> None:
+    assert needed("trainjob", without=PRUNED).isdisjoint({"tensorflow", "tensorflow-cpu", "keras", "numpy"})
+
+
+def test_the_operator_image_leaves_out_the_official_client() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"--package trainjob --prune {PRUNED} " in dockerfile
+    assert PRUNED in needed("trainjob")
+
+
+def test_nothing_but_the_commands_for_people_needs_what_the_operator_image_leaves_out() -> None:
+    left_out = {name.replace("-", "_") for name in needed("trainjob") - needed("trainjob", without=PRUNED)}
+    assert PRUNED in left_out
+    users = {path for path in OPERATOR.rglob("*.py") if left_out.intersection(imported(path))}
+    assert users
+    assert all(path.is_relative_to(OPERATOR / "cli" / "cluster") for path in users), users
+
+
+def test_the_example_pins_what_was_tested() -> None:
+    for name, versions in pinned().items():
+        assert versions == {package["version"] for package in LOCKED if package["name"] == name}
+
+
+def test_the_example_pins_all_that_the_trainer_image_lacks() -> None:
+    trainer = needed("trainjob-trainer", extra="cpu")
+    assert needed("scikit-learn") - trainer == pinned().keys()

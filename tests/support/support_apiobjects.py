@@ -1,0 +1,95 @@
+"""What an API server has stored, and what has happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import UTC, datetime
+from typing import Any
+
+Manifest = dict[str, Any]
+Place = tuple[str, str, str]
+
+
+class ApiObjects:
+    """Objects by kind, namespace and name, with resourceVersions that grow over all kinds.
+
+    Attributes:
+        clock: gives the times that the server would write.
+    """
+
+    def __init__(self) -> None:
+        self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self.objects: dict[Place, Manifest] = {}
+        self.log: list[tuple[int, str, Manifest, Manifest | None]] = []  # version, type, object, before
+        self.oldest = 0
+        self.version = 100
+        self._uids = 0
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Store an object, new or changed, as anybody might, and return it as stored."""
+        stored = deepcopy(manifest)
+        meta = stored["metadata"]
+        meta.setdefault("namespace", "default")
+        place = stored["kind"], meta["namespace"], meta["name"]
+        before = self.objects.get(place)
+        if before is None:
+            self._uids += 1
+            meta.update(uid=f"uid-{self._uids}", creationTimestamp=self.now())
+            meta.setdefault("managedFields", [{"manager": "test"}])
+            if stored["kind"] == "TrainJob":
+                meta["generation"] = 1
+        else:
+            meta["uid"] = before["metadata"]["uid"]
+        self.store(place, stored, before)
+        return deepcopy(stored)
+
+    def store(self, place: Place, manifest: Manifest, before: Manifest | None) -> None:
+        """Store an object as it is, but for its version."""
+        self.objects[place] = manifest
+        self._note("ADDED" if before is None else "MODIFIED", manifest, before)
+
+    def find(self, kind: str, name: str, namespace: str = "default") -> Manifest | None:
+        """Return an object as stored, or None."""
+        return deepcopy(self.objects.get((kind, namespace, name)))
+
+    def all(self, kind: str) -> list[Manifest]:
+        """Return every object of a kind, by place."""
+        return [deepcopy(o) for (k, _, _), o in sorted(self.objects.items()) if k == kind]
+
+    def remove(self, kind: str, name: str, namespace: str = "default") -> None:
+        """Delete an object, and what it owns, at once."""
+        stored = self.objects.pop((kind, namespace, name))
+        self._note("DELETED", stored, stored)
+        uid = stored["metadata"]["uid"]
+        for place, other in list(self.objects.items()):
+            owners = other["metadata"].get("ownerReferences") or ()
+            if place in self.objects and any(owner["uid"] == uid for owner in owners):
+                self.remove(place[0], place[2], place[1])
+
+    def collect_garbage(self) -> None:
+        """Remove what is owned by nobody who is still there."""
+        uids = {stored["metadata"]["uid"] for stored in self.objects.values()}
+        for place, stored in list(self.objects.items()):
+            owners = {owner["uid"] for owner in stored["metadata"].get("ownerReferences") or ()}
+            if owners and not owners & uids and place in self.objects:
+                self.remove(place[0], place[2], place[1])
+
+    def compact(self) -> None:
+        """Forget all that has happened: watches from before, and open pages, are answered with 410."""
+        self.log.clear()
+        self.oldest = self.version
+
+    def now(self) -> str:
+        """Return the time as the server writes it."""
+        return self.clock().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def happened(self, type_: str, manifest: Manifest, before: Manifest | None) -> None:
+        """Tell those who watch."""
+
+    def _note(self, type_: str, manifest: Manifest, before: Manifest | None) -> None:
+        self.version += 1
+        manifest["metadata"]["resourceVersion"] = str(self.version)
+        copy = deepcopy(manifest)
+        self.log.append((self.version, type_, copy, before))
+        self.happened(type_, copy, before)
