@@ -84,7 +84,10 @@ RUN cd trainer && hatchling build --target wheel --directory /wheel \
  && uv pip install --prefix /package --no-index --no-deps --compile-bytecode /wheel/*.whl
 
 FROM ${BASE_IMAGE} AS trainer
-RUN install --directory --owner 65532 --group 65532 /workspace
+# Base images bring their standard library without bytecode: a quarter of the time that importing TensorFlow takes.
+RUN install --directory --owner 65532 --group 65532 /workspace \
+ && python3 -m compileall -q -x '/(site-packages|test|tests|idlelib|lib2to3)/' \
+    "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY --from=trainer-dependencies /opt/trainjob /opt/trainjob
 COPY --from=trainer-package /package /opt/trainjob
 # PYTHONPATH is how an unmodified Keras script is helped; keep it in front when you add to it.

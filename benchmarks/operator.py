@@ -1,12 +1,13 @@
-"""How soon new jobs have all of their pods, beside the time in which a client can POST the same objects itself.
+"""How soon new jobs have all of their pods, beside the time that a client needs to POST the same objects.
 
     python benchmarks/operator.py --kubeconfig FILE [--start-controller]
 
-Needs a cluster with the CRD, and a controller in it or, with --start-controller, as a process here. Everything is
-made in one new namespace, which is deleted in the end. The pods name a scheduler that there is none of, so that
-no node runs them. Progress goes to stderr, one line of JSON to stdout; docs/benchmarks.md explains it.
+Needs a cluster with the CRD, and a controller in it or, with --start-controller, as a process here. All is
+made in one new namespace, which is deleted in the end. The pods name a scheduler that there is none of: no node
+runs them. Progress goes to stderr, one line of JSON to stdout; docs/benchmarks.md explains it.
 """
 
+# ruff: noqa: E402
 import sys
 
 # This folder comes first on the path, and this file has the name of a module of the standard library.
@@ -18,8 +19,6 @@ import json
 import math
 import os
 import secrets
-import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -48,10 +47,8 @@ class Arrivals:
         self._missing: dict[str, int] = {}
         self._complete: dict[str, asyncio.Future[float]] = {}
 
-    async def watch(self, api: ApiClient, namespace: str, started: asyncio.Event) -> None:
-        """Look at the namespace's pods until cancelled."""
-        version = (await api.list(PODS, namespace))["metadata"]["resourceVersion"]
-        started.set()
+    async def watch(self, api: ApiClient, namespace: str, version: str) -> None:
+        """Look at the namespace's pods from this version on, until cancelled."""
         seconds = int(GUARD_SECONDS)
         async for event in api.watch(PODS, namespace, selector=LABEL_JOB, version=version, seconds=seconds):
             if event.type == "ADDED":
@@ -101,15 +98,8 @@ class Bench:
             await self._api.create(TRAINJOBS, self._job(name))
         return await self.arrivals.last_pod(name) - begin
 
-    async def measure_raw(self, name: str) -> float:
-        """Return the seconds in which this client POSTs what the controller makes of one job."""
-        objects = self._raw_objects(name)
-        begin = time.perf_counter()
-        await asyncio.gather(*(self._post(manifest) for manifest in objects))
-        return time.perf_counter() - begin
-
-    async def measure_raw_burst(self, names: Sequence[str]) -> float:
-        """Return the seconds in which this client POSTs the objects of many jobs."""
+    async def measure_raw(self, *names: str) -> float:
+        """Return the seconds in which this client POSTs what the controller makes of these jobs."""
         objects = [manifest for name in names for manifest in self._raw_objects(name)]
         begin = time.perf_counter()
         await asyncio.gather(*(self._post(manifest) for manifest in objects))
@@ -191,9 +181,9 @@ async def run_all(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     paced = await pace(options.paced, options.rate, bench.measure_job, "paced")
     names = [f"burst-{number}" for number in range(options.burst)]
     say(f"{options.burst} jobs at once, before and after them as raw POSTs")
-    before = await bench.measure_raw_burst([f"raw-before-{name}" for name in names])
+    before = await bench.measure_raw(*[f"raw-before-{name}" for name in names])
     burst = await bench.measure_burst(names)
-    after = await bench.measure_raw_burst([f"raw-after-{name}" for name in names])
+    after = await bench.measure_raw(*[f"raw-after-{name}" for name in names])
     raw = (before + after) / 2
     return {
         "benchmark": "operator",
@@ -219,7 +209,7 @@ async def a_namespace(api: ApiClient) -> AsyncIterator[str]:
     try:
         yield name
     finally:
-        await api.delete(NAMESPACES, None, name, uid=made["metadata"]["uid"])  # type: ignore[arg-type]
+        await api.delete(NAMESPACES, None, name, uid=made["metadata"]["uid"])
 
 
 @asynccontextmanager
@@ -229,19 +219,17 @@ async def a_controller(options: argparse.Namespace, namespace: str) -> AsyncIter
         yield
         return
     trainjob = Path(sys.executable).parent / "trainjob"
-    words = (
-        "--no-leader-elect",
-        "--http-address",
-        "127.0.0.1:0",
-        "--workers",
-        str(options.controller_workers),
-    )
-    command = (trainjob, "controller", "--kubeconfig", options.kubeconfig, "--namespace", namespace, *words)
-    with subprocess.Popen(command, stdout=sys.stderr) as process:
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
+    command = [trainjob, "controller", "--kubeconfig", options.kubeconfig, "--namespace", namespace]
+    command += ["--no-leader-elect", "--http-address", "127.0.0.1:0"]
+    command += ["--workers", str(options.controller_workers)]
+    command += ["--context", options.context] if options.context else []
+    process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr)
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
 
 async def run(options: argparse.Namespace, access: Access) -> dict[str, Any]:
@@ -253,15 +241,16 @@ async def run(options: argparse.Namespace, access: Access) -> dict[str, Any]:
         a_controller(options, namespace),
     ):
         bench = Bench(api, namespace, options)
-        started = asyncio.Event()
-        watch = asyncio.ensure_future(bench.arrivals.watch(api, namespace, started))
-        await asyncio.wait([asyncio.ensure_future(started.wait()), watch], return_when="FIRST_COMPLETED")
+        version = (await api.list(PODS, namespace))["metadata"]["resourceVersion"]
+        watch = asyncio.ensure_future(bench.arrivals.watch(api, namespace, version))
         work = asyncio.ensure_future(run_all(bench, options))
-        await asyncio.wait([work, watch], return_when="FIRST_COMPLETED", timeout=GUARD_SECONDS)
-        if not work.done():
-            work.cancel()
-            watch.result()
-        watch.cancel()
+        done, open_ = await asyncio.wait([work, watch], return_when="FIRST_COMPLETED", timeout=GUARD_SECONDS)
+        for task in open_:
+            task.cancel()
+        if not done:
+            raise SystemExit(f"not finished after {GUARD_SECONDS:g} s")
+        if watch in done:
+            await watch
         return await work
 
 

@@ -82,25 +82,25 @@ class Running:
         lines: what it has printed so far, both streams together.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.lines: list[str] = []
+        self._open = b""
 
     def read_until(self, *texts: str) -> None:
         """Read until each of these is part of some line."""
         assert self.process.stdout is not None
-        missing = [text for text in texts if not any(text in line for line in self.lines)]
-        while missing:
+        while missing := [text for text in texts if not any(text in line for line in self.lines)]:
             ready, _, _ = select.select([self.process.stdout], [], [], GUARD_SECONDS)
-            line = self.process.stdout.readline() if ready else ""
-            assert line, f"{missing} not seen in {self.lines}"
-            self.lines.append(line.rstrip("\n"))
-            missing = [text for text in missing if text not in line]
+            data = os.read(self.process.stdout.fileno(), 65536) if ready else b""
+            assert data, f"{missing} not seen in {self.lines}"
+            *whole, self._open = (self._open + data).split(b"\n")
+            self.lines += [line.decode() for line in whole]
 
     def finish(self) -> int:
         """Read the rest and return the exit code."""
         rest, _ = self.process.communicate(timeout=GUARD_SECONDS)
-        self.lines += rest.splitlines()
+        self.lines += (self._open + rest).decode().splitlines()
         return self.process.returncode
 
     def numbers_after(self, word: str) -> list[int]:
@@ -117,8 +117,6 @@ def running(*arguments: str, cwd: Path) -> Iterator[Running]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
-        text=True,
-        bufsize=1,
     ) as process:
         try:
             yield Running(process)

@@ -123,7 +123,7 @@ async def _phases(admin: ApiClient, namespace: str) -> Counter[str]:
 async def test_the_table_of_permissions_is_what_is_really_asked_for(
     access: Access, admin: ApiClient, namespace: str
 ) -> None:
-    """Under an account that has these permissions and no others, every call made is in the table, and back."""
+    """Under an account that has these permissions and no others, the calls made are those of the table."""
     calls: list[Call] = []
     kubelet = RealKubelet(admin, namespace, lambda pod: 0 if role_of(pod) == "worker" else None)
     async with open_controller(access, namespace, on_call=calls.append) as kube:

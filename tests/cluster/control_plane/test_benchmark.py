@@ -1,0 +1,68 @@
+"""The benchmark of the controller runs, measures what its page says, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testbed import Cluster
+
+ROOT = Path(__file__).parents[3]
+GUARD_SECONDS = 300
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+def run(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/operator.py", "--kubeconfig", str(cluster.kubeconfig), *words]
+    return subprocess.run(  # noqa: PLW1510 - the exit code is looked at
+        command, cwd=ROOT, capture_output=True, text=True, timeout=GUARD_SECONDS
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: Cluster) -> Cluster:
+    control_plane.apply(ROOT / "manifests" / "crd.yaml")
+    control_plane.kubectl("wait", "crd/trainjobs.trainjob.dev", "--for=condition=Established")
+    return control_plane
+
+
+@pytest.fixture(scope="module")
+def result(cluster: Cluster) -> dict[str, Any]:
+    done = run(
+        cluster, "--start-controller", "--workers", "2", "--paced", "3", "--rate", "20", "--burst", "4"
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    made: dict[str, Any] = json.loads(line)
+    return made
+
+
+def test_it_measures(result: dict[str, Any]) -> None:
+    assert (result["pods_per_job"], result["objects_per_job"]) == (3, 5)  # a Service and a NetworkPolicy
+    assert (result["paced"]["jobs"], result["burst"]["jobs"]) == (3, 4)
+    times = [*result["burst"]["raw_seconds"], result["burst"]["seconds"], result["burst"]["ratio"]]
+    times += [part[key] for part in (result["paced"], result["paced"]["raw"]) for key in ("p50_ms", "p99_ms")]
+    assert all(time > 0 for time in times)
+
+
+def test_its_namespace_goes(cluster: Cluster, result: dict[str, Any]) -> None:
+    assert result
+    for namespace in cluster.get("namespace")["items"]:
+        if namespace["metadata"]["name"].startswith("trainjob-benchmark-"):
+            words = ("wait", f"namespace/{namespace['metadata']['name']}", "--for=delete")
+            cluster.kubectl(*words, f"--timeout={GUARD_SECONDS}s", timeout=GUARD_SECONDS)
+
+
+def test_the_page_names_what_is_printed(result: dict[str, Any]) -> None:
+    named = set(re.findall(r"`(?:paced|burst)\.(\w+)`", PAGE))
+    assert named == result["paced"].keys() | result["burst"].keys()
+
+
+def test_the_commands_of_the_page_have_options_that_there_are(cluster: Cluster) -> None:
+    shown = set(re.findall(r"(--[a-z-]+)", "".join(re.findall(r"^\$ (.*)", PAGE, re.MULTILINE))))
+    assert shown <= set(re.findall(r"(--[a-z-]+)", run(cluster, "--help").stdout))
