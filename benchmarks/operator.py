@@ -2,9 +2,9 @@
 
     python benchmarks/operator.py --kubeconfig FILE [--start-controller]
 
-Needs a cluster with the CRD, and a controller in it or, with --start-controller, as a process here. All is
-made in one new namespace, which is deleted in the end. The pods name a scheduler that there is none of: no node
-runs them. Progress goes to stderr, one line of JSON to stdout; docs/benchmarks.md explains it.
+Needs a cluster with the CRD and a controller: in it or, with --start-controller, as a process here. All is
+made in one new namespace, which is deleted in the end. No node runs the pods: they name a scheduler that does
+not exist. Progress goes to stderr, one line of JSON to stdout; docs/benchmarks.md explains it.
 """
 
 # ruff: noqa: E402

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
+import threading
 from pathlib import Path
 
 import pytest
-from support_cli import Running, command, running, terminal
+from support_cli import GUARD_SECONDS, running, terminal
 from support_cli_jobs import Beside, call, stored_job
 from support_cli_requests import Answer, Asked, Break
 from support_cli_server import CliServer
@@ -118,23 +118,15 @@ def test_ctrl_c(api: CliServer, tmp_path: Path) -> None:
         assert process.lines == ["digits: Running: training"]
 
 
-def test_ctrl_c_while_the_connection_is_made(tmp_path: Path, api: CliServer) -> None:
-    def stall(asked: Asked) -> None:
-        if asked.verb == "get":
-            api.wait_until(lambda: interrupted != [])
-
-    interrupted: list[bool] = []
-    api.rules.append(stall)
-    process = subprocess.Popen(
-        command(["wait", "digits"]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
-    )
-    with process:
+def test_ctrl_c_while_nobody_answers(api: CliServer, tmp_path: Path) -> None:
+    answers = threading.Event()
+    api.rules.append(lambda _: answers.wait(GUARD_SECONDS) and None)
+    with running("wait", "digits", cwd=tmp_path) as process:
         api.wait_until(lambda: api.count("get") == 1)
-        process.send_signal(signal.SIGINT)
-        assert Running(process).finish() == 130
-        with api.changed:
-            interrupted.append(True)
-            api.changed.notify_all()
+        process.process.send_signal(signal.SIGINT)
+        assert process.finish() == 130
+        assert process.lines == []
+    answers.set()
 
 
 def test_on_a_terminal_one_line_is_kept_up_to_date(api: CliServer, tmp_path: Path) -> None:

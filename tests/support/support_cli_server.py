@@ -41,7 +41,7 @@ class CliServer:
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._events: list[tuple[int, str, str, Manifest]] = []
         self._version = 100
-        self._cut = 0
+        self.cuts = 0
         self.changed = threading.Condition()
 
     # -- what tests do --------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class CliServer:
     def cut_watches(self) -> None:
         """Break off every open watch."""
         with self.changed:
-            self._cut += 1
+            self.cuts += 1
             self.changed.notify_all()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -126,6 +126,7 @@ class CliServer:
         """Listen on a port of 127.0.0.1."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         server.daemon_threads = True
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients go when they like
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
@@ -168,14 +169,14 @@ class CliServer:
         meta["namespace"] = asked.namespace
         return manifest if "dryRun" in asked.query else self.put(manifest)
 
-    def events(self, asked: Asked) -> Iterator[Manifest]:
-        """Yield events until the watch's time is over."""
+    def events(self, asked: Asked, cut: int) -> Iterator[Manifest]:
+        """Yield events until the watch's time is over, or it is cut."""
         if self.ends_watches_at_once:
             return
-        seen, cut = int(asked.query["resourceVersion"]), self._cut
+        seen = int(asked.query["resourceVersion"])
         while True:
             with self.changed:
-                if self._cut != cut:
+                if self.cuts != cut:
                     raise Break
                 if seen < self.oldest:
                     gone = Answer(410, "Expired", "too old resource version")
@@ -226,12 +227,13 @@ def _handler(server: CliServer) -> type[BaseHTTPRequestHandler]:
             asked = read_request(self.command, self.path, body)
             with server.changed:
                 server.asked.append(asked)
+                cut = server.cuts
                 server.changed.notify_all()
             try:
                 for rule in list(server.rules):
                     rule(asked)
                 if asked.verb == "watch":
-                    self._stream(_encoded(server.events(asked)))
+                    self._stream(_encoded(server.events(asked, cut)))
                 elif asked.verb == "log":
                     self._stream(server.log(asked))
                 else:

@@ -125,9 +125,8 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
 ) -> None:
     """Under an account that has these permissions and no others, the calls made are those of the table."""
     calls: list[Call] = []
-    kubelet = RealKubelet(admin, namespace, lambda pod: 0 if role_of(pod) == "worker" else None)
+    kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
     async with open_controller(access, namespace, on_call=calls.append) as kube:
-        # A pod that fails is replaced; one that another hand has made is come upon; and so on for each verb.
         await admin.create(TRAINJOBS, build_job(namespace=namespace, output={"claim": {"size": "1Gi"}}))
         async with running(kubelet.run()):
             await reach(admin, namespace, {"digits": "Complete"})

@@ -117,6 +117,7 @@ def _start(folder: Path, *, die_with_us: bool) -> NodeCluster:
     cgroups.create()
     net = network.choose()
     enclosure = Enclosure.create(folder, die_with_us=die_with_us)
+    store.take(enclosure)
     network.connect(net, enclosure)
     addresses = Addresses(net.node, 6443, 2379, 2380, net.services, net.kubernetes_service)
     plane = ControlPlane(folder, addresses, Options())

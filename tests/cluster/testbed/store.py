@@ -10,8 +10,10 @@ from pathlib import Path
 
 from testbed.containerd import Client, component, stop_gently
 from testbed.enclosure import Enclosure
+from testbed.errors import TestbedError
 from testbed.layouts import Layout
 from testbed.places import cache
+from testbed.process import Process
 from testbed.progress import step
 
 DATABASES = (
@@ -32,6 +34,29 @@ def root() -> Path:
     return cache() / "containerd"
 
 
+def take(enclosure: Enclosure) -> None:
+    """Notes who uses the store; it ends with the enclosure's first process.
+
+    Raises:
+        TestbedError: Another cluster of this cache, started with another TMPDIR, uses it.
+    """
+    _check_free()
+    if enclosure.first:
+        enclosure.first.write(_user())
+
+
+def _check_free() -> None:
+    user = Process.read(_user())
+    if user and user.alive:
+        raise TestbedError(
+            f"a cluster of another TMPDIR uses {root()}; a second one needs its own TRAINJOB_CACHE"
+        )
+
+
+def _user() -> Path:
+    return cache() / "containerd.user.json"
+
+
 def fill(images: dict[str, Layout], folder: Path) -> None:
     """Sees to it that the store holds exactly these images. No cluster may run.
 
@@ -46,6 +71,7 @@ def fill(images: dict[str, Layout], folder: Path) -> None:
     _record().unlink(missing_ok=True)
     folder.mkdir(parents=True, mode=0o700)
     enclosure = Enclosure.create(folder, die_with_us=True)
+    take(enclosure)
     try:
         enclosure.start(component(folder, root()))
         client = Client(folder)
@@ -62,6 +88,7 @@ def fill(images: dict[str, Layout], folder: Path) -> None:
 
 def reset() -> None:
     """Puts the store back to what `fill` left: images, no containers. containerd must not run."""
+    _check_free()
     if not _record().exists():  # never filled, or `fill` was killed: nothing to trust
         shutil.rmtree(root(), ignore_errors=True)
         return

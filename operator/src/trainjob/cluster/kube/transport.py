@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlencode
+from weakref import WeakSet
 
 import aiohttp
 from yarl import URL
@@ -30,7 +32,7 @@ _USER_AGENT = f"trainjob-controller/{version('trainjob')}"
 
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 60.0
-FAREWELL_SECONDS = 0.1
+FAREWELL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Transport:
         self._headers: dict[tuple[str, str], Mapping[str, str]] = {}
         self._headers_token: str | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._cut_short = False
+        self._sockets: WeakSet[socket.socket] = WeakSet()
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -96,6 +98,7 @@ class Transport:
             limit=self._connections,
             ssl=self._tls if self._tls is not None else True,
             keepalive_timeout=KEEPALIVE_SECONDS,
+            socket_factory=self._open_socket,
         )
         self._session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=self._timeout
@@ -108,9 +111,17 @@ class Transport:
         if self._session is None:
             return
         await self._session.close()
-        if self._tls is not None and self._cut_short:
-            # aiohttp forgets connections of cancelled requests; their TLS takes a moment to say farewell.
-            await asyncio.sleep(FAREWELL_SECONDS)
+        # aiohttp doesn't wait for connections whose requests were cancelled: their TLS says farewell first.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                while any(opened.fileno() != -1 for opened in self._sockets):  # noqa: ASYNC110 - aiohttp tells nobody
+                    await asyncio.sleep(0.01)
+
+    def _open_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        opened = socket.socket(family, kind, protocol)
+        self._sockets.add(opened)
+        return opened
 
     async def send(self, request: Request) -> bytes:
         """Send a request and return the body of its answer.
@@ -179,9 +190,6 @@ class Transport:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             code = 0
             raise _unavailable(request, error) from error
-        except asyncio.CancelledError:
-            self._cut_short = True
-            raise
         finally:
             if limits is self._timeout or code == 0:
                 self._tell(request, code, loop.time() - began)
