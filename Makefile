@@ -6,7 +6,7 @@ TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 UV := $(shell command -v uv || echo .uv/bin/uv)
 BIN := .venv/bin
 SYNCED := .venv/.synced-$(TENSORFLOW)
-PACKAGES := operator/src trainer/src tests examples
+PACKAGES := operator/src trainer/src tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help

@@ -50,10 +50,13 @@ class Arrivals:
     async def watch(self, api: ApiClient, namespace: str, version: str) -> None:
         """Look at the namespace's pods from this version on, until cancelled."""
         seconds = int(GUARD_SECONDS)
-        async for event in api.watch(PODS, namespace, selector=LABEL_JOB, version=version, seconds=seconds):
-            if event.type == "ADDED":
-                self._count(event.object["metadata"]["labels"][LABEL_JOB])
-        raise RuntimeError("the watch of the pods has ended before the benchmark")
+        while True:  # the API server ends a watch whose reader is too slow for it
+            async for event in api.watch(
+                PODS, namespace, selector=LABEL_JOB, version=version, seconds=seconds
+            ):
+                version = event.object["metadata"]["resourceVersion"]
+                if event.type == "ADDED":
+                    self._count(event.object["metadata"]["labels"][LABEL_JOB])
 
     def last_pod(self, job: str) -> asyncio.Future[float]:
         """Return what will have the moment of the job's last pod."""

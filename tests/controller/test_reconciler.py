@@ -46,8 +46,9 @@ async def test_the_other_seats_are_filled_all_the_same() -> None:
 async def test_a_refusal_is_told_at_once_and_tried_again_slowly() -> None:
     world = World(build_job())
     world.cluster.fault = refusing("used pods: 0")
-    assert await passes(world, 2) == timedelta(0)
+    assert await passes(world, 1) == timedelta(0)
     assert await passes(world, 1) == timedelta(seconds=15)
+    assert world.status.conditions[0].reason == "CreationRefused"
     world.cluster.fault = refusing("used pods: 1")
     assert await passes(world, 1) == timedelta(seconds=15), "other words for the same are no news"
 

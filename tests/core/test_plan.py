@@ -34,11 +34,11 @@ async def test_a_job_from_start_to_end() -> None:
     assert world.status.evaluation.metrics == {"accuracy": "0.98"}
     assert world.status.completion_time is not None
     assert kinds(world) == [
-        "status TrainJob digits",
         "create Service digits",
         "create Pod digits-worker-0",
         "create Pod digits-worker-1",
         "create Pod digits-evaluator-0",
+        "status TrainJob digits",
         "status TrainJob digits",
         "status TrainJob digits",
         "status TrainJob digits",

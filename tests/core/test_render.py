@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jinja2
 import pytest
 import yaml
 from hypothesis import given
@@ -12,7 +13,7 @@ from support_jobs import build_job
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.core.render import build_claim, build_network_policy, build_objects, build_pod, build_service
 from trainjob.core.settings import Isolation
-from trainjob.core.templates import render_template, yaml_json
+from trainjob.core.templates import render_template
 
 
 def pod_of(role: str = "worker", **job: Any) -> dict[str, Any]:
@@ -196,7 +197,6 @@ def test_strings_come_out_as_they_went_in(text: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_no_value_becomes_structure(text: str) -> None:
-    assert yaml.safe_load(f"a: {yaml_json(text)}\nb: 1") == {"a": text, "b": 1}
     rendered = render_template(
         "service.yaml.j2",
         job={"name": text, "namespace": text},
@@ -211,6 +211,25 @@ def test_no_value_becomes_structure(text: str) -> None:
         "labels": {text: text},
         "ownerReferences": [{"uid": text}],
     }
+
+
+def test_what_is_rendered_shares_nothing() -> None:
+    labels, values = {"a": "b"}, {"job": {"name": "n", "namespace": "n"}, "owners": [], "port": 1}
+    first, second = (
+        render_template("service.yaml.j2", labels=labels, selector=labels, **values) for _ in range(2)
+    )
+    first["metadata"]["labels"]["a"] = "c"
+    first["spec"]["ports"].clear()
+    assert labels == {"a": "b"}
+    assert second["metadata"]["labels"] == {"a": "b"}
+    assert len(second["spec"]["ports"]) == 1
+
+
+def test_a_value_that_is_missing_is_named() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="'port' is undefined"):
+        render_template(
+            "service.yaml.j2", job={"name": "n", "namespace": "n"}, labels={}, owners=[], selector={}
+        )
 
 
 FIELDS = ["env", "ports", "volumeMounts", "resources", "terminationMessagePolicy"]

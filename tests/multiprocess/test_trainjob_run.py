@@ -52,7 +52,13 @@ def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
 
 
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"digits", "plain_keras", "custom_loop"}
+    # What asks for GPUs and claims of a cluster is given to an API server: tests/cluster/control_plane.
+    for_clusters = {"gpu"}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} - for_clusters == {
+        "digits",
+        "plain_keras",
+        "custom_loop",
+    }
 
 
 def test_a_worker_that_crashes_restarts_the_gang_from_the_checkpoint(tmp_path: Path) -> None:

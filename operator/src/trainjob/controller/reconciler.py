@@ -46,11 +46,13 @@ class Reconciler:
             return None
         observed = self._read(snapshot)
         planned = plan(observed, self._clock())
-        await self._write_status(observed, planned)
-        for event in planned.events:
-            await self._cluster.post_event(
-                snapshot.job, type_=event.type, reason=event.reason, message=event.message
-            )
+        if planned.only_creates:
+            refused = await self._act(planned)
+            if self._remember(observed, refused, planned) or refused is None:
+                return timedelta(0)  # what has come of it goes into the status, behind other jobs' creations
+            await self._record(snapshot, observed, planned)
+            return planned.requeue
+        await self._record(snapshot, observed, planned)
         refused = await self._act(planned)
         return timedelta(0) if self._remember(observed, refused, planned) else planned.requeue
 
@@ -68,12 +70,16 @@ class Reconciler:
             settings=self._settings,
         )
 
-    async def _write_status(self, observed: Observed, planned: Plan) -> None:
-        if planned.status == observed.status:
-            return
-        await self._cluster.write_status(
-            observed.key, observed.meta.uid, observed.meta.resource_version, dump_status(planned.status)
-        )
+    async def _record(self, snapshot: Snapshot, observed: Observed, planned: Plan) -> None:
+        """Write the status if it differs, and post the events."""
+        if planned.status != observed.status:
+            await self._cluster.write_status(
+                observed.key, observed.meta.uid, observed.meta.resource_version, dump_status(planned.status)
+            )
+        for event in planned.events:
+            await self._cluster.post_event(
+                snapshot.job, type_=event.type, reason=event.reason, message=event.message
+            )
 
     async def _act(self, planned: Plan) -> Refusal | None:
         """Execute the actions in order, those of one kind at once, up to a creation that is refused."""

@@ -61,7 +61,9 @@ class Plan:
     """What to do, in this order: write the status if it differs, post the events, then act.
 
     The status comes first so that a decision (a new attempt, a failure) is on record before anything is done
-    about it: a controller that dies in between goes on from the record.
+    about it: a controller that dies in between goes on from the record. Creations alone carry out what is on
+    record already, and go ahead of it: when many jobs come at once, their pods don't wait for each other's
+    status.
 
     Attributes:
         requeue: when to look again although nothing may have changed, or None.
@@ -71,6 +73,11 @@ class Plan:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue: timedelta | None = None
+
+    @property
+    def only_creates(self) -> bool:
+        """Tell whether there is something to create, and nothing else to be done to any object."""
+        return bool(self.actions) and all(isinstance(action, Create) for action in self.actions)
 
 
 def pod_ref(observed: Observed, pod: Pod) -> ObjectRef:

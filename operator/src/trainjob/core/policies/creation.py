@@ -25,8 +25,9 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     """Bring the job's objects about, and say whether all its training replicas run."""
     if observed.status.start_time is None:
         message = f"starting {count_roles(replica_counts(observed.job.spec))}"
-        status = transitions.start(observed, message, now)
-        return Plan(status, requeue=timedelta(0), events=(Event("Normal", "Created", message),))
+        begun = replace(observed, status=transitions.start(observed, message, now))
+        first = incomplete(begun, now)
+        return replace(first, events=(Event("Normal", "Created", message), *first.events))
     obstacle = _obstacle(observed, now)
     if obstacle is not None:
         return obstacle
