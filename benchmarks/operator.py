@@ -7,65 +7,39 @@ made in one new namespace, which is deleted in the end. No node runs the pods: t
 not exist. Progress goes to stderr, one line of JSON to stdout; docs/benchmarks.md explains it.
 """
 
-# ruff: noqa: E402
 import sys
 
 # This folder comes first on the path, and this file has the name of a module of the standard library.
-sys.path[:] = [place for place in sys.path if place != __file__.rpartition("/")[0]]
+sys.path.append(sys.path.pop(0))
 
 import argparse
 import asyncio
 import json
-import math
-import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from trainjob.api import API_VERSION, KIND, parse
-from trainjob.cluster.kube import Access, ApiClient, Resource, from_kubeconfig
+from measuring import (
+    GUARD_SECONDS,
+    Arrivals,
+    a_namespace,
+    add_cluster_options,
+    build_job,
+    controller_command,
+    say,
+    spread,
+)
+
+from trainjob.api import API_VERSION, parse
+from trainjob.cluster.kube import Access, ApiClient, from_kubeconfig
 from trainjob.cluster.kube.resources import BY_KIND, NETWORK_POLICIES, PODS, TRAINJOBS
 from trainjob.core.names import LABEL_JOB
 from trainjob.core.render import build_network_policy, build_objects
 from trainjob.core.settings import Isolation
 
-NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
-NOBODY = "no-such-scheduler"
 OWNER = "owner-of-raw-objects"
 START_SECONDS = 60.0
-GUARD_SECONDS = 600.0
-
-
-class Arrivals:
-    """When each job's last pod was seen by a watch."""
-
-    def __init__(self, pods_per_job: int) -> None:
-        self._pods_per_job = pods_per_job
-        self._missing: dict[str, int] = {}
-        self._complete: dict[str, asyncio.Future[float]] = {}
-
-    async def watch(self, api: ApiClient, namespace: str, version: str) -> None:
-        """Look at the namespace's pods from this version on, until cancelled."""
-        seconds = int(GUARD_SECONDS)
-        while True:  # the API server ends a watch whose reader is too slow for it
-            async for event in api.watch(
-                PODS, namespace, selector=LABEL_JOB, version=version, seconds=seconds
-            ):
-                version = event.object["metadata"]["resourceVersion"]
-                if event.type == "ADDED":
-                    self._count(event.object["metadata"]["labels"][LABEL_JOB])
-
-    def last_pod(self, job: str) -> asyncio.Future[float]:
-        """Return what will have the moment of the job's last pod."""
-        return self._complete.setdefault(job, asyncio.get_running_loop().create_future())
-
-    def _count(self, job: str) -> None:
-        self._missing[job] = self._missing.get(job, self._pods_per_job) - 1
-        if self._missing[job] == 0:
-            self.last_pod(job).set_result(time.perf_counter())
 
 
 class Bench:
@@ -123,18 +97,7 @@ class Bench:
             await self._api.create(BY_KIND[manifest["kind"]], manifest)
 
     def _job(self, name: str, **spec: Any) -> dict[str, Any]:
-        container = {"name": "trainer", "image": "example.com/none:1", "command": ["python", "train.py"]}
-        return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name, "namespace": self._namespace},
-            "spec": {
-                "worker": {"replicas": self._options.workers},
-                "output": {"claim": {"claimName": "training"}},
-                "template": {"spec": {"schedulerName": NOBODY, "containers": [container]}},
-                **spec,
-            },
-        }
+        return build_job(self._namespace, name, self._options.workers, **spec)
 
     def _raw_objects(self, name: str) -> list[dict[str, Any]]:
         """Return a job's objects, with labels that no controller looks at, and an owner that is there."""
@@ -162,17 +125,6 @@ async def pace(
         await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
         running.append(asyncio.ensure_future(measure(f"{prefix}-{number}")))
     return list(await asyncio.gather(*running))
-
-
-def percentile(seconds: Sequence[float], percent: float) -> float:
-    """Return the value, in milliseconds, that so many percent of the values don't exceed."""
-    rank = max(1, math.ceil(len(seconds) * percent / 100))
-    return round(sorted(seconds)[rank - 1] * 1000, 1)
-
-
-def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Return the usual percentiles in milliseconds."""
-    return {"p50_ms": percentile(seconds, 50), "p99_ms": percentile(seconds, 99)}
 
 
 async def run_all(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
@@ -204,28 +156,13 @@ async def run_all(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def a_namespace(api: ApiClient) -> AsyncIterator[str]:
-    """Create a namespace and delete it with all that is in it."""
-    name = f"trainjob-benchmark-{secrets.token_hex(3)}"
-    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "namespace": None}}
-    made = await api.create(NAMESPACES, manifest)
-    try:
-        yield name
-    finally:
-        await api.delete(NAMESPACES, None, name, uid=made["metadata"]["uid"])
-
-
-@asynccontextmanager
 async def a_controller(options: argparse.Namespace, namespace: str) -> AsyncIterator[None]:
     """Run a controller of this namespace here, if it is wanted."""
     if not options.start_controller:
         yield
         return
-    trainjob = Path(sys.executable).parent / "trainjob"
-    command = [trainjob, "controller", "--kubeconfig", options.kubeconfig, "--namespace", namespace]
-    command += ["--no-leader-elect", "--http-address", "127.0.0.1:0"]
-    command += ["--workers", str(options.controller_workers)]
-    command += ["--context", options.context] if options.context else []
+    command = controller_command(options, namespace)
+    command += ["--no-leader-elect", "--workers", str(options.controller_workers)]
     process = await asyncio.create_subprocess_exec(*command, stdout=sys.stderr)
     try:
         yield
@@ -257,17 +194,10 @@ async def run(options: argparse.Namespace, access: Access) -> dict[str, Any]:
         return await work
 
 
-def say(line: str) -> None:
-    """Print progress."""
-    print(f"benchmark: {line}", file=sys.stderr, flush=True)
-
-
 def read_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    home = Path.home() / ".kube" / "config"
-    parser.add_argument("--kubeconfig", type=Path, default=Path(os.environ.get("KUBECONFIG") or home))
-    parser.add_argument("--context")
+    add_cluster_options(parser)
     parser.add_argument(
         "--start-controller", action="store_true", help="run one here, for the namespace alone"
     )

@@ -17,8 +17,8 @@ GUARD_SECONDS = 300
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
 
 
-def run(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "benchmarks/operator.py", "--kubeconfig", str(cluster.kubeconfig), *words]
+def run(cluster: Cluster, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, f"benchmarks/{script}.py", "--kubeconfig", str(cluster.kubeconfig), *words]
     return subprocess.run(  # noqa: PLW1510 - the exit code is looked at
         command, cwd=ROOT, capture_output=True, text=True, timeout=GUARD_SECONDS
     )
@@ -33,9 +33,8 @@ def cluster(control_plane: Cluster) -> Cluster:
 
 @pytest.fixture(scope="module")
 def result(cluster: Cluster) -> dict[str, Any]:
-    done = run(
-        cluster, "--start-controller", "--workers", "2", "--paced", "3", "--rate", "20", "--burst", "4"
-    )
+    words = ("--start-controller", "--workers", "2", "--paced", "3", "--rate", "20", "--burst", "4")
+    done = run(cluster, "operator", *words)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     made: dict[str, Any] = json.loads(line)
@@ -58,11 +57,23 @@ def test_its_namespace_goes(cluster: Cluster, result: dict[str, Any]) -> None:
             cluster.kubectl(*words, f"--timeout={GUARD_SECONDS}s", timeout=GUARD_SECONDS)
 
 
+def test_the_failover_is_measured(cluster: Cluster) -> None:
+    done = run(cluster, "failover", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made.pop("benchmark") == "failover"
+    assert all(len(seconds) == 1 and seconds[0] > 0 for seconds in made.values())
+    assert set(re.findall(r"`(sig\w+_seconds)`", PAGE)) == made.keys()
+
+
 def test_the_page_names_what_is_printed(result: dict[str, Any]) -> None:
     named = set(re.findall(r"`(?:paced|burst)\.(\w+)`", PAGE))
     assert named == result["paced"].keys() | result["burst"].keys()
 
 
-def test_the_commands_of_the_page_have_options_that_there_are(cluster: Cluster) -> None:
-    shown = set(re.findall(r"(--[a-z-]+)", "".join(re.findall(r"^\$ (.*)", PAGE, re.MULTILINE))))
-    assert shown <= set(re.findall(r"(--[a-z-]+)", run(cluster, "--help").stdout))
+@pytest.mark.parametrize("script", ["operator", "failover"])
+def test_the_commands_of_the_page_have_options_that_there_are(cluster: Cluster, script: str) -> None:
+    commands = re.findall(rf"^\$ python benchmarks/{script}.py (.*)", PAGE, re.MULTILINE)
+    assert commands
+    shown = set(re.findall(r"(--[a-z-]+)", "".join(commands)))
+    assert shown <= set(re.findall(r"(--[a-z-]+)", run(cluster, script, "--help").stdout))
