@@ -1,6 +1,6 @@
 import pytest
 
-from trainjob.cli.advice import advise
+from trainjob.cli.advice import HERE, ON_CLUSTER, Advice
 from trainjob.core.exits import EXITS
 
 
@@ -18,9 +18,10 @@ from trainjob.core.exits import EXITS
     ],
 )
 def test_what_to_do(reason: str, code: int, log: str, expected: str) -> None:
-    assert expected in advise(reason, code, log)
+    assert expected in HERE.on(reason, code, log)
 
 
+@pytest.mark.parametrize("place", [HERE, ON_CLUSTER])
 @pytest.mark.parametrize("code", [code for code in EXITS if code != 86])
-def test_every_exit_code_of_the_trainer_has_its_own_advice(code: int) -> None:
-    assert advise(EXITS[code].name, code, "") != advise("Crashed", 1, "")
+def test_every_exit_code_of_the_trainer_has_its_own_advice(place: Advice, code: int) -> None:
+    assert place.on(EXITS[code].name, code, "") != place.on("Crashed", 1, "")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support_cli_jobs import RUNNING, condition, ended, stored_job, stored_pod
 
-from trainjob.cli.cluster.advice import advise_on_cluster
+from trainjob.cli.advice import ON_CLUSTER
 from trainjob.cli.cluster.ending import describe_deletion, describe_end
 from trainjob.cli.cluster.picture import draw_job
 from trainjob.cli.cluster.progress import describe_progress
@@ -215,6 +215,6 @@ def test_how_far_it_is(job: dict[str, Any], expected: str) -> None:
     ],
 )
 def test_what_to_do(reason: str, code: int, log: str, words: str) -> None:
-    told = advise_on_cluster(reason, code, log)
+    told = ON_CLUSTER.on(reason, code, log)
     assert words in told
     assert "--fresh" not in told  # that is for runs on one's own machine

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainjob.api import FirstFailure
-from trainjob.cli.advice import advise
+from trainjob.cli.advice import HERE
 from trainjob.cli.changes import describe_evaluation, resumed_from
 from trainjob.cli.view import JobView, ReplicaView
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition, is_true
@@ -95,7 +95,7 @@ def _failure(view: JobView, places: Places) -> Iterator[str]:
     yield f"  first failure {first.rank}, {describe_ending(first)}"
     tail = places.tails.get(first.pod or "") or tuple((first.log_tail or "").splitlines())
     yield from _log(first.rank, tail, places)
-    yield f"  what to do    {advise(first.reason or '', first.exit_code, chr(10).join(tail))}"
+    yield f"  what to do    {HERE.on(first.reason or '', first.exit_code, chr(10).join(tail))}"
 
 
 def describe_ending(failure: FirstFailure) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainjob.api import FirstFailure
-from trainjob.cli.cluster.advice import advise_on_cluster
+from trainjob.cli.advice import ON_CLUSTER
 from trainjob.cli.cluster.reading import Job, Outcome
 from trainjob.cli.figures import format_metric
 from trainjob.cli.summary import describe_ending, quote_log
@@ -36,7 +36,7 @@ def describe_failure(job: Job, first: FirstFailure, *, advice: bool = True) -> I
     role, _, index = first.rank.rpartition("-")
     yield f"  whole log     trainjob logs {job.name} -n {job.namespace} --role {role} --index {index}"
     if advice:
-        yield f"  what to do    {advise_on_cluster(first.reason, first.exit_code, first.log_tail)}"
+        yield f"  what to do    {ON_CLUSTER.on(first.reason, first.exit_code, first.log_tail)}"
 
 
 def _told(job: Job) -> str:
