@@ -50,6 +50,7 @@ _environment = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     autoescape=False,  # noqa: S701 - this is YAML, not HTML, and holds no values
     keep_trailing_newline=True,
+    auto_reload=False,
 )
 _environment.filters["value"] = _leave_place
 
