@@ -3,10 +3,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
-from support_cli import command, running, terminal
+from support_cli import GUARD_SECONDS, command, running, terminal
 from support_cli_jobs import RUNNING, Beside, call, condition, ended, stored_job, stored_pod
 from support_cli_requests import Answer, Asked, Log
 from support_cli_server import CliServer
@@ -307,13 +308,20 @@ def test_colours_on_a_terminal_only(api: CliServer, tmp_path: Path) -> None:
 
 def test_a_job_whose_condition_is_there_before_its_pods_are_seen(api: CliServer) -> None:
     """The watch of the job may be ahead of the pods': their logs are read all the same."""
+    over = threading.Event()
+
+    def hold_up(asked: Asked) -> None:
+        if (asked.verb, asked.plural) == ("watch", "pods"):
+            over.wait(GUARD_SECONDS)
+
+    api.rules.append(hold_up)
     api.put(stored_job())
     following = Beside("logs", "digits", "-f")
     api.wait_until(lambda: api.count("watch", "pods") == api.count("watch") == 1)
-    blocked = [asked for asked in api.asked if asked.verb == "watch" and asked.plural == "pods"]
-    assert len(blocked) == 1
-    api.ends_watches_at_once = True  # from now on pods are only seen by lists
-    api.logs["digits-worker-0-1"] = Log([at(5, "one\n").encode()], is_whole=True)
+    api.write_log("digits-worker-0-1", at(5, "one"), whole=True)
     api.put(stored_pod(container=ended(0)))
     api.put(stored_job("Complete", conditions=[condition("Complete", "done")]))
-    assert following.finish().stdout.splitlines()[0] == "worker-0: one"
+    try:
+        assert following.finish().stdout.splitlines()[0] == "worker-0: one"
+    finally:
+        over.set()

@@ -4,57 +4,85 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from support_controller import ControllerServer
 from support_havoc import Havoc
 from support_jobs import build_job
-from support_kube import running, until
+from support_kube import cached, running, stored, until
 from support_kubelet import Kubelet
 
+from trainjob.api import parse
 from trainjob.cluster.kube.access import Access
+from trainjob.cluster.kube.pace import Pace
+from trainjob.core.render import build_objects
 from trainjob.operator.app import Operator
 from trainjob.operator.exits import ExitCode
 from trainjob.operator.settings import OperatorSettings
 
 NAMES = [f"job-{number}" for number in range(12)]
 DELETED = set(NAMES[:4])
+FAULTS = 120
 GUARD_SECONDS = 120
+PACE = Pace(watch=2.0, inactivity=0.3, resync=0.5, sweep=0.3, first_retry=0.01, longest_retry=0.1)
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_every_job_ends_and_none_is_made_up(seed: int) -> None:
-    async with ControllerServer().serve() as server:
-        kubelet = Kubelet(server, lambda pod: 0 if int(pod["metadata"]["resourceVersion"]) % 3 else None)
-        operator = Operator(
-            OperatorSettings(Access(server.url), "me", host="127.0.0.1", port=0, silence_seconds=1.0),
-            leave_within=lambda _seconds, _code: None,
-        )
-        task = asyncio.create_task(operator.run())
+    async with ControllerServer().serve() as server, _operator(server) as operator:
+        havoc = Havoc(server, seed, faults=FAULTS)
+        kubelet = Kubelet(server, lambda pod: 0 if havoc.left <= _end_of(pod) else None)
         async with running(kubelet.run()):
-            await until(lambda: server.open_watches()["TrainJob"] == 1)
-            havoc = Havoc(server, seed, faults=150)
             for name in NAMES:
                 server.put(build_job(name=name))
-                await until(lambda: havoc.left < 150)
-            await until(lambda: havoc.left < 100, guard=GUARD_SECONDS)
+                await until(lambda: havoc.left < FAULTS)
+            await until(lambda: havoc.left < FAULTS * 2 / 3, guard=GUARD_SECONDS)
             for name in DELETED:
                 server.remove("TrainJob", name)
-            await until(lambda: havoc.left < 50, guard=GUARD_SECONDS)
+            await until(lambda: havoc.left < FAULTS / 4, guard=GUARD_SECONDS)
             havoc.stop()
-            await until(
-                lambda: _states(server) == dict.fromkeys(set(NAMES) - DELETED, "Complete"),
-                guard=GUARD_SECONDS,
-            )
+            left = dict.fromkeys(set(NAMES) - DELETED, "Complete")
+            await until(lambda: _states(server) == left, guard=GUARD_SECONDS)
+            await until(lambda: server.open_watches()["TrainJob"] == 1, guard=GUARD_SECONDS)
             # What was lost on the way is found by comparison.
-            await until(
-                lambda: {job["metadata"]["name"] for job in operator._cluster.jobs()} == set(NAMES) - DELETED,
-                guard=GUARD_SECONDS,
-            )
-            assert not task.done()
+            await until(lambda: cached(operator._cluster) == stored(server), guard=GUARD_SECONDS)
+        jobs = server.all("TrainJob")
+        assert {pod["metadata"]["name"] for pod in server.all("Pod")} == set().union(*map(_pods, jobs))
+        assert not [job for job in jobs if job["status"].get("restarts", {}).get("charged")]
+
+
+@asynccontextmanager
+async def _operator(server: ControllerServer) -> AsyncIterator[Operator]:
+    """Run the operator; it must be there until it is asked to stop."""
+    operator = Operator(
+        OperatorSettings(Access(server.url), "me", host="127.0.0.1", port=0, pace=PACE),
+        leave_within=lambda _seconds, _code: None,
+    )
+    task = asyncio.create_task(operator.run())
+    try:
+        await until(lambda: server.open_watches()["TrainJob"] == 1)
+        yield operator
+        assert not task.done()
         signal.raise_signal(signal.SIGTERM)
         assert await asyncio.wait_for(task, 30) is ExitCode.STOPPED
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _end_of(pod: dict[str, Any]) -> float:
+    """Return how many faults are still to come when the pod ends: the jobs go one after the other."""
+    number = int(pod["metadata"]["labels"]["trainjob.dev/job"].removeprefix("job-"))
+    return FAULTS * number / len(NAMES)
 
 
 def _states(server: ControllerServer) -> dict[str, str | None]:
     return {job["metadata"]["name"]: job.get("status", {}).get("state") for job in server.all("TrainJob")}
+
+
+def _pods(job: dict[str, Any]) -> set[str]:
+    """Return the pods of the first attempt."""
+    return {made["metadata"]["name"] for made in build_objects(parse(job)) if made["kind"] == "Pod"}

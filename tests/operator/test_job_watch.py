@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from support_answers import failing
@@ -18,7 +19,9 @@ from support_kube import running, until
 
 from trainjob.cluster.kube.access import Access
 from trainjob.cluster.kube.calls import Call
+from trainjob.cluster.kube.pace import Pace
 from trainjob.operator.job_watch import JobWatch
+from trainjob.operator.login import Login
 
 Event = tuple[str | None, str]
 
@@ -49,16 +52,7 @@ class Heard:
 @asynccontextmanager
 async def watching(server: ControllerServer, **options: Any) -> AsyncIterator[tuple[Heard, JobWatch]]:
     heard = Heard()
-    given = {"access": Access(server.url), "namespace": None, "silence_seconds": 30.0, **options}
-    watch = JobWatch(
-        given.pop("access"),
-        heard.take,
-        is_served=heard.look,
-        on_call=heard.calls.append,
-        on_restart=heard.count_restart,
-        on_started=heard.count_start,
-        **given,
-    )
+    watch = _build_watch(server, heard, **options)
     async with running(watch.run()):
         yield heard, watch
 
@@ -110,7 +104,8 @@ async def test_an_error_in_the_watch_is_got_over(code: int) -> None:
 
 
 async def test_a_frozen_watch_is_opened_anew() -> None:
-    async with ControllerServer().serve() as server, watching(server, silence_seconds=0.5) as (heard, _):
+    pace = Pace(inactivity=0.5)
+    async with ControllerServer().serve() as server, watching(server, pace=pace) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.freeze_watches()
         server.put(build_job(name="unheard"))
@@ -192,6 +187,43 @@ async def test_signals_are_the_callers_again_once_kopf_runs() -> None:
         await until(lambda: heard.events)
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 10])
+async def test_every_session_is_closed_however_often_it_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    sessions: list[aiohttp.ClientSession] = []
+    open_session = Login._open
+
+    def remember(login: Login) -> aiohttp.ClientSession:
+        sessions.append(open_session(login))
+        return sessions[-1]
+
+    monkeypatch.setattr(Login, "_open", remember)
+    async with ControllerServer().serve() as server:
+        task = asyncio.create_task(_build_watch(server, Heard()).run())
+        await until(lambda: server.open_watches()["TrainJob"] == 1)
+        server.send_line("TrainJob", b"{garbage\n")
+        await until(lambda: len(sessions) == 2 and server.open_watches()["TrainJob"] == 1)
+        for _ in range(times):  # as a loop that ends does, beside those who wait for it
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(task, return_exceptions=True)
+        assert [session.closed for session in sessions] == [True, True]
+
+
+def _build_watch(server: ControllerServer, heard: Heard, **options: Any) -> JobWatch:
+    given = {"access": Access(server.url), "namespace": None, "pace": Pace(inactivity=30.0), **options}
+    return JobWatch(
+        given.pop("access"),
+        heard.take,
+        is_served=heard.look,
+        on_call=heard.calls.append,
+        on_restart=heard.count_restart,
+        on_started=heard.count_start,
+        **given,
+    )
 
 
 def _fail_watches(*answers: web.Response) -> Callable[[Seen], web.Response | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
+
+from support_apiserver import FakeApiServer
 
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Pace
@@ -85,3 +87,19 @@ async def feed_jobs(api: ApiClient, cluster: KubeCluster, namespace: str | None,
                         if event.type != "BOOKMARK":
                             cluster.take_job_event(event.type, event.object)
         await asyncio.sleep(0.01)
+
+
+def cached(cluster: KubeCluster) -> dict[str, set[tuple[str, str]]]:
+    """Return what the caches hold, by kind, as uids and versions."""
+    held = {resource.kind: store.items() for resource, store in cluster._stores.items()}
+    return {kind: _identify(objects) for kind, objects in {"TrainJob": cluster.jobs(), **held}.items()}
+
+
+def stored(server: FakeApiServer) -> dict[str, set[tuple[str, str]]]:
+    """Return the same of the server."""
+    kinds = ("TrainJob", "Pod", "Service", "PersistentVolumeClaim", "NetworkPolicy")
+    return {kind: _identify(server.all(kind)) for kind in kinds}
+
+
+def _identify(objects: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:
+    return {(each["metadata"]["uid"], each["metadata"]["resourceVersion"]) for each in objects}

@@ -15,6 +15,7 @@ import yaml
 
 from trainjob.cluster.kube.access import Access, InvalidAccess, in_cluster
 from trainjob.cluster.kube.kubeconfig import from_kubeconfig
+from trainjob.cluster.kube.pace import Pace
 from trainjob.core.settings import Isolation, Settings
 from trainjob.operator.exits import ExitCode
 from trainjob.operator.logs import LogFormat, start_logging
@@ -128,7 +129,7 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         host=host,
         port=port,
         workers=options["workers"],
-        silence_seconds=options["watch_silence"],
+        pace=Pace(inactivity=options["watch_silence"]),
         plan=Settings(
             isolation=Isolation(own_namespace, options["extra_ingress"])
             if options["network_policy"]

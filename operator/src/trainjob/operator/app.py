@@ -11,7 +11,6 @@ from collections.abc import Callable
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
-from trainjob.cluster.kube.informer import Pace
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.kube.store import place_of
 from trainjob.controller import Controller
@@ -69,13 +68,13 @@ class Operator:
             self._api,
             namespace=settings.namespace,
             on_restart=self._metrics.count_restart,
-            pace=Pace(inactivity=settings.silence_seconds),
+            pace=settings.pace,
         )
         self._jobs = JobWatch(
             settings.access,
             self._cluster.take_job_event,
             namespace=settings.namespace,
-            silence_seconds=settings.silence_seconds,
+            pace=settings.pace,
             is_served=self._is_served,
             on_call=self._metrics.count_call,
             on_restart=lambda: self._metrics.count_restart(TRAINJOBS.plural),
@@ -154,7 +153,7 @@ class Operator:
         await self._api.list(TRAINJOBS, self._settings.namespace, limit=1, metadata_only=True)
 
     def _look_alive(self) -> list[Check]:
-        patience = 3 * self._settings.silence_seconds
+        patience = 3 * self._settings.pace.inactivity
         silent = self._cluster.health().silent
         return [
             *(check_watch(resource, seconds, patience) for resource, seconds in silent.items()),

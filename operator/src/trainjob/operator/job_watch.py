@@ -12,6 +12,7 @@ from trainjob.cluster import Manifest
 from trainjob.cluster.kube.access import Access
 from trainjob.cluster.kube.backoff import Backoff
 from trainjob.cluster.kube.calls import Call
+from trainjob.cluster.kube.pace import Pace
 from trainjob.operator.handlers import SERVER_SECONDS, Take, build_registry
 from trainjob.operator.login import Login
 
@@ -32,7 +33,7 @@ class JobWatch:
         access: the API server.
         take: gets every event.
         namespace: the namespace to watch; None for all.
-        silence_seconds: how long a watch may say nothing before it is opened anew.
+        pace: how long a watch may be silent, and how long to wait before it is started again.
         is_served: returns when TrainJobs can be listed, or raises why not: kopf looks only at its start.
         on_call: told of every request.
         on_restart: told of every start but the first.
@@ -45,7 +46,7 @@ class JobWatch:
         take: Take,
         *,
         namespace: str | None,
-        silence_seconds: float,
+        pace: Pace,
         is_served: Callable[[], Awaitable[object]],
         on_call: Callable[[Call], None],
         on_restart: Callable[[], None],
@@ -54,14 +55,14 @@ class JobWatch:
         self._access = access
         self._take = take
         self._namespace = namespace
-        self._silence_seconds = silence_seconds
+        self._pace = pace
         self._is_served = is_served
         self._on_call = on_call
         self._on_restart = on_restart
         self._on_started = on_started
         self._heard_at = float("-inf")
         # Without events, the end of one request and the begin of the next is what there is to be heard.
-        self.patience_seconds = SERVER_SECONDS + 2 * silence_seconds
+        self.patience_seconds = SERVER_SECONDS + 2 * pace.inactivity
 
     def silent_seconds(self) -> float:
         """Return how long ago the API server was last heard of, or asked in vain."""
@@ -69,7 +70,7 @@ class JobWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        backoff = Backoff()
+        backoff = Backoff(self._pace.first_retry, self._pace.longest_retry)
         time = asyncio.get_running_loop().time
         while True:
             began = time()
@@ -86,7 +87,7 @@ class JobWatch:
 
     async def _run_kopf(self) -> None:
         login = Login(self._access, self._hear_call)
-        registry = build_registry(self._hear_event, login, silence_seconds=self._silence_seconds)
+        registry = build_registry(self._hear_event, login, silence_seconds=self._pace.inactivity)
         tasks = await kopf.spawn_tasks(
             registry=registry,
             standalone=True,
@@ -98,10 +99,12 @@ class JobWatch:
         try:
             await self._first_end(tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await login.close()
+            try:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                await login.close()  # also when we are cancelled while kopf still stops
 
     async def _first_end(self, tasks: Collection[asyncio.Task[None]]) -> None:
         while self.silent_seconds() < self.patience_seconds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainjob.cluster.kube.access import Access
+from trainjob.cluster.kube.pace import Pace
 from trainjob.core.settings import Settings
 from trainjob.operator.leader import Terms
 
@@ -36,7 +37,7 @@ class OperatorSettings:
         host: the address to serve health and metrics on.
         port: its port; 0 for any free one.
         workers: how many jobs are looked at at once.
-        silence_seconds: how long a watch may say nothing before it is opened anew.
+        pace: how the caches are kept up to date.
         plan: what holds for every job.
     """
 
@@ -47,5 +48,5 @@ class OperatorSettings:
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet and Prometheus come from other machines
     port: int = 8080
     workers: int = 16
-    silence_seconds: float = 70.0
+    pace: Pace = field(default_factory=Pace)
     plan: Settings = field(default_factory=Settings)

@@ -13,9 +13,10 @@ from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFo
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.event_sender import EventSender
 from trainjob.cluster.kube.foreign import ForeignObjects
-from trainjob.cluster.kube.informer import Informer, Pace
-from trainjob.cluster.kube.jobs import SWEEP_SECONDS, JobCache
+from trainjob.cluster.kube.informer import Informer
+from trainjob.cluster.kube.jobs import JobCache
 from trainjob.cluster.kube.listing import Scope
+from trainjob.cluster.kube.pace import Pace
 from trainjob.cluster.kube.resources import (
     BY_KIND,
     CLAIMS,
@@ -56,7 +57,6 @@ class KubeCluster:
         on_restart: called with a resource's plural whenever its watch broke.
         clock: returns the time, with zone.
         pace: how long to wait for what.
-        sweep_seconds: how often the jobs are held against a list although nothing calls for it.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class KubeCluster:
         on_restart: Callable[[str], None] = lambda _resource: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         pace: Pace | None = None,
-        sweep_seconds: float = SWEEP_SECONDS,
     ) -> None:
+        pace = pace or Pace()
         self._api = api
         self._watchers: list[Callable[[JobKey], None]] = []
-        self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=sweep_seconds)
+        self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=pace.sweep)
         self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS}
         self._foreign = ForeignObjects(_time)
         self._events = EventSender(api, clock)
@@ -81,7 +81,7 @@ class KubeCluster:
                 Scope(resource, namespace, LABEL_JOB),
                 store,
                 restarted=partial(on_restart, resource.plural),
-                pace=pace or Pace(),
+                pace=pace,
             )
             for resource, store in self._stores.items()
         }

@@ -7,13 +7,13 @@ import logging
 import random
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from trainjob.cluster.errors import ClusterError, Unavailable
 from trainjob.cluster.kube.answers import Expired
 from trainjob.cluster.kube.backoff import Backoff
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.listing import Scope, fill
+from trainjob.cluster.kube.pace import Pace
 from trainjob.cluster.kube.store import Store
 from trainjob.cluster.kube.versions import version_of
 from trainjob.cluster.kube.watch_events import WatchEvent
@@ -22,25 +22,6 @@ _log = logging.getLogger(__name__)
 
 FAILURES_BEFORE_LIST = 3
 """In a row: the API server may be unable to go on from the version it is asked for, and not say so."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How an informer goes about it, in seconds.
-
-    Attributes:
-        watch: how long one watch goes on before it is opened anew; a random part comes on top.
-        inactivity: how long a watch may be silent; the API server sends a bookmark about each minute.
-        resync: how old a list may get before another one is compared with the store, for deletions lost.
-        first_retry: the wait after a failure; see `Backoff`.
-        longest_retry: the limit of the waits after failures in a row.
-    """
-
-    watch: float = 300.0
-    inactivity: float = 90.0
-    resync: float = 1800.0
-    first_retry: float = 0.2
-    longest_retry: float = 30.0
 
 
 class Informer:

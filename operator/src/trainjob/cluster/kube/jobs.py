@@ -23,7 +23,6 @@ from trainjob.cluster.waiting import happens_within
 
 _log = logging.getLogger(__name__)
 
-SWEEP_SECONDS = 300.0
 GATHER_SECONDS = 0.5
 """A relist arrives as one event a job: one sweep serves them all."""
 
@@ -49,7 +48,7 @@ class JobCache:
         namespace: str | None,
         changed: Callable[[JobKey], None],
         *,
-        sweep_seconds: float = SWEEP_SECONDS,
+        sweep_seconds: float,
         gather_seconds: float = GATHER_SECONDS,
     ) -> None:
         self._api = api
