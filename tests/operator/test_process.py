@@ -41,7 +41,7 @@ async def test_one_life_of_the_process(tmp_path: Path) -> None:
         await until(lambda: server.open_watches()["TrainJob"] == 1)
 
         server.put(build_job())
-        await until(lambda: len(server.all("Pod")) == 3)
+        await until(lambda: (server.find("TrainJob", "digits") or {}).get("status", {}).get("state"))
         metrics = (await controller.get("/metrics"))[1]
         assert "trainjob_leader 1.0" in metrics
         assert 'trainjob_api_requests_total{code="201",resource="pods",verb="create"} 3.0' in metrics
