@@ -11,6 +11,7 @@ from support_api import change_job
 from support_jobs import build_job
 
 from trainjob.api import TrainJob
+from trainjob.api.fields import PRESERVED
 from trainjob.api.generate.crd import RULES, crd, crd_text, object_schema
 from trainjob.api.generate.reference import EXAMPLE
 from trainjob.api.generate.schema import schema_at, walk
@@ -26,10 +27,10 @@ ALLOWED_WORDS = {
 FORMATS = {"integer": {"int32", "int64"}, "string": {"date-time", None}}
 
 
-def test_text_is_the_object_in_under_400_lines() -> None:
+def test_text_is_the_object_in_under_650_lines() -> None:
     text = crd_text()
     assert yaml.safe_load(text) == crd()
-    assert len(text.splitlines()) < 400
+    assert len(text.splitlines()) < 650
     assert text == crd_text()
     assert "&id" not in text
 
@@ -59,6 +60,10 @@ def test_columns_have_the_type_of_their_field() -> None:
 @pytest.mark.parametrize(("path", "schema"), [*walk(object_schema())])
 def test_schema_is_structural(path: str, schema: dict[str, Any]) -> None:
     assert set(schema) <= ALLOWED_WORDS
+    if "type" not in schema:
+        assert schema[PRESERVED]
+        assert set(schema) <= {PRESERVED, "description"}
+        return
     assert schema["type"] in ("object", "array", "string", "integer", "number", "boolean")
     assert not {"properties", "additionalProperties"} <= set(schema)
     assert ("items" in schema) == (schema["type"] == "array")
@@ -78,7 +83,7 @@ def test_every_field_of_the_spec_is_described() -> None:
             and "[" not in path
             and path not in ("apiVersion", "kind", "metadata")
         ):
-            if path.endswith("csi.driver"):
+            if path.endswith("csi.driver") or "type" not in schema:
                 continue
             assert schema["description"].endswith("."), path
             assert len(schema["description"]) < 120, path

@@ -30,6 +30,8 @@ TRAINER = f"{POD}.containers[0]"
          f"{TRAINER}.env[0].name", 'must not hold "="; got "A=B"'),
         ("spec.worker.env", [{"name": "A=B", "value": "c"}],
          "spec.worker.env[0].name", 'must not hold "="; got "A=B"'),
+        ("spec.worker.env", [{"name": "A" * 1025, "value": "c"}],
+         "spec.worker.env[0].name", "must have at most 1024 characters, got 1025"),
     ],
 )  # fmt: skip
 def test_what_is_read_must_be_there(path: str, value: Any, field: str, message: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from typing import Any
 
 from support_kube import open_kube
 from testbed import Cluster
+from testbed.waiting import until
 
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube import Access, ApiClient, KubeCluster, from_kubeconfig
@@ -27,7 +28,17 @@ ACCOUNT = "controller"
 def install_crd(cluster: Cluster) -> None:
     """Have the API server know TrainJobs."""
     cluster.apply(REPOSITORY / "manifests" / "crd.yaml")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/trainjobs.trainjob.dev", "--timeout=30s")
+    await_crd(cluster, "trainjobs.trainjob.dev")
+
+
+def await_crd(cluster: Cluster, name: str) -> None:
+    """Return once its objects can be created. (`kubectl wait` fails on a CRD that has no condition yet.)"""
+
+    def is_established() -> bool:
+        conditions = cluster.get("crd", name).get("status", {}).get("conditions") or ()
+        return any((c["type"], c["status"]) == ("Established", "True") for c in conditions)
+
+    until(is_established, what=f"CRD {name} established", seconds=30)
 
 
 def grant(
@@ -137,3 +148,16 @@ async def states(admin: ApiClient, namespace: str) -> dict[str, str | None]:
     """Return the state of every job in the namespace."""
     jobs = (await admin.list(TRAINJOBS, namespace))["items"]
     return {job["metadata"]["name"]: job.get("status", {}).get("state") for job in jobs}
+
+
+async def eventually(
+    ask: Callable[[], Coroutine[Any, Any, Any]], holds: Callable[[Any], object], *, guard: float = 180.0
+) -> None:
+    """Ask the API server again and again until the answer is as wanted; the guard is against hanging only."""
+    answer: object = None
+    try:
+        async with asyncio.timeout(guard):
+            while not holds(answer := await ask()):  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"it stayed at {answer}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_real_kube import await_crd
 from testbed import Cluster
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +28,7 @@ def run(cluster: Cluster, script: str, *words: str) -> subprocess.CompletedProce
 @pytest.fixture(scope="module")
 def cluster(control_plane: Cluster) -> Cluster:
     control_plane.apply(ROOT / "manifests" / "crd.yaml")
-    control_plane.kubectl("wait", "crd/trainjobs.trainjob.dev", "--for=condition=Established")
+    await_crd(control_plane, "trainjobs.trainjob.dev")
     return control_plane
 
 

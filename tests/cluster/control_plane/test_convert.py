@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support_real_kube import await_crd
 from support_tfjobs import SAMPLES, build_claim_mount, build_replicas, build_tfjob
 from testbed import Cluster
 
@@ -43,7 +44,7 @@ GPU = {"limits": {"nvidia.com/gpu": 1}}
 @pytest.fixture(scope="module")
 def cluster(control_plane: Cluster) -> Cluster:
     control_plane.apply(CRD)
-    control_plane.kubectl("wait", "crd/trainjobs.trainjob.dev", "--for=condition=Established")
+    await_crd(control_plane, "trainjobs.trainjob.dev")
     return control_plane
 
 

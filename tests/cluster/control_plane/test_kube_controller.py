@@ -225,7 +225,7 @@ def cached(kube: KubeCluster) -> dict[str, set[tuple[str, str]]]:
 async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
     access: Access, admin: ApiClient, control_plane: Cluster, namespace: str, seed: int
 ) -> None:
-    pace = Pace(watch=3.0, inactivity=2.0, resync=2.0, first_retry=0.05, longest_retry=0.2)
+    pace = Pace(watch=3.0, inactivity=2.0, resync=2.0, sweep=1.0, first_retry=0.05, longest_retry=0.2)
     owner = from_kubeconfig(control_plane.kubeconfig)
     # The proxy knows the API server, and speaks with the tokens of those behind it only.
     tls = build_tls(replace(owner, certificate_file=None, certificate_data=None))
@@ -234,7 +234,7 @@ async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
     async with FaultyProxy(owner.server, tls).serve() as proxy:
         havoc = Havoc(proxy, seed, faults=80)
         async with (
-            open_controller(through(proxy.url, access), namespace, pace=pace, sweep_seconds=1.0) as kube,
+            open_controller(through(proxy.url, access), namespace, pace=pace) as kube,
             running(kubelet.run()),
         ):
             for name in names:

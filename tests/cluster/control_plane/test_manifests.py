@@ -9,6 +9,7 @@ import pytest
 import yaml
 from support_chart import NAMESPACE, Manifest, kustomize, render
 from support_helm import own_plane
+from support_real_kube import await_crd
 from testbed import Cluster, KubectlError
 
 FULL: dict[str, Any] = {
@@ -80,7 +81,7 @@ def granted(cluster: Cluster) -> Cluster:
             "subjects": [subject],
         }
         cluster.apply(binding)
-    cluster.kubectl("wait", "--for=condition=Established", "crd/trainjobs.trainjob.dev")
+    await_crd(cluster, "trainjobs.trainjob.dev")
     return cluster
 
 

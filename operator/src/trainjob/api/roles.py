@@ -26,7 +26,9 @@ class Role(Part):
 
     replicas: Replicas = Field(1, description="Number of replicas.")
     template: PodTemplate | None = Field(
-        None, description="A pod template for this role, used instead of spec.template."
+        None,
+        description="A pod template for this role, used instead of spec.template;"
+        " see kubectl explain pod.spec.",
     )
     resources: KubernetesObject | None = Field(
         None,

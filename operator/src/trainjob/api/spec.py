@@ -35,7 +35,8 @@ class TrainJobSpec(Part):
         description="Where checkpoints and logs go.", examples=["{claim: {claimName: training}}"]
     )
     template: PodTemplate = Field(
-        description="The pod template of all roles; the container that trains is the one named trainer.",
+        description="The pod template of all roles, with the container that trains named trainer;"
+        " see kubectl explain pod.spec.",
         examples=[
             "{spec: {containers: [{name: trainer, image: ghcr.io/acme/digits:1}]}}",
         ],

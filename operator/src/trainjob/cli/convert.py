@@ -11,7 +11,7 @@ import click
 from trainjob.api import Document, FieldError
 from trainjob.cli.files import RefusedFile, UnreadableFile, read_objects
 from trainjob.cli.yaml_stream import dump_stream
-from trainjob.convert import Conversion, Item, describe, is_tfjob, list_items
+from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
 from trainjob.convert import convert as convert_tfjob
 
 
@@ -77,10 +77,10 @@ def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
 
 
 def _convert_file(file: str, claim: str | None, outcome: Outcome) -> None:
-    documents = read_objects(file)
+    documents = read_objects(file, expected=TFJOB)
     items = [(document, item) for document in documents for item in list_items(document.raw)]
     if not any(is_tfjob(item.raw) for _, item in items):
-        raise RefusedFile([f"{documents[0].source}: holds no TFJob (kubeflow.org)"])
+        raise RefusedFile([f"{documents[0].source}: holds no {TFJOB} (kubeflow.org)"])
     for document, item in items:
         if not is_tfjob(item.raw):
             outcome.printed.append(Printed(dict(item.raw)))

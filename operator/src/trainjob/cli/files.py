@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainjob.api import Document, InvalidTrainJob, read_documents
+from trainjob.api import KIND, Document, InvalidTrainJob, read_documents
 
 STDIN = "-"
 """In place of a file's name: read the standard input."""
@@ -78,15 +78,19 @@ def read_valid_trainjobs(file: str) -> tuple[Document, ...]:
     return documents
 
 
-def read_objects(file: str) -> tuple[Document, ...]:
+def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
     """Return all objects of a file, whatever they are, at least one.
+
+    Args:
+        file: its name, or `-`.
+        expected: the kind that there should be, for the message about an empty file.
 
     Raises:
         UnreadableFile: there is no such file, or it can't be read.
         RefusedFile: it is no YAML or JSON.
     """
     try:
-        return read_documents(_content(file), source=_title(file))
+        return read_documents(_content(file), source=_title(file), expected=expected)
     except InvalidTrainJob as invalid:
         raise RefusedFile(str(error) for error in invalid.errors) from invalid
 

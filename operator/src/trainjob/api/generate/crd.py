@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainjob.api.generate.pod_fields import name_fields
 from trainjob.api.generate.schema import Schema, schema_at, walk, written_out
-from trainjob.api.generate.template import template_schema
+from trainjob.api.generate.template import METADATA, POD_SPEC, named_item, template_schema
 from trainjob.api.generate.yaml_text import as_yaml
 from trainjob.api.group import GROUP, KIND, LIST_KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from trainjob.api.job import TrainJob
 from trainjob.api.rules import immutable, name, output, roles, template
 from trainjob.api.rules.rule import Rule
+from trainjob.api.rules.template import ROLES
 
 RULES: tuple[Rule, ...] = (
     *name.RULES,
@@ -43,10 +45,9 @@ def object_schema() -> Schema:
     schema["required"] = ["spec"]
     spec = fields["spec"]["properties"]
     spec["template"] = template_schema(spec["template"]["description"])
-    spec["output"]["properties"]["csi"] |= {
-        "required": ["driver"],
-        "properties": {"driver": {"type": "string"}},
-    }
+    for role in ROLES:
+        _finish_role(spec[role]["properties"])
+    _finish_output(spec["output"]["properties"])
     _finish_status(fields["status"])
     for rule in RULES:
         schema_at(schema, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
@@ -92,6 +93,23 @@ def crd(annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
 def crd_text(annotations: Mapping[str, str] | None = None) -> str:
     """Return the CustomResourceDefinition as YAML."""
     return _HEADER + as_yaml(crd(annotations))
+
+
+def _finish_role(fields: Schema) -> None:
+    fields["env"]["items"] = named_item("EnvVar", "name")
+    name_fields(fields["template"], "PodTemplateSpec")
+    fields["template"]["properties"]["metadata"]["description"] = METADATA
+    fields["template"]["properties"]["spec"]["description"] = POD_SPEC
+    name_fields(fields["resources"], "ResourceRequirements")
+    name_fields(fields["tolerations"]["items"], "Toleration")
+    name_fields(fields["affinity"], "Affinity")
+
+
+def _finish_output(fields: Schema) -> None:
+    fields["csi"] |= {"required": ["driver"], "properties": {"driver": {"type": "string"}}}
+    name_fields(fields["csi"], "CSIVolumeSource")
+    name_fields(fields["emptyDir"], "EmptyDirVolumeSource")
+    name_fields(fields["ephemeral"], "EphemeralVolumeSource")
 
 
 def _finish_status(status: Schema) -> None:

@@ -5,22 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from trainjob.api.fields import PRESERVED
+from trainjob.api.generate.pod_fields import name_fields
+from trainjob.api.rules.shape import LONGEST_TEXT
 
 Schema = dict[str, Any]
 
 # CEL's cost is estimated from these bounds; without them the API server refuses the rules.
 _MOST_CONTAINERS = 32
 _MOST_ENTRIES = 256
-_LONGEST_TEXT = 1024
 
 
-def _text(longest: int = _LONGEST_TEXT) -> Schema:
+METADATA = "Labels and annotations of the pods."
+POD_SPEC = "Of the pods; kubectl explain pod.spec has its fields."
+
+
+def _text(longest: int = LONGEST_TEXT) -> Schema:
     return {"type": "string", "maxLength": longest}
 
 
-def _list_of(name: str, most: int = _MOST_ENTRIES) -> Schema:
+def named_item(kind: str, name: str) -> Schema:
+    """Return the schema of one of Kubernetes' own objects that rules know by this field."""
     item = {"type": "object", PRESERVED: True, "properties": {name: _text()}, "required": [name]}
-    return {"type": "array", "maxItems": most, "items": item}
+    name_fields(item, kind)
+    return item
+
+
+def _list_of(kind: str, name: str, most: int = _MOST_ENTRIES) -> Schema:
+    return {"type": "array", "maxItems": most, "items": named_item(kind, name)}
 
 
 def _texts() -> Schema:
@@ -35,8 +46,8 @@ def template_schema(description: str) -> Schema:
         "required": ["name"],
         "properties": {
             "name": _text(63),
-            "env": _list_of("name"),
-            "volumeMounts": _list_of("mountPath", 64),
+            "env": _list_of("EnvVar", "name"),
+            "volumeMounts": _list_of("VolumeMount", "mountPath", 64),
         },
     }
     containers = {
@@ -48,6 +59,7 @@ def template_schema(description: str) -> Schema:
     }
     pod = {
         "type": "object",
+        "description": POD_SPEC,
         PRESERVED: True,
         "required": ["containers"],
         "properties": {
@@ -55,15 +67,18 @@ def template_schema(description: str) -> Schema:
             "hostNetwork": {"type": "boolean"},
             "hostname": _text(),
             "subdomain": _text(),
-            "volumes": _list_of("name"),
+            "volumes": _list_of("Volume", "name"),
             "containers": containers,
         },
     }
     metadata = {
         "type": "object",
+        "description": METADATA,
         PRESERVED: True,
         "properties": {"labels": _texts(), "annotations": _texts()},
     }
+    name_fields(container, "Container")
+    name_fields(pod, "PodSpec")
     return {
         "type": "object",
         "description": description,

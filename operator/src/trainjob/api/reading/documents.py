@@ -69,12 +69,13 @@ class Document:
             raise InvalidTrainJob(sorted(located, key=lambda error: error.line or 0)) from None
 
 
-def read_documents(text: str | bytes, *, source: str) -> tuple[Document, ...]:
+def read_documents(text: str | bytes, *, source: str, expected: str = KIND) -> tuple[Document, ...]:
     """Read all documents of a YAML or JSON file; empty ones are left out.
 
     Args:
         text: the file, as bytes where its encoding is to be checked.
         source: its name, for messages.
+        expected: the kind of object that it should hold, for the message about an empty one.
 
     Raises:
         InvalidTrainJob: it can't be read: wrong syntax, a key that is there twice, no object at all.
@@ -94,7 +95,7 @@ def read_documents(text: str | bytes, *, source: str) -> tuple[Document, ...]:
         elif raw is not None:
             errors.append(FieldError("", f"must be an object, got {_kind_of(node)}", line, source))
     if not documents and not errors:
-        errors.append(FieldError("", "is empty; a TrainJob is expected", None, source))
+        errors.append(FieldError("", f"is empty; a {expected} is expected", None, source))
     if errors:
         raise InvalidTrainJob(errors)
     return tuple(documents)

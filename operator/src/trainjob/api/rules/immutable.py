@@ -15,6 +15,11 @@ from trainjob.api.wording import fields_by_alias
 _MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})
 _MUTABLE_IN_WORKER = frozenset({"replicas"})
 
+HOLDING_KUBERNETES_OBJECTS = frozenset(
+    {"template", "resources", "env", "tolerations", "affinity", "chief", "ps", "evaluator", "output"}
+)
+"""Compared both ways: `==` passes over what its left side has and the schema doesn't (see `pod_fields`)."""
+
 MESSAGE = "is immutable; delete the job and create it anew"
 
 
@@ -25,9 +30,10 @@ def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iter
     optional = [name for name, field in fixed.items() if field.default is None]
     for name in fixed:
         absent = f"!has(self.{name}) || !has(oldSelf.{name}) || " if name in optional else ""
-        yield Rule(
-            at=at, cel=f"{absent}self.{name} == oldSelf.{name}", message=MESSAGE, field_path=f".{name}"
-        )
+        same = f"self.{name} == oldSelf.{name}"
+        if name in HOLDING_KUBERNETES_OBJECTS:
+            same += f" && oldSelf.{name} == self.{name}"
+        yield Rule(at=at, cel=f"{absent}{same}", message=MESSAGE, field_path=f".{name}")
     now, before = (
         f"[{', '.join(f'has({owner}.{field})' for field in optional)}]" for owner in ("self", "oldSelf")
     )

@@ -55,6 +55,9 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "hostPath": ("path",),
 }
 """By the field that holds the object, or the list of such objects."""
+LONGEST_TEXT = 1024
+"""Of what the API server's rules look at in these lists: it takes no rule about texts without a bound."""
+_BOUNDED = ("env", "volumes", "volumeMounts")
 _WORDS = {str: "a string", int: "an integer"}
 
 
@@ -77,8 +80,11 @@ def _check_object(value: object, shape: dict[str, Shape], path: tuple[Step, ...]
         return
     holder = next((step for step in reversed(path) if isinstance(step, str)), "")
     for key in _REQUIRED.get(holder, ()):
-        if value.get(key) in (None, ""):
+        text = value.get(key)
+        if text in (None, ""):
             yield _error((*path, key), "required")
+        elif holder in _BOUNDED and isinstance(text, str) and len(text) > LONGEST_TEXT:
+            yield _error((*path, key), f"must have at most {LONGEST_TEXT} characters, got {len(text)}")
     for key, item in value.items():
         inner = shape.get("*", shape.get(key)) if isinstance(key, str) else None
         if inner is not None:

@@ -43,13 +43,16 @@ HOST_NAME = Rule(
     cel="!has(self.hostname) && !has(self.subdomain)",
     message="hostname and subdomain are set for each replica, so that replicas find each other; remove them",
 )
+_FREE = (
+    f"all(e, !has(e.name) || e.name != '{RESERVED_ENV_NAME}' && !e.name.startsWith('{RESERVED_ENV_PREFIX}'))"
+)
 ENV = Rule(
     at=f"{_POD}.containers[]",
-    cel=f"self.name != '{TRAINER_CONTAINER}' || !has(self.env) || self.env.all(e,"
-    f" e.name != '{RESERVED_ENV_NAME}' && !e.name.startsWith('{RESERVED_ENV_PREFIX}'))",
+    cel=f"self.name != '{TRAINER_CONTAINER}' || !has(self.env) || self.env.{_FREE}",
     message=f"{RESERVED_ENV_NAME} and {RESERVED_ENV_PREFIX}* are set for each replica; remove them",
     field_path=".env",
 )
+ROLE_ENV = tuple(Rule(at=f"spec.{role}.env", cel=f"self.{_FREE}", message=ENV.message) for role in ROLES)
 VOLUME = Rule(
     at=f"{_POD}.volumes",
     cel=f"self.all(v, v.name != '{OUTPUT_VOLUME}')",
@@ -69,7 +72,7 @@ LABELS = Rule(
 )
 ANNOTATIONS = Rule(at="spec.template.metadata.annotations", cel=LABELS.cel, message=LABELS.message)
 
-RULES = (TRAINER, RESTART_POLICY, HOST_NETWORK, HOST_NAME, ENV, VOLUME, MOUNT, LABELS, ANNOTATIONS)
+RULES = (TRAINER, RESTART_POLICY, HOST_NETWORK, HOST_NAME, ENV, *ROLE_ENV, VOLUME, MOUNT, LABELS, ANNOTATIONS)
 
 
 def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
