@@ -10,10 +10,10 @@ PACKAGES := operator/src trainer/src tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format generate cluster-up cluster-down clean
+.PHONY: help run test check format generate cluster-up cluster-down kind-e2e clean
 
 help:  ## Show what there is.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. ARGS=--fresh starts over.
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
@@ -41,6 +41,9 @@ cluster-up: $(SYNCED)  ## Start a real single-node Kubernetes here, with the ima
 
 cluster-down: $(SYNCED)  ## Stop it, and clean up after it.
 	@PYTHONPATH=tests/cluster $(BIN)/python -m testbed down
+
+kind-e2e: $(SYNCED)  ## Run tests/cluster on a kind cluster of its own; needs Docker. ARGS='-k name' runs some.
+	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.
 	rm -rf .venv .uv runs

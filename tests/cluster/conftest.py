@@ -15,7 +15,22 @@ from testbed import Cluster, Unfit, node_tier, plain_tier
 from testbed.claims import NodeCluster
 from testbed.progress import step
 
+GIVEN = "TRAINJOB_TEST_KUBECONFIG"
 ABSENT = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the mark of tests about the testbed itself: no other cluster has what they look at."""
+    config.addinivalue_line("markers", "testbed: about the testbed's own clusters, not about any cluster")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves tests of the testbed out where it isn't used."""
+    if not os.environ.get(GIVEN):
+        return
+    others = [item for item in items if item.get_closest_marker("testbed")]
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=others)
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +64,7 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 def _tier(
     request: pytest.FixtureRequest, name: str, start: Callable[[], Cluster], stop: Callable[[], None]
 ) -> Iterator[Cluster]:
-    given = os.environ.get("TRAINJOB_TEST_KUBECONFIG")
+    given = os.environ.get(GIVEN)
     if given:
         yield NodeCluster(Path(given).resolve())
         return

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support_jobs import build_job
 
-from trainjob.cluster import JobKey, Unavailable
+from trainjob.cluster import JobKey, NotFound, Refused, Unavailable
 from trainjob.cluster.fake import FakeCluster
 from trainjob.controller import Controller
 
@@ -82,6 +82,50 @@ async def test_what_goes_wrong_with_one_job_is_tried_again(caplog: pytest.LogCap
     assert faults == []
     assert "a defect" in caplog.text
     assert "default/digits: no answer; trying again in" in caplog.text
+
+
+async def test_a_status_that_is_refused_is_one_line_and_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = build_cluster()
+    Kubelet(cluster)
+    controller = Controller(cluster)
+    words = 'TrainJob.trainjob.dev "digits" is invalid: status.state: Too long'
+    faults = [Refused("Invalid", words)]
+
+    def fault(operation: str, _manifest: dict[str, Any]) -> Exception | None:
+        return faults.pop() if faults and operation == "write_status" else None
+
+    cluster.fault = fault
+    key = cluster.apply(build_job())
+    with caplog.at_level(logging.WARNING):
+        status = await asyncio.wait_for(controller.run_until_finished(key), 30)
+    assert status.state == "Complete", "it is tried again"
+    (line,) = (record for record in caplog.records if words in record.getMessage())
+    assert line.exc_info is None
+    assert line.levelno == logging.ERROR
+    assert ("Refused", f"the cluster refuses what is to be done for this job: {words}") in cluster.events
+
+
+async def test_nothing_that_goes_wrong_while_a_refusal_is_told_stops_the_work() -> None:
+    cluster = build_cluster()
+    Kubelet(cluster)
+    controller = Controller(cluster)
+    key = cluster.apply(build_job())
+    faults: list[Exception] = [Refused("Forbidden", "not yours")]
+    cluster.fault = lambda operation, _manifest: (
+        faults.pop() if faults and operation == "write_status" else None
+    )
+    post, troubles = cluster.post_event, [NotFound("gone"), ValueError("a defect")]
+
+    async def post_event(job: dict[str, Any], **event: Any) -> None:
+        if event["reason"] == "Refused" and troubles:
+            faults.append(Refused("Forbidden", "not yours"))
+            raise troubles.pop()
+        await post(job, **event)
+
+    cluster.post_event = post_event  # type: ignore[method-assign]
+    status = await asyncio.wait_for(controller.run_until_finished(key), 30)
+    assert status.state == "Complete"
+    assert troubles == []
 
 
 async def test_a_job_that_vanishes_is_told() -> None:

@@ -43,14 +43,27 @@ async def test_the_other_seats_are_filled_all_the_same() -> None:
     assert world.pod("worker", 1)
 
 
+async def test_no_pod_starts_behind_a_service_that_is_out_of_sight() -> None:
+    """What isn't labelled as ours is only seen when its name turns out to be taken."""
+    world = World(build_job())
+    world.cluster.fault = lambda operation, manifest: (
+        AlreadyExists("web") if operation == "create" and manifest["kind"] == "Service" else None
+    )
+    with pytest.raises(AlreadyExists):
+        await passes(world, 3)
+    assert world.pods == []
+
+
 async def test_a_refusal_is_told_at_once_and_tried_again_slowly() -> None:
     world = World(build_job())
     world.cluster.fault = refusing("used pods: 0")
     assert await passes(world, 1) == timedelta(0)
-    assert await passes(world, 1) == timedelta(seconds=15)
+    assert await passes(world, 1) == timedelta(seconds=5)
     assert world.status.conditions[0].reason == "CreationRefused"
     world.cluster.fault = refusing("used pods: 1")
-    assert await passes(world, 1) == timedelta(seconds=15), "other words for the same are no news"
+    world.now += timedelta(seconds=5)
+    assert await passes(world, 1) == timedelta(seconds=10), "other words for the same are no news"
+    assert await passes(world, 1) == timedelta(seconds=10)
 
 
 async def test_a_refused_deletion_is_no_refused_template() -> None:

@@ -121,3 +121,67 @@ async def test_an_evaluator_that_left_because_it_was_told_to_is_not_done() -> No
     pod["metadata"]["deletionTimestamp"] = world.now.isoformat()
     await world.settle()
     assert world.pod("evaluator")["metadata"]["labels"]["trainjob.dev/incarnation"] == "2"
+
+
+class Quota:
+    """Lets in so many pods, and counts how often it is asked for more."""
+
+    def __init__(self, world: World, pods: int) -> None:
+        self._world = world
+        self.pods = pods
+        self.refused = 0
+
+    def __call__(self, operation: str, manifest: dict[str, Any]) -> Exception | None:
+        if operation != "create" or manifest["kind"] != "Pod" or len(self._world.pods) < self.pods:
+            return None
+        self.refused += 1
+        return Refused("Forbidden", f"exceeded quota: used pods: {len(self._world.pods)}")
+
+
+async def test_what_becomes_of_the_pods_that_are_there_is_no_reason_to_ask_again() -> None:
+    world = World(build_job(workers=8))
+    quota = world.cluster.fault = Quota(world, pods=4)
+    await world.settle()
+    assert quota.refused == 5, "four workers and the evaluator, at once"
+    for pod in world.pods:
+        world.cluster.run_pod(pod)
+        await world.settle()
+    assert quota.refused == 5
+    assert world.status.state == "Pending"
+    await world.pass_time(5)
+    assert quota.refused == 10
+    await world.pass_time(3600)
+    assert quota.refused <= 5 * (6 + 3600 / 60), "in the end once a minute"
+
+
+async def test_a_job_goes_on_soon_after_the_quota_was_lifted() -> None:
+    world = World(build_job(workers=3))
+    quota = world.cluster.fault = Quota(world, pods=1)
+    await world.settle()
+    await world.pass_time(3600)
+    quota.pods = 2  # not enough yet
+    await world.pass_time(60)
+    assert len(world.pods) == 2
+    assert world.status.state == "Pending"
+    quota.pods = 9
+    await world.pass_time(60)
+    await world.started()
+    assert world.status.state == "Running"
+    assert world.status.restarts.charged == 0
+
+
+async def test_what_is_asked_for_later_is_asked_for_at_once() -> None:
+    """The patience that one refusal took doesn't outlive it."""
+    world = World(build_job(workers=2, maxRestarts=9))
+    quota = world.cluster.fault = Quota(world, pods=1)
+    await world.settle()
+    await world.pass_time(600)
+    quota.pods = 9
+    await world.pass_time(60)
+    await world.started()
+    world.cluster.end_pod(world.pod("worker", 0), 1)
+    await world.settle()
+    world.let_go()
+    await world.started()
+    assert world.status.state == "Running"
+    assert world.status.attempt == 2

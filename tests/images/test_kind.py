@@ -114,3 +114,13 @@ def test_a_missing_program_is_named(program: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == f"tests/kind/run needs {program} on PATH\n"
+
+
+def test_make_knows_it_and_passes_arguments_on() -> None:
+    make = ["make", "--directory", str(ROOT), "--no-print-directory"]
+    dry = subprocess.run(
+        [*make, "--dry-run", "kind-e2e", "ARGS=-k digits"], capture_output=True, text=True, check=True
+    )
+    assert dry.stdout.splitlines()[-1] == "tests/kind/run -k digits"
+    told = subprocess.run([*make, "help"], capture_output=True, text=True, check=True).stdout
+    assert any(line.startswith("kind-e2e ") and "kind cluster" in line for line in told.splitlines())

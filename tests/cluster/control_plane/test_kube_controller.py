@@ -131,6 +131,8 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
         async with running(kubelet.run()):
             await reach(admin, namespace, {"digits": "Complete"})
         await provoke(kube, namespace)
+        await admin.patch(TRAINJOBS, namespace, "digits", {"spec": {"ttlSecondsAfterFinished": 0}})
+        await reach(admin, namespace, {})
         async with asyncio.timeout(GUARD_SECONDS):
             while not any((c.verb, c.resource) == ("patch", "events") for c in calls):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)

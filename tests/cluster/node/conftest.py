@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,20 @@ def installed(node_cluster: NodeCluster) -> Iterator[NodeCluster]:
 @pytest.fixture
 def restricted(installed: NodeCluster) -> Iterator[str]:
     """A namespace that keeps the restricted Pod Security standard, with the claim `training`."""
-    name = installed.create_namespace(labels=RESTRICTED)
-    installed.claim(name)
+    with _restricted(installed) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def restricted_module(installed: NodeCluster) -> Iterator[str]:
+    """Such a namespace that all tests of a file share."""
+    with _restricted(installed) as name:
+        yield name
+
+
+@contextmanager
+def _restricted(cluster: NodeCluster) -> Iterator[str]:
+    name = cluster.create_namespace(labels=RESTRICTED)
+    cluster.claim(name)
     yield name
-    installed.delete_namespace(name)
+    cluster.delete_namespace(name)

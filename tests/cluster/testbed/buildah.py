@@ -1,10 +1,11 @@
 """Builds images without Docker, in a store of our own."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from testbed.commands import run
 from testbed.places import cache
+from testbed.stages import stages_of
 
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 DRIVER = ("--storage-driver", "overlay")
@@ -28,7 +29,35 @@ class Buildah:
         return bool(self._run("images", "--quiet", "--filter", f"reference={image}").strip())
 
     def build(self, image: str, context: Path, *, target: str | None, arguments: Mapping[str, str]) -> None:
-        """Builds a Dockerfile with this machine's network and certificate authorities; layers are cached."""
+        """Builds a Dockerfile with this machine's network and certificate authorities.
+
+        Every step is cached. The stages on the way to the target get names, so that `prune` can tell those
+        that the next build begins with from those of builds long ago.
+        """
+        self._bud(image, context, target, arguments)
+        for name, stage in stage_names(context, target).items():
+            self._bud(name, context, stage, arguments)
+
+    def prune(self, kept: Collection[str]) -> None:
+        """Deletes every image but these and the steps that led to them.
+
+        Without it a build would leave all its steps behind: gigabytes, after some changes of a source.
+        """
+        self._run("rm", "--all")  # containers of builds that were killed
+        for name in sorted(self.names() - set(kept)):
+            self._run("rmi", name)
+        self._run("rmi", "--prune")
+
+    def names(self) -> set[str]:
+        """The names of all images."""
+        lines = self._run("images", "--filter", "dangling=false", "--format", "{{.Name}}:{{.Tag}}").split()
+        return {line for line in lines if "<none>" not in line}
+
+    def identities(self) -> set[str]:
+        """All images, each step of a build included."""
+        return set(self._run("images", "--all", "--quiet", "--no-trunc").split())
+
+    def _bud(self, image: str, context: Path, target: str | None, arguments: Mapping[str, str]) -> None:
         words = ["--isolation", "chroot", "--network", "host", "--layers", "--format", "oci", "--tag", image]
         words += ["--target", target] if target else []
         words += [f"--build-arg={name}={value}" for name, value in arguments.items()]
@@ -49,3 +78,10 @@ class Buildah:
 
     def _run(self, *words: str | Path) -> str:
         return run((*self._words, *words), env=self._env)
+
+
+def stage_names(context: Path, target: str | None) -> dict[str, str]:
+    """How the stages that a target is made of are named in the store."""
+    return {
+        f"localhost/stages-of-{target}:{stage}": stage for stage in stages_of(context / "Dockerfile", target)
+    }

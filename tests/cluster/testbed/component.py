@@ -77,7 +77,11 @@ def processes(folder: Path) -> dict[str, Process]:
 
 def check_alive(folder: Path, process: Process, name: str) -> None:
     """Raises a TestbedError with the end of its log if a component is dead."""
-    if process.alive:
-        return
+    if not process.alive:
+        raise ended(folder, name)
+
+
+def ended(folder: Path, name: str) -> TestbedError:
+    """What to raise for a component that should live and doesn't: the end of its log tells more."""
     lines = log_file(folder, name).read_text(errors="replace").splitlines()[-15:]
-    raise TestbedError(f"{name} has ended; its last lines:\n" + "\n".join(lines))
+    return TestbedError(f"{name} has ended; its last lines:\n" + "\n".join(lines))

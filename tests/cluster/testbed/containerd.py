@@ -13,6 +13,7 @@ from testbed.enclosure import Enclosure
 from testbed.errors import TestbedError
 from testbed.waiting import until
 
+SOCKET = "/run/containerd/containerd.sock"  # in the enclosure, whose /run is its own
 NAMESPACE = "k8s.io"  # where the kubelet's containerd looks for images
 PAUSE = "localhost/pause:1"
 
@@ -56,7 +57,7 @@ def component(folder: Path, root: Path) -> Component:
         CONFIG.format(
             root=root,
             folder=folder,
-            socket=socket(folder),
+            socket=SOCKET,
             pause=PAUSE,
             cni=unpacked("cni"),
             runc=unpacked("runc"),
@@ -67,20 +68,21 @@ def component(folder: Path, root: Path) -> Component:
     return Component("containerd", (str(program), "--config", str(config)), {"PATH": path})
 
 
-def socket(folder: Path) -> Path:
-    """Where it listens."""
-    return folder / "containerd.sock"
-
-
 class Client:
-    """`ctr` for the containerd that serves in a folder."""
+    """`ctr`, for the containerd of an enclosure."""
 
-    def __init__(self, folder: Path) -> None:
-        self._words = (str(unpacked("ctr")), "--address", str(socket(folder)), "--namespace", NAMESPACE)
+    def __init__(self, enclosure: Enclosure) -> None:
+        self._enclosure = enclosure
+        seen_from_here = f"{enclosure.root}{SOCKET}"
+        self._words = (str(unpacked("ctr")), "--address", seen_from_here, "--namespace", NAMESPACE)
 
     def wait(self) -> None:
-        """Returns once it serves."""
-        until(lambda: succeeds((*self._words, "version"), timeout=5), what="containerd", seconds=30)
+        """Returns once it serves; raises a TestbedError with the end of its log if it has ended."""
+        until(self._serves, what="an answer of containerd", seconds=30)
+
+    def _serves(self) -> bool:
+        self._enclosure.check("containerd")
+        return succeeds((*self._words, "version"), timeout=5)
 
     def call(self, *words: str) -> str:
         """Runs one command and returns its stdout."""

@@ -12,11 +12,13 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from testbed import inside
-from testbed.component import Component, Plain, check_alive, process_file
+from testbed.component import Component, Plain, check_alive, ended, process_file
 from testbed.debian import search_path
 from testbed.errors import TestbedError, Unfit
 from testbed.process import Process
@@ -78,6 +80,16 @@ class Enclosure:
         """The names of the components that run."""
         return set(self._ask(do="list")["living"])
 
+    def check(self, *names: str) -> None:
+        """Raises a TestbedError with the end of its log if one of these components has ended."""
+        for name in sorted(set(names) - self.living()):
+            raise ended(self.folder, name)
+
+    @property
+    def root(self) -> str:
+        """Where the files that are seen inside can be found from outside."""
+        return f"/proc/{self.first.pid}/root" if self.first else ""
+
     def run(self, *argv: str) -> str:
         """Runs a short command inside and returns its output.
 
@@ -99,7 +111,7 @@ class Enclosure:
     def _first_process(self) -> Process | None:
         """Who listens on the socket: the kernel tells its number as seen from here."""
         try:
-            with self._connect() as connection:
+            with self._connection() as connection:
                 answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
                 connection.sendall(b'{"do": "list"}\n')
                 return Process.of(struct.unpack("3i", answer)[0])
@@ -108,17 +120,18 @@ class Enclosure:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         try:
-            with self._connect() as connection:
+            with self._connection() as connection, connection.makefile() as answer:
                 connection.sendall(json.dumps(request).encode() + b"\n")
-                return json.loads(connection.makefile().read())
+                return json.loads(answer.read())
         except (OSError, ValueError) as error:
             raise TestbedError(f"the enclosure in {self.folder} doesn't answer: {error}") from error
 
-    def _connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(60)
-        connection.connect(str(self.folder / "starter.sock"))
-        return connection
+    @contextmanager
+    def _connection(self) -> Iterator[socket.socket]:
+        with socket.socket(socket.AF_UNIX) as connection, inside.short(self.folder) as folder:
+            connection.settimeout(60)
+            connection.connect(str(folder / inside.STARTER))
+            yield connection
 
 
 def _environment() -> dict[str, str]:

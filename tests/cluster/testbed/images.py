@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.base_image import NAME as BASE
 from testbed.base_image import need_base_image
-from testbed.buildah import Buildah
+from testbed.buildah import Buildah, stage_names
 from testbed.containerd import PAUSE
 from testbed.debian import need_tools
 from testbed.layouts import Layout
@@ -81,9 +81,11 @@ def need_images() -> dict[str, Layout]:
     layout = Layout(cache() / "images" / "project")
     wanted = [operator(), trainer(), digits()]
     with locked(cache() / "images" / ".lock"):
-        for image in wanted:
-            if _built(layout, image.name) != image.key:
-                _build(image, layout)
+        outdated = [image for image in wanted if _built(layout, image.name) != image.key]
+        for image in outdated:
+            _build(image, layout)
+        if outdated:
+            _forget_older(wanted)
         layout.forget_unused([image.name for image in wanted])
     return {**need_pause(), **{image.name: layout for image in wanted}}
 
@@ -97,6 +99,13 @@ def _build(image: Image, layout: Layout) -> None:
         buildah.build(image.name, REPOSITORY / image.context, target=image.target, arguments=image.arguments)
         buildah.push(image.name, layout.folder)
     _key_file(layout, image.name).write_text(key)
+
+
+def _forget_older(wanted: list[Image]) -> None:
+    """Leaves in buildah's store what the next build of these images goes on from."""
+    stages = [name for image in wanted for name in stage_names(REPOSITORY / image.context, image.target)]
+    with step("delete what older builds left"):
+        Buildah().prune([BASE, *(image.name for image in wanted), *stages])
 
 
 def _built(layout: Layout, name: str) -> str | None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ PRETENDED = {
     "/proc/sys/kernel/keys/root_maxkeys": "1000000",
     "/proc/sys/kernel/keys/root_maxbytes": "25000000",
 }
+STARTER = "starter.sock"
 
 
 def main(folder: Path) -> None:
@@ -39,7 +41,8 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = socket.socket(socket.AF_UNIX)
-    server.bind(str(folder / "starter.sock"))
+    with short(folder) as short_folder:
+        server.bind(str(short_folder / STARTER))
     server.listen(16)
     living: dict[str, int] = {}
     while True:
@@ -51,6 +54,16 @@ def main(folder: Path) -> None:
             with server.accept()[0] as connection, contextlib.suppress(OSError):
                 answer = _answer(json.loads(connection.makefile().readline()), living, folder)
                 connection.sendall(json.dumps(answer).encode())
+
+
+@contextlib.contextmanager
+def short(folder: Path) -> Iterator[Path]:
+    """The same folder under a short name: a socket's address has room for 107 bytes, paths may be longer."""
+    number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield Path(f"/proc/self/fd/{number}")
+    finally:
+        os.close(number)
 
 
 def _answer(request: dict[str, Any], living: dict[str, int], folder: Path) -> dict[str, Any]:

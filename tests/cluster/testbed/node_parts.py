@@ -67,7 +67,7 @@ def kubelet(plane: ControlPlane, network: Network) -> Component:
         authorization={"mode": "Webhook"},
         tlsCertFile=str(certificate), tlsPrivateKeyFile=str(key),
         address=network.node, clusterDNS=[network.dns], clusterDomain="cluster.local",
-        resolvConf=str(folder / "resolv.conf"), containerRuntimeEndpoint=f"unix://{containerd.socket(folder)}",
+        resolvConf=str(folder / "resolv.conf"), containerRuntimeEndpoint=f"unix://{containerd.SOCKET}",
         cgroupDriver="cgroupfs", cgroupRoot=f"/{cgroups.name()}", enforceNodeAllocatable=[],
         failSwapOn=False, oomScoreAdj=0, imageGCHighThresholdPercent=100, imageGCLowThresholdPercent=99,
         evictionHard={"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%",

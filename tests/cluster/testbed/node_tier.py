@@ -10,7 +10,6 @@ from pathlib import Path
 
 from testbed import cgroups, containerd, network, node_parts, store
 from testbed.claims import NodeCluster
-from testbed.component import log_file
 from testbed.control_plane import Addresses, ControlPlane, Options
 from testbed.debian import need_tools
 from testbed.enclosure import Enclosure, may_enclose
@@ -46,7 +45,7 @@ def start(*, die_with_us: bool, bare: bool = False) -> NodeCluster:
                 raise TestbedError(
                     "another test run has its cluster on this machine, and there is room for one"
                 )
-            store.add(containerd.Client(_folder()), images)
+            store.add(containerd.Client(Enclosure(_folder())), images)
             return kept
         _clean()
         store.fill(images, _folder().with_name("store"))
@@ -127,7 +126,7 @@ def _start(folder: Path, *, die_with_us: bool) -> NodeCluster:
     _until_ready(enclosure, f"{addresses.server}/readyz", plane.authority, seconds=90)
     cluster = _cluster(folder)
     cluster.apply(node_parts.DNS_ROLE)
-    containerd.Client(folder).wait()
+    containerd.Client(enclosure).wait()
     for part in (
         plane.controller_manager(), node_parts.scheduler(plane), node_parts.kubelet(plane, net),
         node_parts.kube_proxy(plane, net), node_parts.coredns(plane, net),
@@ -143,12 +142,10 @@ def _start(folder: Path, *, die_with_us: bool) -> NodeCluster:
 
 def _until_ready(enclosure: Enclosure, url: str, authority: Path | None, *, seconds: float) -> None:
     ask = answers(url, authority=authority)
-    started: set[str] = enclosure.living()
+    started = enclosure.living()
 
     def look() -> bool:
-        for name in started - enclosure.living():
-            lines = log_file(enclosure.folder, name).read_text(errors="replace").splitlines()[-15:]
-            raise TestbedError(f"{name} has ended; its last lines:\n" + "\n".join(lines))
+        enclosure.check(*started)
         return ask()
 
     until(look, what=f"an answer of {url}", seconds=seconds)

@@ -69,14 +69,17 @@ def source(name: str) -> Source:
 
 def program(name: str) -> Path:
     """The path of a program; builds it first if it isn't in the cache. That can take minutes."""
-    of = source(name)
-    folder = cache() / "bin" / f"{of.module}-{of.key}"
-    built = folder / name
+    built = _place(name)
     if not built.exists():
         with locked(cache() / "bin" / ".lock"):
             if not built.exists():
-                _build(of, built)
+                _build(source(name), built)
     return built
+
+
+def _place(name: str) -> Path:
+    of = source(name)
+    return cache() / "bin" / f"{of.module}-{of.key}" / name
 
 
 def _build(of: Source, built: Path) -> None:
@@ -89,6 +92,7 @@ def _build(of: Source, built: Path) -> None:
             cwd=of.folder,
             env={
                 "CGO_ENABLED": "0",
+                "GOCACHE": str(_scraps()),
                 "GOFLAGS": " ".join(FLAGS),
                 "GOTOOLCHAIN": "local",
                 "GOWORK": "off",
@@ -97,6 +101,13 @@ def _build(of: Source, built: Path) -> None:
             },
         )
     unfinished.rename(built)
+    if all(_place(name).exists() for name in (*CONTROL_PLANE, *NODE)):
+        shutil.rmtree(_scraps())
+
+
+def _scraps() -> Path:
+    """What the compiler keeps from program to program: gigabytes, of no use once there are all."""
+    return cache() / "go-build"
 
 
 def forget_old(keep_modules: tuple[str, ...] = ("kubernetes", "coredns", "helm", "pause")) -> None:

@@ -21,6 +21,8 @@ DATABASES = (
     "io.containerd.snapshotter.v1.overlayfs/metadata.db",
 )
 SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
+BLOBS = "io.containerd.content.v1.content/blobs/sha256"
+REPLACED = "localhost/replaced"
 OF_A_RUN = (
     "io.containerd.grpc.v1.cri",
     "io.containerd.runtime.v1.linux",
@@ -74,11 +76,11 @@ def fill(images: dict[str, Layout], folder: Path) -> None:
     take(enclosure)
     try:
         enclosure.start(component(folder, root()))
-        client = Client(folder)
+        client = Client(enclosure)
         client.wait()
+        add(client, images)
         for name in there(client).keys() - wanted.keys():
             client.call("images", "rm", "--sync", name)
-        add(client, images)
         stop_gently(enclosure)
         _save(wanted)
     finally:
@@ -89,12 +91,12 @@ def fill(images: dict[str, Layout], folder: Path) -> None:
 def reset() -> None:
     """Puts the store back to what `fill` left: images, no containers. containerd must not run."""
     _check_free()
-    if not _record().exists():  # never filled, or `fill` was killed: nothing to trust
+    if not _held():
         shutil.rmtree(root(), ignore_errors=True)
         return
     for name in DATABASES:
         shutil.copyfile(_saved(name), root() / name)
-    kept = set(json.loads((_record().with_name("snapshots.json")).read_text()))
+    kept = _files()[SNAPSHOTS]
     for folder in (root() / SNAPSHOTS).iterdir():
         if folder.name not in kept:
             shutil.rmtree(folder)
@@ -103,10 +105,17 @@ def reset() -> None:
 
 
 def add(client: Client, images: dict[str, Layout]) -> None:
-    """Imports what a serving containerd doesn't have yet."""
+    """Imports what a serving containerd doesn't have yet.
+
+    What a name stood for before stays until the end: without a name containerd would delete its files, which
+    the saved databases speak of.
+    """
     held = there(client)
     for name, digest in _digests(images).items():
         if held.get(name) != digest:
+            if name in held:
+                replaced = f"{REPLACED}:{held[name].removeprefix('sha256:')}"
+                client.call("images", "tag", "--force", name, replaced)
             with step(f"import {name}"):
                 images[name].send(name, client)
 
@@ -125,13 +134,26 @@ def _save(images: dict[str, str]) -> None:
     for name in DATABASES:
         _saved(name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root() / name, _saved(name))
-    names = sorted(folder.name for folder in (root() / SNAPSHOTS).iterdir())
-    _record().with_name("snapshots.json").write_text(json.dumps(names))
+    names = {
+        folder: sorted(file.name for file in (root() / folder).iterdir()) for folder in (SNAPSHOTS, BLOBS)
+    }
+    _record().with_name("files.json").write_text(json.dumps(names))
     _record().write_text(json.dumps(images))
 
 
 def _held() -> dict[str, str]:
-    return json.loads(_record().read_text()) if _record().exists() else {}
+    """The images that `fill` has left; none if it was killed, or what it left isn't whole any more."""
+    try:
+        images = json.loads(_record().read_text())
+        whole = all((root() / folder / name).exists() for folder, names in _files().items() for name in names)
+    except OSError:
+        return {}
+    return images if whole else {}
+
+
+def _files() -> dict[str, list[str]]:
+    """The names of the files that the saved databases speak of, by folder."""
+    return json.loads(_record().with_name("files.json").read_text())
 
 
 def _record() -> Path:

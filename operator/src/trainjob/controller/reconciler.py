@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import groupby
 
@@ -82,9 +83,13 @@ class Reconciler:
             )
 
     async def _act(self, planned: Plan) -> Refusal | None:
-        """Execute the actions in order, those of one kind at once, up to a creation that is refused."""
-        unseen: AlreadyExists | None = None
+        """Execute the actions in order, those of one kind at once, up to a creation that is refused.
+
+        A name that is taken stops what comes after, too: pods don't start behind a Service that may be
+        anybody's.
+        """
         for group in _groups(planned.actions):
+            unseen: AlreadyExists | None = None
             errors = await asyncio.gather(*map(self._execute, group), return_exceptions=True)
             for action, error in zip(group, errors, strict=True):
                 if isinstance(error, AlreadyExists):
@@ -95,15 +100,16 @@ class Reconciler:
                     return _refusal_of(action, error)
                 elif error is not None:
                     raise error
-        if unseen is not None:
-            raise unseen
+            if unseen is not None:
+                raise unseen
         return None
 
     def _remember(self, observed: Observed, refused: Refusal | None, planned: Plan) -> bool:
         """Keep the latest refusal for the next plan, and tell whether it is worth a plan at once."""
         before = observed.refusal
         if refused is not None:
-            self._refusals[observed.key] = observed.meta.uid, refused
+            latest = replace(refused, at=self._clock()).after(before)
+            self._refusals[observed.key] = observed.meta.uid, latest
             return before is None or (before.what, before.reason) != (refused.what, refused.reason)
         if any(isinstance(action, Create) for action in planned.actions):
             self._refusals.pop(observed.key, None)

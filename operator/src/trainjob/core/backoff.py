@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 LONGEST = timedelta(seconds=60)
 MOST_SKEW = timedelta(seconds=10)
-RETRY_REFUSED = timedelta(seconds=15)
-"""How long to wait before asking again for what the cluster refused."""
+FIRST_RETRY_REFUSED = timedelta(seconds=5)
+LOOK_AGAIN = timedelta(seconds=15)
+"""How long to wait before seeing whether what is in the way has gone: nobody tells."""
 
 
 def restart_delay(failures: int) -> timedelta:
@@ -15,6 +16,11 @@ def restart_delay(failures: int) -> timedelta:
     if failures < 2:
         return timedelta(0)
     return min(timedelta(seconds=2 ** min(failures - 2, 10)), LONGEST)
+
+
+def refusal_delay(refusals: int) -> timedelta:
+    """Return 5, 10, 20, 40, 60, 60, … s for the 1st, 2nd, … refusal in a row: a quota may have room later."""
+    return min(FIRST_RETRY_REFUSED * 2.0 ** min(refusals - 1, 10), LONGEST)
 
 
 def time_left(since: datetime, length: timedelta, now: datetime) -> timedelta:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
 from trainjob.api.paths import value_at
+from trainjob.core.backoff import refusal_delay, time_left
 from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
 from trainjob.core.pods import Pod, PodState, read_pod
@@ -40,17 +42,34 @@ class Refusal:
         reason: Kubernetes' word, such as `Forbidden` or `Invalid`.
         message: the cluster's own sentence.
         role: of the pod that was refused; empty for anything else.
+        times: refusals in a row, this one included.
+        at: when, by the controller's clock.
     """
 
     what: str
     reason: str
     message: str
     role: str = ""
+    times: int = 1
+    at: datetime | None = None
 
     @property
     def permanent(self) -> bool:
         """Tell whether only a change of the job can help: a template that the API server can't accept."""
         return self.reason in ("Invalid", "BadRequest")
+
+    def after(self, before: Refusal | None) -> Refusal:
+        """Return this refusal as the next one in a row."""
+        return replace(self, times=before.times + 1 if before else 1)
+
+    def patience_left(self, now: datetime) -> timedelta:
+        """Return how long not to ask again; 0 or less when it is time to."""
+        return time_left(self.at, refusal_delay(self.times), now) if self.at else timedelta(0)
+
+    def next_attempt(self, now: datetime) -> timedelta:
+        """Return when to look again: for the next attempt, or if it is due now, for the one after it."""
+        left = self.patience_left(now)
+        return left if left > timedelta(0) else refusal_delay(self.times + 1)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from trainjob.core import transitions
 from trainjob.core.actions import Action, Create, Event, Plan, stop_pods
-from trainjob.core.backoff import RETRY_REFUSED, restart_delay, soonest, time_left
+from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed, Refusal
@@ -40,12 +40,15 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
         return Plan(observed.status, left_over, requeue=delay)
     seats = [r for r in desired_replicas(observed.job.spec) if is_training(r)]
     evaluator = evaluator_step(observed, now)
-    creations = (*_missing_dependents(observed), *_missing_pods(observed, seats))
+    creations = (*_missing_dependents(observed), *_missing_pods(observed, seats), *evaluator.actions)
+    if observed.gang_refusal is not None and observed.gang_refusal.patience_left(now) > timedelta(0):
+        # Every event of a pod that is there would ask again for all that are not.
+        creations = tuple(action for action in creations if not isinstance(action, Create))
     running = observed.is_running(seats)
     plan = _running(observed, evaluator, now) if running else _waiting(observed, seats, now)
     return Plan(
         plan.status,
-        (*left_over, *creations, *evaluator.actions),
+        (*left_over, *creations),
         plan.events,
         soonest(plan.requeue, evaluator.requeue),
     )
@@ -74,8 +77,10 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     return None
 
 
-def _held_up(observed: Observed, reason: str, message: str, now: datetime) -> Plan:
-    return Plan(transitions.wait(observed, reason, message, now), requeue=RETRY_REFUSED)
+def _held_up(
+    observed: Observed, reason: str, message: str, now: datetime, again: timedelta = LOOK_AGAIN
+) -> Plan:
+    return Plan(transitions.wait(observed, reason, message, now), requeue=again)
 
 
 def _told(refusal: Refusal) -> str:
@@ -134,8 +139,9 @@ def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Pla
 
 def _waiting(observed: Observed, seats: list[Replica], now: datetime) -> Plan:
     """Say what keeps the gang from running: a refused creation, or the first pod that tells a reason."""
-    if observed.gang_refusal is not None:
-        return _held_up(observed, "CreationRefused", _told(observed.gang_refusal), now)
+    refusal = observed.gang_refusal
+    if refusal is not None:
+        return _held_up(observed, "CreationRefused", _told(refusal), now, refusal.next_attempt(now))
     for pod in observed.training_pods:
         if pod.waiting is not None:
             reason, detail = pod.waiting

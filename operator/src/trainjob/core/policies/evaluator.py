@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from trainjob.core.actions import Action, Create, stop_pods
-from trainjob.core.backoff import RETRY_REFUSED, restart_delay, time_left
+from trainjob.core.backoff import restart_delay, time_left
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
@@ -41,7 +41,7 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
         return EvaluatorStep(stop_pods(observed, observed.evaluator_pods), done=True)
     pods = observed.evaluator_pods
     if not pods:
-        return _create(observed, 1)
+        return _create(observed, 1, now)
     newest = max(pods, key=lambda p: p.incarnation)
     older = stop_pods(observed, tuple(p for p in pods if p is not newest))
     if newest.state is PodState.SUCCEEDED and not newest.taken:
@@ -55,7 +55,7 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
     left = _pause_left(newest, now)
     if left > timedelta(0):
         return EvaluatorStep(older, requeue=left)
-    return _create(observed, newest.incarnation + 1, after=(*older, *stop_pods(observed, (newest,))))
+    return _create(observed, newest.incarnation + 1, now, after=(*older, *stop_pods(observed, (newest,))))
 
 
 def _pause_left(pod: Pod, now: datetime) -> timedelta:
@@ -63,7 +63,9 @@ def _pause_left(pod: Pod, now: datetime) -> timedelta:
     return time_left(since, restart_delay(pod.incarnation), now) if since else timedelta(0)
 
 
-def _create(observed: Observed, incarnation: int, after: tuple[Action, ...] = ()) -> EvaluatorStep:
+def _create(
+    observed: Observed, incarnation: int, now: datetime, after: tuple[Action, ...] = ()
+) -> EvaluatorStep:
     seat = Replica(EVALUATOR, 0)
     pod = build_pod(
         observed.job, role=seat.role, index=seat.index, incarnation=incarnation, attempt=incarnation
@@ -73,4 +75,5 @@ def _create(observed: Observed, incarnation: int, after: tuple[Action, ...] = ()
     if refusal is None or refusal.role != EVALUATOR:
         return EvaluatorStep(actions)
     trouble = f"the evaluator couldn't be created: {quoted(refusal.message)}"
-    return EvaluatorStep(actions, requeue=RETRY_REFUSED, trouble=trouble)
+    due = refusal.patience_left(now) <= timedelta(0)
+    return EvaluatorStep(actions if due else (), requeue=refusal.next_attempt(now), trouble=trouble)
