@@ -61,6 +61,31 @@ def test_a_full_name_overrides() -> None:
     }
 
 
+def test_names_that_yaml_takes_for_something_else_stay_names() -> None:
+    odd = {"fullnameOverride": "true", "priorityClassName": "1", "watch": {"namespace": "1e3"}}
+    release = render({**odd, "serviceMonitor": {"enabled": True}}, release="off", namespace="007")
+    spec = release.pod["spec"]
+    assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("true", "1")
+    assert release.objects.one("Role", "true-election")["rules"][1]["resourceNames"] == ["true"]
+    for manifest in release.everything:
+        assert {type(name) for name in names_of(manifest)} == {str}, manifest
+
+
+def names_of(manifest: Any) -> list[Any]:
+    found: list[Any] = []
+    if isinstance(manifest, dict):
+        for key, value in manifest.items():
+            if key in ("labels", "matchLabels"):
+                found += value.values()
+            elif key in ("name", "namespace"):
+                found.append(value)
+            else:
+                found += names_of(value)
+    elif isinstance(manifest, list):
+        found = [name for part in manifest for name in names_of(part)]
+    return found
+
+
 def selectors_of(manifest: Manifest) -> list[Any]:
     found: list[Any] = []
     if isinstance(manifest, dict):

@@ -125,7 +125,7 @@ def test_settings_of_the_pod() -> None:
         ],
         "podAnnotations": {"a": "b"},
         "podLabels": {"team": "ml"},
-        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy"}],
+        "extraEnv": [{"name": "TRAINJOB_CONTROLLER_WATCH_SILENCE", "value": "30"}],
     }
     release = render(values)
     spec, container = release.pod["spec"], release.container
@@ -134,7 +134,11 @@ def test_settings_of_the_pod() -> None:
     assert spec["topologySpreadConstraints"] == values["topologySpreadConstraints"]
     assert release.pod["metadata"]["annotations"] == {"a": "b"}
     assert release.pod["metadata"]["labels"]["team"] == "ml"
-    assert [e["name"] for e in container["env"]] == ["POD_NAME", "POD_NAMESPACE", "HTTPS_PROXY"]
+    assert [e["name"] for e in container["env"]] == [
+        "POD_NAME",
+        "POD_NAMESPACE",
+        "TRAINJOB_CONTROLLER_WATCH_SILENCE",
+    ]
 
 
 def test_service_account_annotations_and_scraping() -> None:
@@ -150,6 +154,13 @@ def test_service_account_annotations_and_scraping() -> None:
     assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
     assert release.objects.one("Service")["spec"]["ports"][0]["name"] == "http"
     assert {p["name"]: p["containerPort"] for p in release.container["ports"]} == {"http": 8080}
+
+
+def test_no_budget_holds_up_the_draining_of_a_node_for_good() -> None:
+    for replicas in (1, 2):
+        budget = render({"replicas": replicas}).objects.one("PodDisruptionBudget")["spec"]
+        assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+        assert "minAvailable" not in budget
 
 
 def test_who_may_reach_the_controller() -> None:

@@ -1,24 +1,57 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from trainjob.cli import main
 
+EXAMPLE = Path(__file__).parents[2] / "examples/digits.yaml"
+COMMANDS = ["run", "validate", "render", "submit", "get", "logs", "wait", "convert", "controller"]
 
-def test_help_names_every_command() -> None:
+
+def test_help_names_every_command_and_cuts_no_sentence() -> None:
     result = CliRunner().invoke(main, ["--help"])
     assert result.exit_code == 0
-    assert [word for word in ("run", "validate", "render") if f"  {word} " in result.stdout] == [
-        "run",
-        "validate",
-        "render",
-    ]
+    rows = [line.split(maxsplit=1) for line in result.stdout.partition("Commands:\n")[2].splitlines()]
+    assert [name for name, _ in rows] == COMMANDS
+    assert all(told.endswith(".") and not told.endswith("...") for _, told in rows)
 
 
-@pytest.mark.parametrize("command", ["run", "validate", "render"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(main, [command, "-h"])
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize("command", [["--help"], ["validate", EXAMPLE], ["render", EXAMPLE]])
+def test_output_that_can_not_be_written_ends_in_a_sentence(command: list[str | Path]) -> None:
+    program = Path(sys.executable).with_name("trainjob")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [program, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    told = "the output can't be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_complaints_that_can_not_be_written_keep_the_exit_code() -> None:
+    program = Path(sys.executable).with_name("trainjob")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([program, "validate", "missing.yaml"], stderr=full, check=False, timeout=60)
+    assert done.returncode == 2
+
+
+def test_without_the_kubernetes_client_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "trainjob.cli.cluster.connection", raising=False)
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    for name in [name for name in sys.modules if name.startswith("kubernetes.")]:
+        monkeypatch.delitem(sys.modules, name)
+    result = CliRunner().invoke(main, ["get"])
+    assert result.exit_code == 4
+    assert "the package `kubernetes`" in result.stderr
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

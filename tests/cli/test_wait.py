@@ -24,6 +24,13 @@ def test_a_job_that_is_over(state: str, code: int, api: CliServer) -> None:
     assert ("ValueError: boom" in told) == (code == 1)
 
 
+@pytest.mark.parametrize("command", ["wait", "logs"])
+def test_an_empty_name_is_no_job(command: str, api: CliServer) -> None:
+    api.put(stored_job("Running"))
+    result = call(command, "")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "", "the job's name is empty\n")
+
+
 def test_it_waits_and_tells_how_far_it_is(api: CliServer) -> None:
     api.put(stored_job("Pending", message="starting 2 workers"))
     waiting = Beside("wait", "digits")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -139,7 +140,7 @@ async def test_it_says_how_long_to_wait(server: FakeApiServer) -> None:
     assert raised.value.retry_after == 7
 
 
-@pytest.mark.parametrize("body", ["not json", "[]", "{", ""])
+@pytest.mark.parametrize("body", ["not json", "[]", "{", "", "[" * 100_000], ids=lambda body: body[:8])
 async def test_an_answer_that_can_not_be_read_is_none(server: FakeApiServer, body: str) -> None:
     server.fault = lambda _seen: web.Response(text=body)
     async with open_client(server.url) as api:
@@ -185,6 +186,20 @@ async def test_a_rotated_token_is_read_again(server: FakeApiServer, tmp_path: Pa
         await api.list(PODS, None)
         await api.list(PODS, None)
     assert [seen.token for seen in server.seen[2:]] == ["one", "two", "two"]
+
+
+async def test_a_rotation_is_noticed_by_every_request_under_way(
+    server: FakeApiServer, tmp_path: Path
+) -> None:
+    """The first one to be turned down reads the new token; for the others it is new, too."""
+    file = tmp_path / "token"
+    file.write_text("one")
+    server.tokens = {"one"}
+    async with open_client(server.url, access={"token_file": file}) as api:
+        await api.list(PODS, None)
+        server.tokens = {"two"}
+        file.write_text("two")
+        await asyncio.gather(*(api.list(PODS, None) for _ in range(5)))
 
 
 async def test_a_token_may_be_given_as_it_is(server: FakeApiServer) -> None:
@@ -262,7 +277,8 @@ async def test_a_version_of_long_ago_has_expired(server: FakeApiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"{garbage\n", b"\xff\xfe\n", json.dumps({"type": "NEWS"}).encode() + b"\n"]
+    "line",
+    [b"{garbage\n", b"\xff\xfe\n", json.dumps({"type": "NEWS"}).encode() + b"\n", b"[" * 100_000 + b"\n"],
 )
 async def test_a_watch_that_can_not_be_read_has_expired(server: FakeApiServer, line: bytes) -> None:
     async with open_client(server.url) as api:

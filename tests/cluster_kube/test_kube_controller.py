@@ -17,7 +17,8 @@ from support_kubelet import Kubelet
 
 from trainjob.api import parse
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube import KubeCluster, Pace
+from trainjob.cluster.kube import Call, KubeCluster, Pace
+from trainjob.cluster.kube.permissions import PERMISSIONS
 from trainjob.controller import Controller
 from trainjob.core.render import build_objects
 from trainjob.core.settings import Isolation, Settings
@@ -122,6 +123,19 @@ async def test_a_template_that_the_api_server_refuses_fails_the_job_with_its_wor
         job = server.find("TrainJob", "digits")
         assert job is not None
         assert words in job["status"]["message"]
+
+
+async def test_a_finished_job_goes_after_its_time_by_a_permission_of_the_table() -> None:
+    calls: list[Call] = []
+    async with FakeApiServer().serve() as server:
+        kubelet = Kubelet(server, lambda _pod: 0)
+        async with open_controller(server, on_call=calls.append), running(kubelet.run()):
+            server.put(build_job(ttlSecondsAfterFinished=0))
+            await until(lambda: "delete TrainJob digits" in server.writes())
+            await until(lambda: server.find("TrainJob", "digits") is None)
+    made = {(call.group, call.resource, call.verb) for call in calls}
+    granted = {(p.group, p.resource, verb) for p in PERMISSIONS for verb in p.verbs}
+    assert made <= granted
 
 
 @pytest.mark.parametrize("seed", range(12))

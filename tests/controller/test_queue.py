@@ -126,3 +126,18 @@ def test_no_key_is_lost_and_none_is_handed_out_twice(steps: list[tuple[str, str]
         wanted.discard(taken)
         queue.done(taken)
     assert not wanted
+
+
+def test_far_times_that_nearer_ones_replace_are_not_kept_until_they_are_over() -> None:
+    """A job with a deadline in a week that is looked at each half minute in between, beside another one."""
+    queue, clock = build_queue()
+    queue.add_after("b", 6 * 86400)
+    for _ in range(5000):
+        queue.add_after("a", 7 * 86400)
+        queue.add_after("a", 30)
+        clock.now += 30
+        assert queue.take() == "a"
+        queue.done("a")
+    assert len(queue._later) < 200
+    clock.now = 6 * 86400
+    assert queue.take() == "b"

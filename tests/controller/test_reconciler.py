@@ -37,7 +37,7 @@ async def test_the_other_seats_are_filled_all_the_same() -> None:
     world = World(build_job())
     await world.settle()
     world.pod("worker", 0)["metadata"]["labels"].clear()
-    world.cluster.remove_pod(world.pod("worker", 1))
+    world.cluster.remove(world.pod("worker", 1))
     with pytest.raises(AlreadyExists):
         await world.reconciler.reconcile(world.key)
     assert world.pod("worker", 1)

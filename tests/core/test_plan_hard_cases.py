@@ -29,7 +29,7 @@ async def test_a_world_that_cannot_be_read_is_not_resized_for_ever() -> None:
 
 async def test_a_missing_pod_is_named_before_the_peer_that_lost_it() -> None:
     world = await World(build_job()).started()
-    world.cluster.remove_pod(world.pod("worker", 1))
+    world.cluster.remove(world.pod("worker", 1))
     world.cluster.end_pod(world.pod("worker", 0), 85)
     await world.settle()
     assert world.status.first_failure is not None

@@ -94,7 +94,7 @@ async def test_a_new_job_waits_for_the_processes_of_its_namesake() -> None:
     await world.settle()
     assert [pod["metadata"]["name"] for pod in world.pods] == [left_over["metadata"]["name"]]
     assert left_over["metadata"]["name"] in (world.status.message or "")
-    world.cluster.remove_pod(world.pods[0])
+    world.cluster.remove(world.pods[0])
     await world.started()
     assert world.status.state == "Running"
 

@@ -102,7 +102,7 @@ async def test_a_lost_peer_alone_restarts_after_a_while() -> None:
     assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
 
 
-@pytest.mark.parametrize("way", ["evict_pod", "remove_pod"])
+@pytest.mark.parametrize("way", ["evict_pod", "remove"])
 async def test_what_the_cluster_takes_is_not_charged(way: str) -> None:
     world = await World(build_job(maxRestarts=0)).started()
     getattr(world.cluster, way)(world.pod("worker", 1))

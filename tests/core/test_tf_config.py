@@ -38,6 +38,31 @@ def test_every_task_sees_one_cluster(workers: int, evaluator: bool) -> None:
     assert len({(c["task"]["type"], c["task"]["index"]) for c in configs}) == len(configs)
 
 
+def test_addresses_are_written_once_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list for each of 2,000 pods would take longer than a leader may be silent."""
+    job = parse(build_job(name="many", workers=50))
+    written: list[Replica] = []
+
+    def count(name: str, replica: Replica) -> str:
+        written.append(replica)
+        return f"{name}-{replica.name}"
+
+    monkeypatch.setattr("trainjob.core.tf_config.hostname", count)
+    for replica in desired_replicas(job.spec):
+        build_tf_config(job, replica)
+    assert len(written) == 51
+
+
+def test_two_jobs_of_one_name_or_size_have_addresses_of_their_own() -> None:
+    jobs = [
+        parse(build_job(name=name, namespace=namespace, workers=workers))
+        for name in ("a", "b")
+        for namespace in ("x", "y")
+        for workers in (1, 2)
+    ]
+    assert len({build_tf_config(job, Replica("worker", 0)) for job in jobs}) == len(jobs)
+
+
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"cluster": 1}', '{"cluster": {"worker": 1}}'])
 def test_a_foreign_value_has_no_world(text: str) -> None:
     assert training_world(text) is None
@@ -46,3 +71,29 @@ def test_a_foreign_value_has_no_world(text: str) -> None:
 def test_the_world_is_what_trains() -> None:
     job = parse(build_job(workers=3))
     assert training_world(build_tf_config(job, Replica("evaluator", 0))) == {"worker": 3}
+
+
+def test_the_addresses_of_a_jobs_pods_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = parse(build_job(name="read-once", workers=20))
+    configs = [build_tf_config(job, replica) for replica in desired_replicas(job.spec)]
+    read: list[str] = []
+    loads = json.loads
+
+    def count(text: str) -> object:
+        read.append(text)
+        return loads(text)
+
+    monkeypatch.setattr("trainjob.core.tf_config.json.loads", count)
+    assert [training_world(config) for config in configs] == [{"worker": 20}] * 21
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"task": {"type": "worker", "index": 0}, "cluster": {"worker": ["a:1"]}}',
+        '{"cluster":{"worker":["a:1"]},"x":[1,"task:"],"y":{"z":1,"task":2}}',
+    ],
+)
+def test_a_world_in_another_order_is_read_too(text: str) -> None:
+    assert training_world(text) == {"worker": 1}

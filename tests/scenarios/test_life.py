@@ -115,7 +115,7 @@ class Life:
             cluster.end_pod(pod, number % 2)
             pod["metadata"]["deletionTimestamp"] = self.world.now.isoformat()
         elif thing == "vanish":
-            cluster.remove_pod(pod)
+            cluster.remove(pod)
         elif thing == "report":
             cluster.report(pod, {"step": number, "totalSteps": 40, "checkpointStep": number // 10 * 10})
 

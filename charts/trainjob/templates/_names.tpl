@@ -37,7 +37,7 @@
      jobs' NetworkPolicies let the controller in by it. */}}
 {{- define "trainjob.selector" -}}
 app.kubernetes.io/name: trainjob
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "trainjob.labels" -}}

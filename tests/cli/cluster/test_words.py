@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from support_cli_jobs import RUNNING, condition, ended, stored_job, stored_pod
 from trainjob.cli.advice import ON_CLUSTER
 from trainjob.cli.cluster.ending import describe_deletion, describe_end
 from trainjob.cli.cluster.picture import draw_job
-from trainjob.cli.cluster.progress import describe_progress
+from trainjob.cli.cluster.progress import ProgressLine, describe_progress
 from trainjob.cli.cluster.reading import read_job
 from trainjob.cli.cluster.selection import own_pods
 from trainjob.cli.cluster.table import job_header, job_row, layout
@@ -218,3 +220,21 @@ def test_what_to_do(reason: str, code: int, log: str, words: str) -> None:
     told = ON_CLUSTER.on(reason, code, log)
     assert words in told
     assert "--fresh" not in told  # that is for runs on one's own machine
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "redraws"), [({"TERM": "dumb"}, False), ({"TERM": "xterm", "NO_COLOR": "1"}, True)]
+)
+def test_a_terminal_that_can_not_redraw_gets_lines(
+    environment: dict[str, str], redraws: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    ProgressLine().show(None, "no answer")
+    assert sys.stderr.getvalue() == ("\r\x1b[Kno answer" if redraws else "trainjob: no answer\n")

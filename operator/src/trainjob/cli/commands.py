@@ -1,10 +1,13 @@
 """The commands by name, imported on demand: `validate` must not wait for what only `run` needs."""
 
+import errno
 import gc
 import importlib
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,9 +23,25 @@ _MODULES = {
     "controller": "trainjob.cli.controller",
 }
 
+_UNWRITABLE = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+_EXIT_UNWRITABLE = 2
+
 
 class LazyGroup(click.Group):
     """A group whose commands are the function of their own name in a module of their own."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run the program; what can't be printed, on a full disk for one, ends it in one sentence."""
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            # One that names a file is about that file.
+            if error.errno not in _UNWRITABLE or error.filename is not None:
+                raise
+            with suppress(OSError):
+                click.echo(f"the output can't be written: {error.strerror}", err=True)
+            _forget_output()
+            sys.exit(_EXIT_UNWRITABLE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which they are shown."""
@@ -49,6 +68,13 @@ class LazyGroup(click.Group):
 def main() -> None:
     """Distributed TensorFlow from one file, on a laptop as on Kubernetes."""
     _open_missing_streams()
+
+
+def _forget_output() -> None:
+    """Drop what is not written yet: Python would complain of it once more at its exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
 
 
 def _open_missing_streams() -> None:

@@ -49,7 +49,10 @@ def _read_rules(
     return tuple(rules)
 
 
-@click.command(context_settings={"auto_envvar_prefix": "TRAINJOB_CONTROLLER"})
+@click.command(
+    context_settings={"auto_envvar_prefix": "TRAINJOB_CONTROLLER"},
+    short_help="Look after the TrainJobs of a cluster.",
+)
 @click.option("--namespace", help="The namespace whose TrainJobs to look after; all of them without this.")
 @click.option(
     "--kubeconfig",
@@ -84,7 +87,7 @@ def _read_rules(
     "--network-policy/--no-network-policy",
     default=True,
     show_default=True,
-    help="Give each job a NetworkPolicy: TensorFlow's port asks nobody who he is.",
+    help="Give each job a NetworkPolicy: TensorFlow's port takes orders from anybody.",
 )
 @click.option(
     "--extra-ingress",
@@ -98,7 +101,7 @@ def _read_rules(
     default=70.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a watch may say nothing before it is opened anew.",
+    help="How long a watch may be silent before it is opened anew.",
 )
 @click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="plain", show_default=True)
 def controller(**options: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from trainjob.api import Document, FieldError
+from trainjob.cli.cluster.where import ends_quietly
 from trainjob.cli.files import RefusedFile, UnreadableFile, read_objects
 from trainjob.cli.yaml_stream import dump_stream
 from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
@@ -42,10 +43,11 @@ class Outcome:
     refusals: list[str] = field(default_factory=list)
 
 
-@click.command()
+@click.command(short_help="Turn Kubeflow TFJobs into TrainJobs.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--claim", metavar="NAME", help="The claim for checkpoints and logs.")
 @click.option("--force", is_flag=True, help="Print TrainJobs, too, that `trainjob validate` refuses.")
+@ends_quietly
 def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
     """Print the Kubeflow TFJobs of FILEs as TrainJobs; `-` reads the standard input.
 

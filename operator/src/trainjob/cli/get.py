@@ -33,7 +33,7 @@ _EXITS = {
 }
 
 
-@click.command(epilog=describe_exits(_EXITS))
+@click.command(epilog=describe_exits(_EXITS), short_help="Show the TrainJobs of a cluster.")
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="How to print it.")
 @click.option("-w", "--watch", is_flag=True, help="Go on with a new row for each change.")

@@ -21,7 +21,7 @@ _EXITS = {
 }
 
 
-@click.command(epilog=describe_exits(_EXITS))
+@click.command(epilog=describe_exits(_EXITS), short_help="Print the logs of a job's replicas.")
 @click.argument("name", metavar="NAME")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is over, through restarts.")
 @click.option("--role", type=click.Choice([*TRAINING_ROLES, EVALUATOR]), help="Only replicas of this role.")

@@ -5,6 +5,7 @@ import re
 import click
 
 from trainjob.api import Document, InvalidTrainJob, TrainJob
+from trainjob.cli.cluster.where import ends_quietly
 from trainjob.cli.files import RefusedFile, choose, read_trainjobs
 from trainjob.cli.yaml_stream import dump_stream
 from trainjob.core.names import Replica
@@ -15,10 +16,11 @@ from trainjob.core.topology import desired_replicas
 _TASK = re.compile(r"(?P<role>[a-z]+)[/-](?P<index>\d+)")
 
 
-@click.command()
+@click.command(short_help="Print the objects that a job means on a cluster.")
 @click.argument("file", metavar="FILE")
 @click.option("--task", metavar="ROLE/INDEX", help="Print only this replica's TF_CONFIG, such as worker/0.")
 @click.option("--name", help="Of several TrainJobs in FILE, the one that is meant.")
+@ends_quietly
 def render(file: str, task: str | None, name: str | None) -> None:
     """Print the objects that FILE means on a cluster, as YAML; `-` reads the standard input."""
     documents = read_trainjobs(file)

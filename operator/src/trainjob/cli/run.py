@@ -27,7 +27,7 @@ _FAILED = 1
 _INTERRUPTED = 130
 
 
-@click.command()
+@click.command(short_help="Train a job on this machine, without a cluster.")
 @click.argument("file", metavar="FILE")
 @click.option("--fresh", is_flag=True, help="Start over in a new subfolder of the output (resume: Never).")
 @click.option(

@@ -50,10 +50,11 @@ _EXITS = {
     Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
     Exit.TIMEOUT: "with --wait: a job is not over after --timeout",
     Exit.INTERRUPTED: "interrupted by Ctrl-C; jobs that were created go on",
+    Exit.NOBODY_READS: "nobody reads the output any more; jobs that were created go on",
 }
 
 
-@click.command(epilog=describe_exits(_EXITS))
+@click.command(epilog=describe_exits(_EXITS), short_help="Create TrainJobs in a cluster.")
 @click.argument("file", metavar="FILE")
 @click.option("--wait", is_flag=True, help="Wait until all jobs are over; the exit code says how they ended.")
 @click.option("--logs", is_flag=True, help="Print the job's logs until it is over; for a FILE with one job.")

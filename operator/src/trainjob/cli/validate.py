@@ -20,7 +20,7 @@ _EXITS = {
 }
 
 
-@click.command(epilog=describe_exits(_EXITS))
+@click.command(epilog=describe_exits(_EXITS), short_help="Check TrainJobs, here or by asking a cluster.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--cluster",

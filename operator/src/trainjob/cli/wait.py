@@ -19,7 +19,7 @@ _EXITS = {
 }
 
 
-@click.command(epilog=describe_exits(_EXITS))
+@click.command(epilog=describe_exits(_EXITS), short_help="Wait until a job is over.")
 @click.argument("name", metavar="NAME")
 @click.option("--timeout", type=Duration(), help="Wait no longer than this, such as 90s, 15m or 1h30m.")
 @cluster_options

@@ -79,7 +79,7 @@ class FakeCluster:
         self._written("create", stored)
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
-        """See `Cluster.delete`; a pod that hasn't ended goes on until `end_pod` or `remove_pod` is called."""
+        """See `Cluster.delete`; a pod that hasn't ended goes on until `end_pod` or `remove` is called."""
         stored = self._find(ref)
         self._check("delete", stored)
         if ref.kind == "Pod" and grace_seconds != 0 and not _has_ended(stored):
@@ -194,9 +194,9 @@ class FakeCluster:
         )
         stored["status"].update(reason="Evicted", message="The node was low on resource: memory.")
 
-    def remove_pod(self, pod: Manifest) -> None:
-        """The pod vanishes at once, as after `kubectl delete --force`."""
-        self._remove(self._objects[_place(pod)])
+    def remove(self, manifest: Manifest) -> None:
+        """The object vanishes at once, as a pod does after `kubectl delete --force`."""
+        self._remove(self._objects[_place(manifest)])
 
     def report(self, pod: Manifest, report: Mapping[str, Any]) -> None:
         """The training process reports progress."""

@@ -10,12 +10,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainjob.api import TrainJobStatus
-from trainjob.cluster import AlreadyExists, Cluster, Conflict, JobKey, NotFound, Unavailable
+from trainjob.cluster import (
+    AlreadyExists,
+    Cluster,
+    ClusterError,
+    Conflict,
+    JobKey,
+    NotFound,
+    Refused,
+    Unavailable,
+)
 from trainjob.cluster.waiting import happens_within
 from trainjob.controller.queue import WorkQueue
 from trainjob.controller.reconciler import Reconciler
 from trainjob.core.conditions import is_finished
 from trainjob.core.settings import Settings
+from trainjob.core.wording import quoted
 
 _log = logging.getLogger(__name__)
 
@@ -162,6 +172,11 @@ class Controller:
             wait = error.retry_after or self._queue.retry(key)
             self._queue.add_after(key, wait)
             _log.warning("%s: %s; trying again in %.1f s", key, error, wait)
+        except Refused as error:
+            wait = self._queue.retry(key)
+            told = quoted(str(error))
+            _log.error("%s: refused by the cluster: %s; trying again in %.1f s", key, told, wait)
+            await self._tell(key, f"the cluster refuses what is to be done for this job: {error.message}")
         except Exception:  # noqa: BLE001 - one job must not stop the others
             wait = self._queue.retry(key)
             _log.exception("%s: could not be reconciled; trying again in %.1f s", key, wait)
@@ -169,3 +184,16 @@ class Controller:
             self._queue.forget(key)
             if again is not None:
                 self._queue.add_after(key, again.total_seconds())
+
+    async def _tell(self, key: JobKey, message: str) -> None:
+        """Tell the job's user by an event: where the status itself is refused, nothing else is left."""
+        try:
+            snapshot = await self._cluster.observe(key)
+            if snapshot is not None:
+                await self._cluster.post_event(
+                    snapshot.job, type_="Warning", reason="Refused", message=quoted(message)
+                )
+        except ClusterError as error:
+            _log.info("%s: nobody could be told of it: %s", key, error)
+        except Exception:  # noqa: BLE001 - one job must not stop the others
+            _log.exception("%s: nobody could be told of it", key)

@@ -15,6 +15,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 FIRST_RETRY = 0.05
 LONGEST_RETRY = 60.0
+SUPERSEDED_KEPT = 100
+"""Due times that a nearer one has replaced, beside as many as count; more of them are dropped at once."""
 
 
 class WorkQueue(Generic[Key]):
@@ -62,6 +64,9 @@ class WorkQueue(Generic[Key]):
         self._due[key] = due
         self._order += 1
         heapq.heappush(self._later, (due, self._order, key))
+        if len(self._later) > 2 * len(self._due) + SUPERSEDED_KEPT:
+            self._later = [entry for entry in self._later if self._due.get(entry[2]) == entry[0]]
+            heapq.heapify(self._later)
         self._wake()
 
     def retry(self, key: Key) -> float:

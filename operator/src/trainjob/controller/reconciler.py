@@ -9,16 +9,28 @@ from datetime import datetime, timedelta
 from itertools import groupby
 
 from trainjob.api import TrainJobStatus
-from trainjob.cluster import AlreadyExists, Cluster, JobKey, NotFound, Refused, Snapshot
+from trainjob.cluster import (
+    AlreadyExists,
+    Cluster,
+    ClusterError,
+    JobKey,
+    NotFound,
+    Refused,
+    Snapshot,
+    Unavailable,
+)
 from trainjob.core.actions import Action, Create, Delete, Plan
 from trainjob.core.names import LABEL_ROLE
 from trainjob.core.observed import Observed, Refusal, read_observed
 from trainjob.core.plan import plan
 from trainjob.core.settings import Settings
 
+MOST_TROUBLES = 8
+"""Failed passes in a row, some 13 s of waits, before what stands in the way is told as a refusal."""
+
 
 class Reconciler:
-    """Carries out what `plan` says, and keeps nothing but the cluster's latest refusal of each job.
+    """Carries out what `plan` says, and keeps of each job only how its latest creations went.
 
     Args:
         cluster: where the job lives.
@@ -33,6 +45,8 @@ class Reconciler:
         self._settings = settings or Settings()
         self._clock = clock
         self._refusals: dict[JobKey, tuple[str, Refusal]] = {}  # with the job's uid: names are used again
+        self._ahead: set[JobKey] = set()  # created for, and the status hasn't been written since
+        self._troubles: dict[JobKey, int] = {}  # passes in a row whose creations came to nothing
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring one job a step on, and return when to look again, or None for not before something changes.
@@ -43,19 +57,28 @@ class Reconciler:
         """
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
-            self._refusals.pop(key, None)
+            self._forget(key)
             return None
         observed = self._read(snapshot)
         planned = plan(observed, self._clock())
-        if planned.only_creates:
-            refused = await self._act(planned)
+        # Once only: what can't be created must not keep the status from being written.
+        ahead = planned.only_creates and key not in self._ahead
+        if ahead:
+            self._ahead.add(key)
+            refused = await self._act(key, planned)
             if self._remember(observed, refused, planned) or refused is None:
                 return timedelta(0)  # what has come of it goes into the status, behind other jobs' creations
-            await self._record(snapshot, observed, planned)
-            return planned.requeue
         await self._record(snapshot, observed, planned)
-        refused = await self._act(planned)
+        self._ahead.discard(key)
+        if ahead:
+            return planned.requeue
+        refused = await self._act(key, planned)
         return timedelta(0) if self._remember(observed, refused, planned) else planned.requeue
+
+    def _forget(self, key: JobKey) -> None:
+        self._refusals.pop(key, None)
+        self._troubles.pop(key, None)
+        self._ahead.discard(key)
 
     def _read(self, snapshot: Snapshot) -> Observed:
         meta = snapshot.job["metadata"]
@@ -82,26 +105,37 @@ class Reconciler:
                 snapshot.job, type_=event.type, reason=event.reason, message=event.message
             )
 
-    async def _act(self, planned: Plan) -> Refusal | None:
+    async def _act(self, key: JobKey, planned: Plan) -> Refusal | None:
+        """Execute the actions, and count the failures in a row: nobody else tells of what never succeeds."""
+        try:
+            refused = await self._execute_all(planned, is_told=self._troubles.get(key, 0) >= MOST_TROUBLES)
+        except (AlreadyExists, Unavailable):
+            self._troubles[key] = self._troubles.get(key, 0) + 1
+            raise
+        if refused is None:
+            self._troubles.pop(key, None)
+        return refused
+
+    async def _execute_all(self, planned: Plan, *, is_told: bool) -> Refusal | None:
         """Execute the actions in order, those of one kind at once, up to a creation that is refused.
 
         A name that is taken stops what comes after, too: pods don't start behind a Service that may be
         anybody's.
+
+        Args:
+            planned: what to execute.
+            is_told: whether a creation that fails in any way is to be told as a refusal.
         """
+        told = (Refused, AlreadyExists, Unavailable) if is_told else (Refused,)
         for group in _groups(planned.actions):
-            unseen: AlreadyExists | None = None
-            errors = await asyncio.gather(*map(self._execute, group), return_exceptions=True)
-            for action, error in zip(group, errors, strict=True):
-                if isinstance(error, AlreadyExists):
-                    unseen = error
-                elif isinstance(error, NotFound) and not isinstance(action, Create):
-                    continue
-                elif isinstance(error, Refused) and isinstance(action, Create):
-                    return _refusal_of(action, error)
-                elif error is not None:
-                    raise error
-            if unseen is not None:
-                raise unseen
+            results = await asyncio.gather(*map(self._execute, group), return_exceptions=True)
+            failed = [(a, e) for a, e in zip(group, results, strict=True) if e is not None]
+            refusals = [_refusal_of(a, e) for a, e in failed if isinstance(a, Create) and isinstance(e, told)]
+            if refusals:
+                return next((r for r in refusals if r.permanent), refusals[0])
+            errors = [e for a, e in failed if isinstance(a, Create) or not isinstance(e, NotFound)]
+            if errors:
+                raise next((e for e in errors if not isinstance(e, AlreadyExists)), errors[0])
         return None
 
     def _remember(self, observed: Observed, refused: Refusal | None, planned: Plan) -> bool:
@@ -134,12 +168,12 @@ def _kind(action: Action) -> tuple[type[Action], bool]:
     return type(action), isinstance(action, Create) and action.manifest["kind"] == "Pod"
 
 
-def _refusal_of(action: Create, refused: Refused) -> Refusal:
+def _refusal_of(action: Create, error: ClusterError) -> Refusal:
     meta = action.manifest["metadata"]
     return Refusal(
         what=f"{action.manifest['kind']} {meta['name']}",
-        reason=refused.reason,
-        message=refused.message,
+        reason=error.reason if isinstance(error, Refused) else type(error).__name__,
+        message=error.message if isinstance(error, Refused) else str(error),
         role=meta.get("labels", {}).get(LABEL_ROLE, ""),
     )
 

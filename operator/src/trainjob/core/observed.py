@@ -124,18 +124,23 @@ class Observed:
 
     @property
     def attempt(self) -> int:
-        """Return the current attempt, from 1."""
-        return self.status.attempt or 1
+        """Return the current attempt, from 1.
+
+        A pod of a later one than the status knows was created by its record: the job was read before that.
+        """
+        return max([self.status.attempt or 1, *(p.incarnation for p in self.pods if is_training(p.replica))])
 
     @property
     def training_pods(self) -> tuple[Pod, ...]:
         """Return the current attempt's pods that take part in training."""
-        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation == self.attempt)
+        attempt = self.attempt
+        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation == attempt)
 
     @property
     def stale_pods(self) -> tuple[Pod, ...]:
         """Return what is left of earlier attempts."""
-        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation != self.attempt)
+        attempt = self.attempt
+        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation != attempt)
 
     @property
     def evaluator_pods(self) -> tuple[Pod, ...]:

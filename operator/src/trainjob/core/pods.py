@@ -204,5 +204,5 @@ def _world(spec: Mapping[str, Any]) -> Mapping[str, int] | None:
         if container.get("name") == TRAINER_CONTAINER:
             for variable in container.get("env") or ():
                 if variable.get("name") == "TF_CONFIG":
-                    return training_world(variable.get("value", ""))
+                    return training_world(variable.get("value") or "")
     return None

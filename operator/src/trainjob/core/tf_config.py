@@ -7,40 +7,59 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from trainjob.api import PORT, TrainJob
 from trainjob.core.names import Replica, hostname
 from trainjob.core.topology import replica_counts
 
+_TASK = ',"task":'
+
 
 def address(job: TrainJob, replica: Replica) -> str:
     """Return `host:port` of a replica, the same for every pod that takes this seat."""
-    meta = job.metadata
-    return f"{hostname(meta.name, replica)}.{meta.name}.{meta.namespace}.svc:{PORT}"
-
-
-def cluster_map(job: TrainJob) -> dict[str, list[str]]:
-    """Return every replica's address by role; the evaluator is listed, workers don't wait for it."""
-    return {
-        role: [address(job, Replica(role, i)) for i in range(count)]
-        for role, count in replica_counts(job.spec).items()
-    }
+    return _address(job.metadata.namespace, job.metadata.name, replica)
 
 
 def build_tf_config(job: TrainJob, replica: Replica) -> str:
     """Return the value of TF_CONFIG for one replica, as compact JSON."""
-    config = {
-        "cluster": cluster_map(job),
-        "task": {"type": replica.role, "index": replica.index},
-    }
-    return json.dumps(config, separators=(",", ":"))
+    counts = tuple(replica_counts(job.spec).items())
+    cluster = _cluster_text(job.metadata.namespace, job.metadata.name, counts)
+    task = _dump({"type": replica.role, "index": replica.index})
+    return f'{{"cluster":{cluster}{_TASK}{task}}}'
+
+
+def _address(namespace: str, job: str, replica: Replica) -> str:
+    return f"{hostname(job, replica)}.{job}.{namespace}.svc:{PORT}"
+
+
+@lru_cache(maxsize=16)
+def _cluster_text(namespace: str, job: str, counts: tuple[tuple[str, int], ...]) -> str:
+    """Return every replica's address by role; the evaluator is listed, workers don't wait for it.
+
+    It is the same text for all of a job's pods: written anew for each of 2,000 it takes ten seconds.
+    """
+    return _dump(
+        {role: [_address(namespace, job, Replica(role, i)) for i in range(count)] for role, count in counts}
+    )
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def training_world(tf_config: str) -> Mapping[str, int] | None:
     """Return how many replicas each training role has in this TF_CONFIG, or None if it isn't ours."""
+    cluster, task, _ = tf_config.rpartition(_TASK)
+    world = _read_world(f"{cluster}}}") if task else None  # the same text in all of a job's pods
+    return world if world is not None else _read_world(tf_config)
+
+
+@lru_cache(maxsize=64)
+def _read_world(text: str) -> Mapping[str, int] | None:
     try:
-        cluster: Any = json.loads(tf_config)["cluster"]
+        cluster: Any = json.loads(text)["cluster"]
         return {role: len(addresses) for role, addresses in cluster.items() if role != "evaluator"}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

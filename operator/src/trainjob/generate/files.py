@@ -13,7 +13,7 @@ from trainjob.generate.crd import released_crd_text
 from trainjob.generate.repository import Repository
 
 _MOST_LINES = 40
-_NAME = '{{ include "trainjob.name" . }}'
+_NAME = '{{ include "trainjob.name" . | quote }}'
 """The chart puts it in."""
 
 GENERATED: Mapping[str, Callable[[str], str]] = {

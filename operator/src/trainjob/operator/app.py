@@ -14,6 +14,7 @@ from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.kube.store import place_of
 from trainjob.controller import Controller
+from trainjob.operator.depth import allow_deep_objects
 from trainjob.operator.elector import ANSWER_SECONDS, Elector
 from trainjob.operator.exits import ExitCode, leave_within
 from trainjob.operator.guard import guarded
@@ -90,6 +91,7 @@ class Operator:
         Raises:
             OSError: the address to serve on can't be had.
         """
+        allow_deep_objects()
         self._hear_signals()
         health = Health(live=self._look_alive, ready=self._look_ready)
         page = serve(self._settings.host, self._settings.port, health, self._metrics)

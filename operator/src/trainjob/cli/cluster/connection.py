@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,9 @@ def connect(where: Where, environ: Mapping[str, str] = os.environ) -> Connection
         AttributeError,
         KeyError,
     ) as error:
-        words = " ".join(str(error).split()) or type(error).__name__
+        words = " ".join(str(error).split())
+        if not words or isinstance(error, (TypeError, AttributeError, KeyError)):
+            words = "it doesn't have the form of one"
         raise NoCluster(f"the kubeconfig {files} can't be used: {words}") from error
     if not configuration.verify_ssl:
         # The kubeconfig says so itself; a warning at each request would bury what is asked for.
@@ -72,7 +75,8 @@ def _load(files: str, where: Where, environ: Mapping[str, str], configuration: A
     present = [part for part in files.split(os.pathsep) if part and Path(part).expanduser().is_file()]
     if present:
         _check_context(files, where.context)
-        load_kube_config(files, context=where.context, client_configuration=configuration)
+        with _complaints_raised():
+            load_kube_config(files, context=where.context, client_configuration=configuration)
         return _namespace(files, where.context)
     if (
         where.kubeconfig is not None
@@ -82,6 +86,24 @@ def _load(files: str, where: Where, environ: Mapping[str, str], configuration: A
         raise NoCluster(f"there is no kubeconfig {files}: name one by --kubeconfig or KUBECONFIG")
     load_incluster_config(client_configuration=configuration)
     return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.is_file() else "default"
+
+
+class _Complaints(logging.Handler):
+    """Raises what the client would only log: that a program gave it no credentials, for one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Raise one record."""
+        raise ConfigException(record.getMessage())
+
+
+@contextmanager
+def _complaints_raised() -> Iterator[None]:
+    handler = _Complaints(logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def _check_context(files: str, context: str | None) -> None:

@@ -11,7 +11,7 @@ class Exit(IntEnum):
     FAILED = 1
     """The job failed, a file has mistakes, or the cluster refused it."""
     USAGE = 2
-    """The command line is wrong, or a file can't be read."""
+    """The command line is wrong, a file can't be read, or the output can't be written."""
     NO_JOB = 3
     """There is no such job, or it was deleted meanwhile."""
     NO_CLUSTER = 4

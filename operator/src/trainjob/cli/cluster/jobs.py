@@ -20,6 +20,9 @@ def find_job(server: Server, namespace: str, name: str) -> Manifest:
     Raises:
         NoJob: there is none of that name; the sentence says what may be meant.
     """
+    if not name:
+        # An unset variable of the shell, mostly; the API server would take it for all jobs.
+        raise NoJob("the job's name is empty")
     try:
         return server.get(TRAINJOBS, namespace, name)
     except ServerProblem as problem:

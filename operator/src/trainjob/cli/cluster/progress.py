@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 
@@ -43,6 +44,11 @@ def _figures(job: Job) -> list[str]:
     return figures
 
 
+def _can_redraw() -> bool:
+    # Whoever wants no colours (NO_COLOR) may still want one line instead of many.
+    return wants_colours(sys.stderr, {"TERM": os.environ.get("TERM", "")})
+
+
 class ProgressLine:
     """Keeps one line up to date on a terminal; elsewhere each new state is a line of its own.
 
@@ -51,7 +57,7 @@ class ProgressLine:
     """
 
     def __init__(self, *, redraws: bool | None = None) -> None:
-        self._redraws = wants_colours(sys.stderr, {"TERM": "any"}) if redraws is None else redraws
+        self._redraws = _can_redraw() if redraws is None else redraws
         self._told = ""
         self._is_drawn = False
 

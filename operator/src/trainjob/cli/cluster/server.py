@@ -217,7 +217,9 @@ def _hang_up(response: Any) -> None:
 
 
 def _why(error: BaseException) -> str:
-    if isinstance(error, urllib3.exceptions.ConnectTimeoutError):
+    # Refused and unresolved connections are timeouts, too, by their class.
+    is_new = isinstance(error, urllib3.exceptions.NewConnectionError)
+    if isinstance(error, urllib3.exceptions.ConnectTimeoutError) and not is_new:
         return f"no answer within {_CONNECT_SECONDS:g} s"
     if isinstance(error, urllib3.exceptions.ReadTimeoutError):
         return "it has fallen silent"

@@ -12,7 +12,7 @@ import click
 
 from trainjob.cli.cluster.answers import ServerProblem
 from trainjob.cli.cluster.exits import Exit
-from trainjob.cli.cluster.problems import explain
+from trainjob.cli.cluster.problems import NoCluster, explain
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.connection import Connection
@@ -30,7 +30,14 @@ class Where:
     def connected(self) -> "Iterator[Connection]":
         """Open the cluster, and end whatever still reads from it afterwards."""
         # The Kubernetes client is slow to import: only what needs it pays for it.
-        from trainjob.cli.cluster.connection import connect  # noqa: PLC0415
+        try:
+            from trainjob.cli.cluster.connection import connect  # noqa: PLC0415
+        except ModuleNotFoundError as missing:
+            if (missing.name or "").partition(".")[0] != "kubernetes":
+                raise
+            raise NoCluster(
+                "the package `kubernetes`, which this command asks a cluster with, is not installed here"
+            ) from missing
 
         connection = connect(self)
         try:

@@ -162,7 +162,7 @@ class ApiClient:
         body = await self._transport.send(request)
         try:
             answer = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Unavailable(f"{request.verb} {request.resource.plural}: the answer is no JSON") from error
         if not isinstance(answer, dict):
             raise Unavailable(f"{request.verb} {request.resource.plural}: the answer is no object")

@@ -43,7 +43,12 @@ class Permission:
 _READ = ("get", "list", "watch")
 
 PERMISSIONS: tuple[Permission, ...] = (
-    Permission(GROUP, PLURAL, _READ, "the jobs to look after"),
+    Permission(
+        GROUP,
+        PLURAL,
+        (*_READ, "delete"),
+        "the jobs to look after; delete is for those whose ttlSecondsAfterFinished is over",
+    ),
     Permission(GROUP, f"{PLURAL}/status", ("update",), "what became of each job"),
     Permission(
         GROUP,

@@ -129,10 +129,14 @@ class Transport:
         Raises:
             ClusterError: it was not a success.
         """
+        if self._token_file is None:
+            return await self._send_once(request)
+        sent = self._token_file.current()
         try:
             return await self._send_once(request)
         except Unauthorized:
-            if self._token_file is None or not self._token_file.reread():
+            self._token_file.reread()  # by another request, the same new one may have been read already
+            if self._token_file.current() == sent:
                 raise
             return await self._send_once(request)
 

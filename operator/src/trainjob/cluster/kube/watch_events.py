@@ -42,6 +42,6 @@ def read_event(line: bytes) -> WatchEvent:
             raise error_of_status(int(body.get("code") or 500), body)
         if kind in _TYPES and (kind == "BOOKMARK" or body["metadata"]["uid"]):
             return WatchEvent(kind, body)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise GarbledWatch(f"no event of a watch: {line[:100]!r}") from error
     raise GarbledWatch(f"no event of a watch: {line[:100]!r}")

@@ -41,7 +41,8 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     seats = [r for r in desired_replicas(observed.job.spec) if is_training(r)]
     evaluator = evaluator_step(observed, now)
     creations = (*_missing_dependents(observed), *_missing_pods(observed, seats), *evaluator.actions)
-    if observed.gang_refusal is not None and observed.gang_refusal.patience_left(now) > timedelta(0):
+    refusal = observed.gang_refusal
+    if refusal is not None and refusal.patience_left(now) > timedelta(0):
         # Every event of a pod that is there would ask again for all that are not.
         creations = tuple(action for action in creations if not isinstance(action, Create))
     running = observed.is_running(seats)
@@ -50,7 +51,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
         plan.status,
         (*left_over, *creations),
         plan.events,
-        soonest(plan.requeue, evaluator.requeue),
+        soonest(plan.requeue, evaluator.requeue, refusal.next_attempt(now) if refusal else None),
     )
 
 
