@@ -74,6 +74,8 @@ def test_another_uid_in_a_patch_is_a_conflict() -> None:
         ("7", {}, 7.0),
         (None, {"retryAfterSeconds": 3}, 3.0),
         ("7", {"retryAfterSeconds": 3}, 7.0),
+        ("86400", {}, 60.0),
+        (None, {"retryAfterSeconds": 86400}, 60.0),
         (None, {}, None),
         (None, {"retryAfterSeconds": 0}, None),
         ("Wed, 21 Oct 2026 07:28:00 GMT", {}, None),

@@ -69,7 +69,7 @@ async def open_controller(
 
 async def reach(admin: ApiClient, namespace: str, expected: dict[str, str | None]) -> None:
     """Wait until the jobs of the namespace are these, in these states."""
-    found: dict[str, str | None] = {}
+    found: dict[str, str | None] | None = None
     try:
         async with asyncio.timeout(GUARD_SECONDS):
             while found != expected:

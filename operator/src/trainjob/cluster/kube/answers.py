@@ -8,6 +8,9 @@ from typing import Any
 
 from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound, Refused, Unavailable
 
+LONGEST_WAIT = 60.0
+"""Seconds, whatever is asked for: a proxy that says a day must not stop a job for one."""
+
 LONGEST_EXCERPT = 200
 """Characters of an answer that is no JSON, for the log."""
 
@@ -64,7 +67,7 @@ def seconds_of(retry_after: str | None) -> float | None:
         seconds = float(retry_after) if retry_after is not None else None
     except ValueError:
         return None
-    return seconds if seconds is not None and 0 <= seconds < float("inf") else None
+    return min(seconds, LONGEST_WAIT) if seconds is not None and 0 <= seconds < float("inf") else None
 
 
 def _status_object(body: bytes) -> dict[str, Any] | None:
@@ -104,4 +107,4 @@ def _wait(retry_after: float | None, details: Mapping[str, Any]) -> float | None
     if retry_after is not None:
         return retry_after
     seconds = details.get("retryAfterSeconds")
-    return float(seconds) if isinstance(seconds, (int, float)) and seconds > 0 else None
+    return min(float(seconds), LONGEST_WAIT) if isinstance(seconds, (int, float)) and seconds > 0 else None
