@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 
@@ -29,6 +29,23 @@ MOST_TROUBLES = 8
 """Failed passes in a row, some 13 s of waits, before what stands in the way is told as a refusal."""
 
 
+@dataclass
+class _Past:
+    """How the creations for one job went lately.
+
+    Attributes:
+        uid: the job's: names are used again.
+        refusal: the cluster's latest, until one succeeds.
+        ahead: it was created for, and the status hasn't been written since.
+        troubles: passes in a row whose actions came to nothing.
+    """
+
+    uid: str
+    refusal: Refusal | None = None
+    ahead: bool = False
+    troubles: int = 0
+
+
 class Reconciler:
     """Carries out what `plan` says, and keeps of each job only how its latest creations went.
 
@@ -44,9 +61,7 @@ class Reconciler:
         self._cluster = cluster
         self._settings = settings or Settings()
         self._clock = clock
-        self._refusals: dict[JobKey, tuple[str, Refusal]] = {}  # with the job's uid: names are used again
-        self._ahead: set[JobKey] = set()  # created for, and the status hasn't been written since
-        self._troubles: dict[JobKey, int] = {}  # passes in a row whose creations came to nothing
+        self._pasts: dict[JobKey, _Past] = {}
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring one job a step on, and return when to look again, or None for not before something changes.
@@ -57,32 +72,33 @@ class Reconciler:
         """
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
-            self._forget(key)
+            self._pasts.pop(key, None)
             return None
-        observed = self._read(snapshot)
+        past = self._past_of(key, snapshot)
+        observed = self._read(snapshot, past)
         planned = plan(observed, self._clock())
         # Once only: what can't be created must not keep the status from being written.
-        ahead = planned.only_creates and key not in self._ahead
+        ahead = planned.only_creates and not past.ahead
         if ahead:
-            self._ahead.add(key)
-            refused = await self._act(key, planned)
-            if self._remember(observed, refused, planned) or refused is None:
+            past.ahead = True
+            refused = await self._act(past, planned)
+            if self._remember(past, refused, planned) or refused is None:
                 return timedelta(0)  # what has come of it goes into the status, behind other jobs' creations
         await self._record(snapshot, observed, planned)
-        self._ahead.discard(key)
+        past.ahead = False
         if ahead:
             return planned.requeue
-        refused = await self._act(key, planned)
-        return timedelta(0) if self._remember(observed, refused, planned) else planned.requeue
+        refused = await self._act(past, planned)
+        return timedelta(0) if self._remember(past, refused, planned) else planned.requeue
 
-    def _forget(self, key: JobKey) -> None:
-        self._refusals.pop(key, None)
-        self._troubles.pop(key, None)
-        self._ahead.discard(key)
+    def _past_of(self, key: JobKey, snapshot: Snapshot) -> _Past:
+        uid = snapshot.job["metadata"]["uid"]
+        past = self._pasts.get(key)
+        if past is None or past.uid != uid:
+            past = self._pasts[key] = _Past(uid)
+        return past
 
-    def _read(self, snapshot: Snapshot) -> Observed:
-        meta = snapshot.job["metadata"]
-        uid, refusal = self._refusals.get(JobKey(meta["namespace"], meta["name"]), ("", None))
+    def _read(self, snapshot: Snapshot, past: _Past) -> Observed:
         return read_observed(
             job=snapshot.job,
             pods=snapshot.pods,
@@ -90,7 +106,7 @@ class Reconciler:
             claim=snapshot.claim,
             network_policy=snapshot.network_policy,
             progress=snapshot.progress,
-            refusal=refusal if uid == meta["uid"] else None,
+            refusal=past.refusal,
             settings=self._settings,
         )
 
@@ -105,15 +121,15 @@ class Reconciler:
                 snapshot.job, type_=event.type, reason=event.reason, message=event.message
             )
 
-    async def _act(self, key: JobKey, planned: Plan) -> Refusal | None:
+    async def _act(self, past: _Past, planned: Plan) -> Refusal | None:
         """Execute the actions, and count the failures in a row: nobody else tells of what never succeeds."""
         try:
-            refused = await self._execute_all(planned, is_told=self._troubles.get(key, 0) >= MOST_TROUBLES)
+            refused = await self._execute_all(planned, is_told=past.troubles >= MOST_TROUBLES)
         except (AlreadyExists, Unavailable):
-            self._troubles[key] = self._troubles.get(key, 0) + 1
+            past.troubles += 1
             raise
         if refused is None:
-            self._troubles.pop(key, None)
+            past.troubles = 0
         return refused
 
     async def _execute_all(self, planned: Plan, *, is_told: bool) -> Refusal | None:
@@ -138,15 +154,14 @@ class Reconciler:
                 raise next((e for e in errors if not isinstance(e, AlreadyExists)), errors[0])
         return None
 
-    def _remember(self, observed: Observed, refused: Refusal | None, planned: Plan) -> bool:
+    def _remember(self, past: _Past, refused: Refusal | None, planned: Plan) -> bool:
         """Keep the latest refusal for the next plan, and tell whether it is worth a plan at once."""
-        before = observed.refusal
+        before = past.refusal
         if refused is not None:
-            latest = replace(refused, at=self._clock()).after(before)
-            self._refusals[observed.key] = observed.meta.uid, latest
+            past.refusal = replace(refused, at=self._clock()).after(before)
             return before is None or (before.what, before.reason) != (refused.what, refused.reason)
         if any(isinstance(action, Create) for action in planned.actions):
-            self._refusals.pop(observed.key, None)
+            past.refusal = None
         return False
 
     async def _execute(self, action: Action) -> None:

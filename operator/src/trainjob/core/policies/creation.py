@@ -78,10 +78,8 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     return None
 
 
-def _held_up(
-    observed: Observed, reason: str, message: str, now: datetime, again: timedelta = LOOK_AGAIN
-) -> Plan:
-    return Plan(transitions.wait(observed, reason, message, now), requeue=again)
+def _held_up(observed: Observed, reason: str, message: str, now: datetime) -> Plan:
+    return Plan(transitions.wait(observed, reason, message, now), requeue=LOOK_AGAIN)
 
 
 def _told(refusal: Refusal) -> str:
@@ -142,7 +140,7 @@ def _waiting(observed: Observed, seats: list[Replica], now: datetime) -> Plan:
     """Say what keeps the gang from running: a refused creation, or the first pod that tells a reason."""
     refusal = observed.gang_refusal
     if refusal is not None:
-        return _held_up(observed, "CreationRefused", _told(refusal), now, refusal.next_attempt(now))
+        return Plan(transitions.wait(observed, "CreationRefused", _told(refusal), now))
     for pod in observed.training_pods:
         if pod.waiting is not None:
             reason, detail = pod.waiting
