@@ -202,7 +202,7 @@ async def test_one_missed_end_makes_it_look_for_more() -> None:
             server.remove("TrainJob", "letters")
             with pytest.raises(NotFound):
                 await cluster.write_status(KEY, job["metadata"]["uid"], "1", {})
-            await until(lambda: cluster.keys() == ())
+            await until(lambda: cluster.job_keys() == ())
 
 
 async def test_a_refusal_has_the_clusters_own_words() -> None:
@@ -248,7 +248,7 @@ async def test_one_namespace_only() -> None:
         async with open_kube(server.url, namespace="lab") as cluster:
             assert len((await look(cluster, JobKey("lab", "digits"))).pods) == 1
             assert await cluster.observe(JobKey("other", "digits")) is None
-            assert cluster.keys() == (JobKey("lab", "digits"),)
+            assert cluster.job_keys() == (JobKey("lab", "digits"),)
             assert len(cluster.jobs()) == 1
 
 

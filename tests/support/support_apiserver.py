@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -18,10 +18,8 @@ from aiohttp import web
 from support_answers import ApiError, gone
 from support_apiobjects import Manifest
 from support_apirules import ApiRules, Seen
+from support_faulty import FaultyServer
 from support_objects import Kind, matches, read_path
-
-Fault = Callable[[Seen], web.StreamResponse | Exception | None]
-"""Given a request: an answer to give instead, an exception (the connection is dropped), or None."""
 
 
 @dataclass
@@ -36,25 +34,16 @@ class Stream:
     frozen: bool = False
 
 
-class FakeApiServer(ApiRules):
+class FakeApiServer(FaultyServer, ApiRules):
     """See the module.
 
     Attributes:
-        seen: every request, oldest first.
-        fault: asked before each request is worked on.
-        fault_after: asked after it has been: the work is done, its answer is lost or another one.
-        losing: while set, nothing that happens reaches a watch.
         tokens: the bearer tokens that are accepted; none means that anybody is.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Seen] = []
-        self.fault: Fault = lambda _seen: None
-        self.fault_after: Fault = lambda _seen: None
         self.tokens: set[str] = set()
-        self.losing = False
-        self.url = ""
         self._streams: list[Stream] = []
 
     # -- what tests do -----------------------------------------------------------------------------------
@@ -62,34 +51,16 @@ class FakeApiServer(ApiRules):
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[FakeApiServer]:
         """Listen on a port of 127.0.0.1."""
-        app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            yield self
-        finally:
-            self.end_watches()
-            await runner.cleanup()
+        async with self._listening():
+            try:
+                yield self
+            finally:
+                self.end_watches()
 
     def end_watches(self) -> None:
         """End every watch as when its time is over."""
         for stream in self._streams:
             stream.queue.put_nowait(None)
-
-    def drop_watches(self) -> None:
-        """Break the connection of every watch."""
-        for stream in list(self._streams):
-            if isinstance(stream.transport, asyncio.WriteTransport):
-                stream.transport.abort()
-
-    def freeze_watches(self) -> None:
-        """Have every open watch, and no later one, say nothing more."""
-        for stream in self._streams:
-            stream.frozen = True
 
     def send_line(self, kind: str, line: bytes) -> None:
         """Put bytes into the open watches of a kind."""
@@ -149,13 +120,6 @@ class FakeApiServer(ApiRules):
         seen = Seen(verb, f"{kind.kind}/{sub}" if sub else kind.kind, name, query, token, peer, body)
         self.seen.append(seen)
         return seen
-
-    def _give(self, request: web.Request, fault: web.StreamResponse | Exception) -> web.StreamResponse:
-        if isinstance(fault, web.StreamResponse):
-            return fault
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response()  # which nobody gets
 
     # -- watches -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from aiohttp import web
 from support_answers import failing
 from support_apirules import Seen
-from support_apiserver import Fault
+from support_faulty import Fault
 
 
 class Faulty(Protocol):

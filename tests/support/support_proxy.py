@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import web
 from support_answers import failing
 from support_apirules import Seen
-from support_apiserver import Fault
+from support_faulty import FaultyServer
 from support_objects import read_path
 from yarl import URL
 
@@ -34,23 +34,11 @@ class _Stream:
     frozen: bool = False
 
 
-class FaultyProxy:
-    """See the module, and `FakeApiServer` for what can be done to it.
-
-    Attributes:
-        url: where it listens.
-        seen: every request about a kind that is known, oldest first.
-        fault: asked before each request is passed on.
-        fault_after: asked when it has been answered: the work is done, its answer is lost or another one.
-        losing: while set, nothing that happens reaches a watch.
-    """
+class FaultyProxy(FaultyServer):
+    """See the module; of the requests it sees those about a kind that is known."""
 
     def __init__(self, server: str, tls: ssl.SSLContext) -> None:
-        self.url = ""
-        self.seen: list[Seen] = []
-        self.fault: Fault = lambda _seen: None
-        self.fault_after: Fault = lambda _seen: None
-        self.losing = False
+        super().__init__()
         self._server = server
         self._tls = tls
         self._streams: list[_Stream] = []
@@ -61,23 +49,16 @@ class FaultyProxy:
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[FaultyProxy]:
         """Listen on a port of 127.0.0.1."""
-        app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
         # Watches are silent for long.
         timeout = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False
-        ) as self._upstream:
-            try:
-                yield self
-            finally:
-                await runner.cleanup()
+        async with (
+            aiohttp.ClientSession(
+                connector=connector, timeout=timeout, auto_decompress=False
+            ) as self._upstream,
+            self._listening(),
+        ):
+            yield self
 
     # -- what tests do -----------------------------------------------------------------------------------
 
@@ -88,17 +69,6 @@ class FaultyProxy:
     def end_watches(self) -> None:
         """End every watch; here there is no difference between its time being over and a broken line."""
         self.drop_watches()
-
-    def drop_watches(self) -> None:
-        """Break the connection of every watch."""
-        for stream in list(self._streams):
-            if isinstance(stream.transport, asyncio.WriteTransport):
-                stream.transport.abort()
-
-    def freeze_watches(self) -> None:
-        """Have every open watch, and no later one, say nothing more."""
-        for stream in self._streams:
-            stream.frozen = True
 
     def send_line(self, kind: str, line: bytes) -> None:
         """Put bytes into the open watches of a kind."""
@@ -147,13 +117,6 @@ class FaultyProxy:
         seen = Seen(verb, f"{kind.kind}/{sub}" if sub else kind.kind, name, dict(request.query), None)
         self.seen.append(seen)
         return seen
-
-    def _give(self, request: web.Request, fault: web.StreamResponse | Exception) -> web.StreamResponse:
-        if isinstance(fault, web.StreamResponse):
-            return fault
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response()  # which nobody gets
 
     async def _pass_on(
         self, request: web.Request, kind: str, answer: aiohttp.ClientResponse

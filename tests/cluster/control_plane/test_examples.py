@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support_real_kube import install_crd
 from support_verdicts import judge_creations
 from testbed import Cluster
 
@@ -55,9 +54,7 @@ WITHOUT_SECURITY = {"api.md-0", "migrating-from-tfjob.md-0"}
 """They show the least that there must be, and what a TFJob becomes."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _crd(control_plane: Cluster) -> None:
-    install_crd(control_plane)
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support_jobs import build_job
 from support_kube import GUARD_SECONDS, running, until
-from support_real_kube import grant, install_crd, open_admin, open_real
+from support_real_kube import grant, open_real
 from testbed import Cluster
 
 from trainjob.api import parse
@@ -22,20 +22,7 @@ from trainjob.core.render import build_objects
 Manifest = dict[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _crd(control_plane: Cluster) -> None:
-    install_crd(control_plane)
-
-
-@pytest.fixture
-def access(control_plane: Cluster, namespace: str, tmp_path: Path) -> Access:
-    return grant(control_plane, namespace, tmp_path)
-
-
-@pytest.fixture
-async def admin(control_plane: Cluster) -> AsyncIterator[ApiClient]:
-    async with open_admin(control_plane) as api:
-        yield api
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 @pytest.fixture
@@ -48,7 +35,7 @@ async def kube(access: Access, namespace: str) -> AsyncIterator[KubeCluster]:
 @pytest.fixture
 async def job(admin: ApiClient, kube: KubeCluster, namespace: str) -> Manifest:
     created = await admin.create(TRAINJOBS, build_job(namespace=namespace))
-    await until(lambda: JobKey(namespace, "digits") in set(kube.keys()))
+    await until(lambda: JobKey(namespace, "digits") in set(kube.job_keys()))
     return created
 
 

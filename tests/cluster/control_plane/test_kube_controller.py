@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from support_havoc import Havoc
 from support_jobs import build_job
 from support_kube import running
 from support_proxy import FaultyProxy
-from support_real_kube import RealKubelet, grant, install_crd, open_admin, open_real, states, through
+from support_real_kube import RealKubelet, open_real, states, through
 from testbed import Cluster
 
 from trainjob.api import parse
@@ -36,20 +35,7 @@ GUARD_SECONDS = 180.0
 READING = {"get", "list", "watch"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _crd(control_plane: Cluster) -> None:
-    install_crd(control_plane)
-
-
-@pytest.fixture
-def access(control_plane: Cluster, namespace: str, tmp_path: Path) -> Access:
-    return grant(control_plane, namespace, tmp_path)
-
-
-@pytest.fixture
-async def admin(control_plane: Cluster) -> AsyncIterator[ApiClient]:
-    async with open_admin(control_plane) as api:
-        yield api
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from support_api import errors_of
 from support_asked import Asked, ask_of_all
 from support_jobs import build_job
 from support_kube import running
-from support_real_kube import eventually, grant, install_crd, open_admin, open_real
+from support_real_kube import eventually, open_real
 from support_verdicts import judge_creations
 from testbed import Cluster
 
@@ -39,25 +38,12 @@ MOST_PASSES = 40
 """Over one job of five pods that is ended at once: each object is created, told of, deleted and told of."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _crd(control_plane: Cluster) -> None:
-    install_crd(control_plane)
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 @pytest.fixture(scope="module")
 def asked(control_plane: Cluster) -> list[Asked]:
     return ask_of_all(control_plane)
-
-
-@pytest.fixture
-def access(control_plane: Cluster, namespace: str, tmp_path: Path) -> Access:
-    return grant(control_plane, namespace, tmp_path)
-
-
-@pytest.fixture
-async def admin(control_plane: Cluster) -> AsyncIterator[ApiClient]:
-    async with open_admin(control_plane) as api:
-        yield api
 
 
 class Work:

@@ -15,7 +15,7 @@ import pytest
 from support_controller import ControllerProcess, run_controller
 from support_jobs import build_job
 from support_kube import running
-from support_real_kube import ACCOUNT, RealKubelet, grant, install_crd, open_admin, states
+from support_real_kube import ACCOUNT, RealKubelet, grant, states
 from testbed import Cluster
 
 from trainjob.cluster.kube import ApiClient
@@ -29,15 +29,7 @@ GUARD_SECONDS = 180.0
 """Against hanging only; benchmarks/failover.py measures how soon another replica is at work."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _crd(control_plane: Cluster) -> None:
-    install_crd(control_plane)
-
-
-@pytest.fixture
-async def admin(control_plane: Cluster) -> AsyncIterator[ApiClient]:
-    async with open_admin(control_plane) as api:
-        yield api
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 class Place:

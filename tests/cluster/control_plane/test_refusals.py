@@ -11,7 +11,6 @@ import pytest
 from support_api import REMOVED, change_job, steps_of
 from support_asked import OF_CREATION, Asked, ask_of_all
 from support_mutations import FULL
-from support_real_kube import install_crd
 from support_verdicts import Verdict, judge_changes, judge_creations
 from support_wrong_jobs import ACCEPTED
 from testbed import Cluster
@@ -22,9 +21,7 @@ from trainjob.api.rules import immutable
 Manifest = dict[str, Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _crd(control_plane: Cluster) -> None:
-    install_crd(control_plane)
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from support_controller import ControllerProcess, run_controller
 from support_jobs import build_job
 from support_kube import running
-from support_real_kube import ACCOUNT, RealKubelet, eventually, grant, install_crd, open_admin
+from support_real_kube import ACCOUNT, RealKubelet, eventually, grant
 from testbed import Cluster, KubectlError
 
 from trainjob.cluster.kube import ApiClient
@@ -33,15 +33,7 @@ HOLD = "example.com/hold"
 """A finalizer: what has it stays until a test takes it away."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _crd(control_plane: Cluster) -> None:
-    install_crd(control_plane)
-
-
-@pytest.fixture
-async def admin(control_plane: Cluster) -> AsyncIterator[ApiClient]:
-    async with open_admin(control_plane) as api:
-        yield api
+pytestmark = pytest.mark.usefixtures("crd")
 
 
 class Place:

@@ -8,11 +8,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from trainjob.cluster import JobKey
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.resources import TRAINJOBS
-from trainjob.cluster.kube.store import place_of
 from trainjob.controller import Controller
 from trainjob.operator.depth import allow_deep_objects
 from trainjob.operator.elector import ANSWER_SECONDS, Elector
@@ -138,8 +136,8 @@ class Operator:
         )
         self._metrics.show_leader()
         self._metrics.show_depth(lambda: controller.load().waiting)
-        for job in self._cluster.jobs():
-            controller.add(JobKey(*place_of(job)))
+        for key in self._cluster.job_keys():
+            controller.add(key)
         await controller.run()
 
     def _build_elector(self) -> Elector | None:

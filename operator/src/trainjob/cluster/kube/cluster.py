@@ -110,13 +110,9 @@ class KubeCluster:
         """Return every job that is known."""
         return self._jobs.store.items()
 
-    def keys(self) -> tuple[JobKey, ...]:
+    def job_keys(self) -> tuple[JobKey, ...]:
         """Return the keys of all of them."""
         return tuple(JobKey(*place_of(job)) for job in self.jobs())
-
-    def ask_for_sweep(self) -> None:
-        """Hold the jobs against a list soon: the watch of TrainJobs may have missed some ends."""
-        self._jobs.ask_for_sweep()
 
     def health(self) -> Health:
         """Tell how the caches are."""

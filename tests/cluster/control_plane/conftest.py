@@ -1,0 +1,31 @@
+"""What tests at an API server share: the CRD, an administrator's client, the controller's account."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support_real_kube import grant, install_crd, open_admin
+from testbed import Cluster
+
+from trainjob.cluster.kube import Access, ApiClient
+
+
+@pytest.fixture(scope="module")
+def crd(control_plane: Cluster) -> None:
+    """TrainJobs are served."""
+    install_crd(control_plane)
+
+
+@pytest.fixture
+async def admin(control_plane: Cluster) -> AsyncIterator[ApiClient]:
+    """A client of the cluster's administrator."""
+    async with open_admin(control_plane) as api:
+        yield api
+
+
+@pytest.fixture
+def access(control_plane: Cluster, namespace: str, tmp_path: Path) -> Access:
+    """The access of an account that has the controller's permissions in the test's namespace."""
+    return grant(control_plane, namespace, tmp_path)
