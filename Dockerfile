@@ -36,9 +36,11 @@ RUN python3 -m venv --without-pip /opt/trainjob \
  && uv pip install --require-hashes --only-binary :all: --compile-bytecode -r requirements.txt \
  && rm -f /opt/trainjob/.lock
 
+# The trainer library comes along as source: the controller packs it, with the agent, into a Secret for each job.
 FROM operator-dependencies AS operator-package
+COPY trainer/ trainer/
 COPY operator/ operator/
-RUN cd operator && hatchling build --target wheel --directory /wheel \
+RUN for package in trainer operator; do (cd "$package" && hatchling build --target wheel --directory /wheel) || exit; done \
  && uv pip install --prefix /package --no-index --no-deps --compile-bytecode /wheel/*.whl
 
 FROM ${BASE_IMAGE} AS operator

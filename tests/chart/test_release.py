@@ -21,8 +21,8 @@ def test_default_release_is_whole() -> None:
         ("Service", "trainjob"),
         ("PodDisruptionBudget", "trainjob"),
         ("NetworkPolicy", "trainjob"),
-        ("Role", "trainjob-election"),
-        ("RoleBinding", "trainjob-election"),
+        ("Role", "trainjob-own"),
+        ("RoleBinding", "trainjob-own"),
         ("ClusterRole", "trainjob:trainjob-system:controller"),
         ("ClusterRoleBinding", "trainjob:trainjob-system:controller"),
         ("ClusterRole", "trainjob:trainjob-system:edit"),
@@ -49,6 +49,7 @@ def test_names_follow_the_release(release: str, name: str) -> None:
     rendered = render(release=release)
     assert rendered.objects.one("Deployment")["metadata"]["name"] == name
     assert f"--lease-name={name}" in rendered.container["args"]
+    assert f"--agent-key={name}-agent-key" in rendered.container["args"]
     for manifest in rendered.everything:
         assert len(manifest["metadata"]["name"]) <= (63 if manifest["kind"] in NAMESPACED_KINDS else 253)
 
@@ -56,7 +57,7 @@ def test_names_follow_the_release(release: str, name: str) -> None:
 def test_a_full_name_overrides() -> None:
     assert render({"fullnameOverride": "tj"}).objects.names() >= {
         "tj",
-        "tj-election",
+        "tj-own",
         "tj:trainjob-system:edit",
     }
 
@@ -66,7 +67,8 @@ def test_names_that_yaml_takes_for_something_else_stay_names() -> None:
     release = render({**odd, "serviceMonitor": {"enabled": True}}, release="off", namespace="007")
     spec = release.pod["spec"]
     assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("true", "1")
-    assert release.objects.one("Role", "true-election")["rules"][1]["resourceNames"] == ["true"]
+    own = release.objects.one("Role", "true-own")["rules"]
+    assert [rule.get("resourceNames") for rule in own] == [None, ["true"], None, ["true-agent-key"]]
     for manifest in release.everything:
         assert {type(name) for name in names_of(manifest)} == {str}, manifest
 

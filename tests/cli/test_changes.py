@@ -43,6 +43,25 @@ def test_a_new_message_is_told() -> None:
     assert describe_changes(TRAINING, restarting) == ("digits: Restarting: worker 0 crashed",)
 
 
+def test_a_restart_between_two_views_is_told_once() -> None:
+    restarted = {
+        "firstFailure": {"message": "worker 0 crashed; restarted in place"},
+        "restarts": {"charged": 1, "lastTime": "2026-01-02T03:04:05Z"},
+    }
+    before, after = build_view(message="training"), build_view(message="training", **restarted)
+    line = "digits: Restarting: worker 0 crashed; restarted in place"
+    assert describe_changes(before, after) == (line,)
+    assert describe_changes(after, after) == ()
+    seen = build_view(state="Restarting", message="worker 0 crashed; restarted in place", **restarted)
+    assert describe_changes(before, seen) == (line,)
+    assert describe_changes(seen, after) == ("digits: Running: training",)
+
+
+def test_a_restart_without_a_failure_is_no_failure() -> None:
+    resized = {"restarts": {"lastTime": "2026-01-02T03:04:05Z"}}
+    assert describe_changes(build_view(message="a"), build_view(message="a", **resized)) == ()
+
+
 def test_resuming_is_told_once_an_attempt() -> None:
     fresh = build_view([build_replica(step=1)])
     resumed = build_view([build_replica(step=221, resumed_from=220)])

@@ -79,6 +79,9 @@ spec:
       containers:
       - name: trainer
         image: "example.com/scans:1"
+        command:
+        - python
+        - train.py
 """
     )
 
@@ -104,6 +107,7 @@ spec:
     assert [line.split(": ", 1)[0] for line in lines] == [
         f"{file}:6 spec.runPolicy.cleanPodPolicy",
         f"{file}:9 spec.tfReplicaSpecs.Worker.restartPolicy",
+        f"{file}:10 spec.tfReplicaSpecs.Worker.template.spec.containers[0].command",
     ]
     assert printed(result)[0]["spec"]["output"] == {"claim": {"claimName": "training"}}
 

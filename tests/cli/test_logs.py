@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support_cli import GUARD_SECONDS, command, running, terminal
@@ -234,26 +235,55 @@ def test_the_attempt_before(api: CliServer) -> None:
     assert (result.stdout, result.stderr) == ("worker-0: ValueError\n", "")
 
 
+LEFT = "worker-1: Traceback\nworker-1: ValueError: boom\n"
+
+
 @pytest.mark.parametrize(
-    ("status", "stdout", "words"),
+    ("strategy", "status", "stdout", "words"),
     [
         (
+            "Recreate",
             {"attempt": 2, "firstFailure": FIRST},
-            "worker-1: Traceback\nworker-1: ValueError: boom\n",
+            LEFT,
             "the pods of attempt 1 are gone; of worker-1, which failed first, this is left:",
         ),
-        ({"attempt": 2}, "", "no earlier pods of digits are left (this is attempt 2)"),
-        ({}, "", "no earlier pods of digits are left (this is attempt 1)"),
+        (
+            "InPlace",
+            {"attempt": 2, "firstFailure": {**FIRST, "pod": "digits-worker-1-1"}},
+            LEFT,
+            "an earlier pod of worker-1 is gone; of worker-1, which failed first, this is left:",
+        ),
+        (
+            "InPlace",
+            {"attempt": 3, "firstFailure": {**FIRST, "pod": "digits-worker-0-2"}},
+            "",
+            "no earlier pods of digits are left (this is attempt 3); a pod's log holds every attempt",
+        ),
+        ("Recreate", {"attempt": 2}, "", "no earlier pods of digits are left (this is attempt 2)\n"),
+        ("Recreate", {}, "", "no earlier pods of digits are left (this is attempt 1)\n"),
     ],
 )
 def test_the_attempt_before_is_gone(
-    status: dict[str, object], stdout: str, words: str, api: CliServer
+    strategy: str, status: dict[str, object], stdout: str, words: str, api: CliServer
 ) -> None:
-    api.put(stored_job(**status))
+    api.put(of_strategy(strategy, stored_job(**status)))
     put_running(api, ("worker", 0), incarnation=2)
     result = call("logs", "digits", "--previous")
     assert (result.exit_code, result.stdout) == (0, stdout)
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(("strategy", "stdout"), [("InPlace", ""), ("Recreate", "worker-0: one\n")])
+def test_a_pod_that_lives_on_is_no_earlier_one(strategy: str, stdout: str, api: CliServer) -> None:
+    api.put(of_strategy(strategy, stored_job(attempt=2)))
+    put_running(api, ("worker", 0))
+    api.logs["digits-worker-0-1"] = Log([at(1, "one\n").encode()], is_whole=True)
+    assert call("logs", "digits", "--previous").stdout == stdout
+
+
+def of_strategy(strategy: str, job: dict[str, Any]) -> dict[str, Any]:
+    job["spec"]["restartStrategy"] = strategy
+    return job
 
 
 @pytest.mark.parametrize(

@@ -65,25 +65,37 @@ def test_a_script_that_crashes(tmp_path: Path) -> None:
     assert "what to do    " in result.stderr
 
 
-def test_a_crash_is_survived(tmp_path: Path) -> None:
-    script = (
-        """
-if role == "worker" and index == 0 and os.environ["TRAINJOB_ATTEMPT"] == "1":
-    report(state="training", step=30, checkpointStep=20)
-    sys.exit(1)
+CRASH_ONCE = """
+import time
+def wait_for(name):
+    while not os.path.exists(name): time.sleep(0.01)
 if role == "worker" and os.environ["TRAINJOB_ATTEMPT"] == "1":
-    signal.pause()
+    report(state="training", step=30, checkpointStep=20)
+    if index == 1: signal.pause()
+    wait_for("crash")
+    sys.exit(1)
 if role == "worker":
     report(state="training", step=20, resumedFrom=20)
+    wait_for("finish")
 """
-        + SUCCEED
-    )
-    result = trainjob("run", str(write_job(tmp_path, script)), cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "Restarting: worker 0 crashed (exit code 1) at step 30" in result.stdout
+
+
+@pytest.mark.parametrize("strategy", ["InPlace", "Recreate"])
+def test_a_crash_is_survived(strategy: str, tmp_path: Path) -> None:
+    file = write_job(tmp_path, CRASH_ONCE + SUCCEED, restartStrategy=strategy)
+    with running("run", str(file), cwd=tmp_path) as run:
+        run.read_until("digits: Running: training on 2 workers", "worker-0: training, step 30")
+        (tmp_path / "crash").touch()
+        run.read_until(
+            "Restarting: worker 0 crashed (exit code 1) at step 30",
+            "digits: Running: training on 2 workers, attempt 2",
+            "digits: resumed from step 20",
+        )
+        (tmp_path / "finish").touch()
+        assert run.finish() == 0, "\n".join(run.lines)
     log = (tmp_path / "runs/training/digits/logs/replicas/worker-0.log").read_text()
-    assert "--- attempt 1, " in log
-    assert "--- attempt 2, " in log
+    assert log.count("--- ") == (1 if strategy == "InPlace" else 2)
+    assert all(f"attempt {attempt}" in log for attempt in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +219,8 @@ def test_fresh_starts_over_in_a_new_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "line"),
     [
-        ({"container": {"command": []}}, "has no command"),
+        ({"container": {"command": []}}, "needs a command, which the agent starts"),
+        ({"container": {"command": []}, "restartStrategy": "Recreate"}, "has no command"),
         ({"pod": {"initContainers": [{"name": "fetch", "image": "x"}]}}, "init container 'fetch' can't run"),
         ({"container": {"env": [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
          "worker-0, worker-1, evaluator-0: env T comes from Secret s (key k), which is not here: export T="),

@@ -59,7 +59,7 @@ spec:
     replicas: 0
   maxRestart: 2
   output: {claim: {claimName: training}}
-  template: {spec: {containers: [{name: trainer, image: x}]}}
+  template: {spec: {containers: [{name: trainer, image: x, command: [python, train.py]}]}}
 """
     file = _write(tmp_path, text)
     result = _validate(file)

@@ -49,6 +49,29 @@ def test_states(pod: dict[str, Any], report: dict[str, Any] | None, expected: st
     assert _state(pod, report) == expected
 
 
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        ({"pod": "digits-worker-0-1", "state": "idle"}, "waiting"),
+        ({"pod": "digits-worker-0-1", "state": "stopping"}, "stopping"),
+        ({"pod": "digits-worker-0-1", "state": "running"}, "training"),
+        ({"pod": "digits-worker-0-1", "state": "lost"}, "training"),
+        ({"pod": "digits-worker-0-0", "state": "idle"}, "training"),
+    ],
+)
+def test_what_the_agents_know_of_a_pod(member: dict[str, Any], expected: str) -> None:
+    pod = _pod("worker", RUNNING)
+    progress = {pod["metadata"]["name"]: {"state": "training"}}
+    snapshot = Snapshot(JOB, (pod,), progress=progress, gang={"members": {"worker-0": member}})
+    view = build_view(snapshot, REPLICAS, since=NOW, now=NOW)
+    assert view.replicas[0].state == expected
+
+
+def test_a_checkpoint_of_a_process_that_is_gone_is_remembered() -> None:
+    job = {**JOB, "status": {"output": {"checkpointStep": 40}}}
+    assert build_view(Snapshot(job), REPLICAS, since=NOW, now=NOW).checkpoint_step == 40
+
+
 def test_a_view_of_everything() -> None:
     progress = {
         "digits-worker-0-1": {"state": "failed", "step": 3, "checkpointStep": 90},

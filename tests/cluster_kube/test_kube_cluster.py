@@ -10,6 +10,7 @@ from aiohttp import web
 from support_answers import failing, status_object
 from support_apirules import Seen
 from support_apiserver import FakeApiServer
+from support_fake_agents import FakeAgent, build_report
 from support_jobs import build_job
 from support_kube import QUICK, open_client, open_kube, until
 
@@ -25,6 +26,8 @@ from trainjob.cluster import (
     Unavailable,
 )
 from trainjob.cluster.kube import KubeCluster
+from trainjob.cluster.kube.agents import Asking
+from trainjob.cluster.kube.pace import AgentPace
 from trainjob.core.render import build_objects
 
 KEY = JobKey("default", "digits")
@@ -269,3 +272,56 @@ async def test_health_can_be_asked_before_it_runs() -> None:
         health = KubeCluster(api).health()
         assert not health.synced
         assert set(health.silent.values()) == {0.0}
+
+
+async def test_a_secret_is_created_and_never_read() -> None:
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": "digits-agent",
+            "namespace": "default",
+            "labels": {"trainjob.dev/job": "digits"},
+        },
+        "data": {},
+    }
+    async with FakeApiServer().serve() as server:
+        async with open_kube(server.url) as cluster:
+            await cluster.synced()
+            await cluster.create(secret)
+            with pytest.raises(AlreadyExists):
+                await cluster.create(secret)
+        assert [seen.verb for seen in server.seen if seen.kind == "Secret"] == ["create", "create"]
+
+
+async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> None:
+    agent = FakeAgent("token of uid-1")
+    async with FakeApiServer().serve() as server, agent.serve() as port:
+        job = server.put(build_job())
+        assert job["metadata"]["uid"] == "uid-1"
+        pods = [server.put(m) for m in objects_of(job) if m["kind"] == "Pod"]
+        # Once the first haste is over, only a change of the pod is a reason to look for its agent again.
+        pace = AgentPace(steady=10_000.0, hasty=0.01, hasty_for=0.05)
+        loop = asyncio.get_running_loop()
+        asking = Asking(token_of=lambda uid: f"token of {uid}", port=port, pace=pace)
+        async with open_kube(server.url, asking=asking) as cluster:
+            told: list[JobKey] = []
+            await cluster.synced()
+            cluster.set_order(KEY, {"world": {"worker": 2}})
+            over = loop.time() + 2 * pace.hasty_for
+            await until(lambda: loop.time() > over)
+            assert (await look(cluster)).gang is None
+            state = {
+                "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
+                "podIP": "127.0.0.1",
+            }
+            leader = next(p for p in pods if "-worker-0-" in p["metadata"]["name"])
+            cluster.watch(told.append)
+            server.put({**leader, "status": state})
+            await until(lambda: agent.orders)
+            await until(lambda: told.count(KEY) >= 2)  # of the pod, and of the answer
+            gang = (await look(cluster)).gang
+            assert gang is not None
+            assert (gang["members"], gang["unreachableSeconds"]) == (build_report()["members"], 0.0)
+            cluster.set_order(KEY, None)
+            assert (await look(cluster)).gang is None

@@ -13,7 +13,7 @@ from support_apiserver import FakeApiServer
 from support_havoc import Havoc
 from support_jobs import build_job
 from support_kube import QUICK, cached, open_kube, running, stored, until
-from support_kubelet import Kubelet
+from support_kubelet import GhostAgents, Kubelet
 
 from trainjob.api import parse
 from trainjob.cluster import JobKey
@@ -34,9 +34,13 @@ OnReconciled = Callable[[JobKey, float], None]
 
 @asynccontextmanager
 async def open_controller(
-    server: FakeApiServer, on_reconciled: OnReconciled = lambda _key, _seconds: None, **options: Any
+    server: FakeApiServer,
+    on_reconciled: OnReconciled = lambda _key, _seconds: None,
+    agents: GhostAgents | None = None,
+    **options: Any,
 ) -> AsyncIterator[KubeCluster]:
-    async with open_kube(server.url, **options) as cluster:
+    agents = agents or GhostAgents(lambda: server.all("Pod"))
+    async with open_kube(server.url, asking=agents.asking, **options) as cluster:
         settings = Settings(isolation=Isolation())
         controller = Controller(cluster, workers=4, settings=settings, on_reconciled=on_reconciled)
         async with running(controller.run()):
@@ -72,6 +76,7 @@ async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_wri
         "create PersistentVolumeClaim": 1,
         "create Service": 1,
         "create NetworkPolicy": 1,
+        "create Secret": 1,
         "create Pod": 5,
         "create Event": len(EVENTS),
     }
@@ -98,6 +103,36 @@ async def test_a_new_controller_writes_nothing_about_jobs_that_are_as_they_shoul
         async with open_controller(server, on_reconciled=lambda key, _seconds: looked_at.add(key.name)):
             await until(lambda: looked_at == set(names))
         assert server.writes()[before:] == []
+
+
+async def test_a_restart_in_place_is_told_and_takes_no_pod() -> None:
+    async with FakeApiServer().serve() as server:
+        agents = GhostAgents(lambda: server.all("Pod"))
+        kubelet = Kubelet(server, lambda _pod: None)
+        async with open_controller(server, agents=agents), running(kubelet.run()):
+            server.put(build_job())
+            await until(lambda: state(server) == "Running")
+            culprit = next(p for p in server.all("Pod") if "-worker-1-" in p["metadata"]["name"])
+            failure = {
+                "seat": "worker-1",
+                "pod": culprit["metadata"]["name"],
+                "incarnation": 1,
+                "attempt": 1,
+                "reason": "Killed",
+                "exitCode": 137,
+                "signal": 9,
+                "charged": True,
+            }
+            ledger = {"attempt": 2, "charged": 1, "sinceProgress": 1}
+            agents.more = {"attempt": 2, "ledger": ledger, "failure": failure}
+            await until(lambda: any(event["reason"] == "Restarted" for event in server.all("Event")))
+            await until(lambda: agents.orders["digits"]["ledger"]["charged"] == 1)
+            job = server.find("TrainJob", "digits")
+            assert job is not None
+            assert job["status"]["restarts"]["charged"] == 1
+            assert job["status"]["attempt"] == 2
+            assert sum(write.startswith("create Pod ") for write in server.writes()) == 3
+            assert not any(write.startswith("delete ") for write in server.writes())
 
 
 async def test_a_service_in_the_way_is_a_condition_and_no_storm() -> None:

@@ -5,9 +5,10 @@ import pytest
 from support_local import build_place, build_pod
 
 from trainjob.cluster.local import CannotRunHere, Launch, build_launch
+from trainjob.cluster.local.ports import ReplicaPorts
 
 HOME = Path("/home/me")
-PORTS = {"digits-worker-0": 7001, "digits-worker-1": 7002}
+PORTS = {"digits-worker-0": ReplicaPorts(7001, 8001), "digits-worker-1": ReplicaPorts(7002, 8002)}
 
 
 def _launch(pod: dict[str, Any], **place: Any) -> Launch:

@@ -1,23 +1,41 @@
+import random
 import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainjob.cluster.local.ports import PortBook, is_free, port_in_use_message
+from trainjob.cluster.local.ports import (
+    PortBook,
+    ReplicaPorts,
+    agent_port_in_use_message,
+    is_free,
+    port_in_use_message,
+)
 
 
-def test_a_hostname_keeps_its_port() -> None:
+def test_a_hostname_keeps_its_ports() -> None:
     book = PortBook()
     book.give(["a", "b"])
     first = dict(book.ports)
     book.give(["b", "c", "a"])
     assert {name: book.ports[name] for name in "ab"} == first
-    assert len(set(book.ports.values())) == 3
+    assert len({port for ports in book.ports.values() for port in (ports.tensorflow, ports.agent)}) == 6
 
 
 def test_ports_from_a_base_follow_each_other() -> None:
-    book = PortBook(4000, free=lambda _: False)
+    book = PortBook(4000, free=lambda port: port > 10_000)
     book.give(["a", "b"])
-    assert dict(book.ports) == {"a": 4000, "b": 4001}
+    assert [(name, ports.tensorflow) for name, ports in book.ports.items()] == [("a", 4000), ("b", 4001)]
+
+
+@given(seed=st.integers(), base=st.integers(1024, 65000), count=st.integers(1, 40))
+def test_no_agent_takes_a_port_that_follows_the_base(seed: int, base: int, count: int) -> None:
+    book = PortBook(base, chance=random.Random(seed), free=lambda _: True)  # noqa: S311 - no secret
+    book.give([f"host-{i}" for i in range(count)])
+    agents = {ports.agent for ports in book.ports.values()}
+    assert len(agents) == count
+    assert not agents & set(range(base, base + count + 1000))
 
 
 def test_ports_in_use_are_not_given() -> None:
@@ -29,7 +47,7 @@ def test_ports_in_use_are_not_given() -> None:
 
     book = PortBook(free=second_is_free)
     book.give(["a"])
-    assert book.ports["a"] == asked[1]
+    assert book.ports["a"] == ReplicaPorts(tensorflow=asked[1], agent=asked[2])
 
 
 def test_no_free_port_at_all() -> None:
@@ -59,3 +77,4 @@ def test_the_message_says_what_to_do() -> None:
     assert "--base-port" in port_in_use_message(7001, None)
     assert "another --base-port than 7000" in port_in_use_message(7001, 7000)
     assert "port 7001 of this machine is in use" in port_in_use_message(7001, 7000)
+    assert "port 7001 of this machine, chosen for an agent" in agent_port_in_use_message(7001)

@@ -2,9 +2,14 @@ from pathlib import Path
 
 import pytest
 
+from trainjob.cluster.local.ports import ReplicaPorts
 from trainjob.cluster.local.rewriting import find_hosts, rewrite_addresses, rewrite_paths
 
-PORTS = {"digits-worker-0": 7001, "digits-worker-1": 7002, "digits-evaluator-0": 7003}
+PORTS = {
+    "digits-worker-0": ReplicaPorts(7001, 8001),
+    "digits-worker-1": ReplicaPorts(7002, 8002),
+    "digits-evaluator-0": ReplicaPorts(7003, 8003),
+}
 FOLDERS = {
     "/output": Path("/home/me/runs/training"),
     "/output/digits/evaluator": Path("/home/me/other/digits/evaluator"),
@@ -22,6 +27,8 @@ def _addresses(text: str) -> str:
     [
         ("digits-worker-0.digits.ml.svc:2222", "127.0.0.1:7001"),
         ("digits-worker-1.digits.ml.svc.cluster.local:2222", "127.0.0.1:7002"),
+        ("digits-worker-1.digits.ml.svc:2223", "127.0.0.1:8002"),
+        ("digits-worker-1.digits.ml.svc:22233", "127.0.0.1:22233"),
         ('{"worker":["digits-worker-0.digits.ml.svc:2222","digits-worker-1.digits.ml.svc:2222"]}',
          '{"worker":["127.0.0.1:7001","127.0.0.1:7002"]}'),
         ("grpc://digits-worker-0.digits.ml.svc:2222/x", "grpc://127.0.0.1:7001/x"),

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support_jobs import build_job
+from support_jobs import build_plain_job
 
 from trainjob.cluster import JobKey, NotFound, Refused, Unavailable
 from trainjob.cluster.fake import FakeCluster
@@ -43,7 +43,7 @@ async def test_a_job_runs_to_its_end() -> None:
     cluster = build_cluster()
     Kubelet(cluster)
     controller = Controller(cluster)
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     status = await asyncio.wait_for(controller.run_until_finished(key), 30)
     assert status.state == "Complete"
 
@@ -53,7 +53,7 @@ async def test_many_jobs_run_beside_each_other() -> None:
     Kubelet(cluster)
     controller = Controller(cluster, workers=3)
     running = asyncio.create_task(controller.run())
-    keys = [cluster.apply(build_job(name=f"job-{i}")) for i in range(20)]
+    keys = [cluster.apply(build_plain_job(name=f"job-{i}")) for i in range(20)]
     done = asyncio.Event()
 
     def look(_key: JobKey) -> None:
@@ -75,7 +75,7 @@ async def test_what_goes_wrong_with_one_job_is_tried_again(caplog: pytest.LogCap
         return faults.pop() if faults else None
 
     cluster.fault = fault
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     with caplog.at_level(logging.WARNING):
         status = await asyncio.wait_for(controller.run_until_finished(key), 30)
     assert status.state == "Complete"
@@ -95,7 +95,7 @@ async def test_a_status_that_is_refused_is_one_line_and_an_event(caplog: pytest.
         return faults.pop() if faults and operation == "write_status" else None
 
     cluster.fault = fault
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     with caplog.at_level(logging.WARNING):
         status = await asyncio.wait_for(controller.run_until_finished(key), 30)
     assert status.state == "Complete", "it is tried again"
@@ -109,7 +109,7 @@ async def test_nothing_that_goes_wrong_while_a_refusal_is_told_stops_the_work() 
     cluster = build_cluster()
     Kubelet(cluster)
     controller = Controller(cluster)
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     faults: list[Exception] = [Refused("Forbidden", "not yours")]
     cluster.fault = lambda operation, _manifest: (
         faults.pop() if faults and operation == "write_status" else None
@@ -131,7 +131,7 @@ async def test_nothing_that_goes_wrong_while_a_refusal_is_told_stops_the_work() 
 async def test_a_job_that_vanishes_is_told() -> None:
     cluster = build_cluster()
     controller = Controller(cluster)
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     waiting = asyncio.create_task(controller.run_until_finished(key))
     await asyncio.sleep(0)
     cluster.delete_job(key)
@@ -141,7 +141,7 @@ async def test_a_job_that_vanishes_is_told() -> None:
 
 async def test_who_stops_waiting_leaves_no_task_behind() -> None:
     cluster = build_cluster()
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     waiting = asyncio.create_task(Controller(cluster).run_until_finished(key))
     for _ in range(100):  # until there is nothing left to do but wait
         await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_a_cluster_that_asks_to_wait_for_nothing_is_not_asked_without_end(
         return Unavailable("busy", retry_after=0)
 
     cluster.fault = fault
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     waiting = asyncio.create_task(Controller(cluster).run_until_finished(key))
     for _ in range(1000):
         await asyncio.sleep(0)
@@ -174,10 +174,10 @@ async def test_a_cancellation_is_heard_at_the_moment_of_a_wakeup(ticks: int) -> 
     cluster = build_cluster()
     controller = Controller(cluster)
     running = asyncio.create_task(controller.run())
-    cluster.apply(build_job(activeDeadlineSeconds=1000))  # looked at again later: a wait with an end
+    cluster.apply(build_plain_job(activeDeadlineSeconds=1000))  # looked at again later: a wait with an end
     for _ in range(100):
         await asyncio.sleep(0)
-    cluster.apply(build_job(name="another"))
+    cluster.apply(build_plain_job(name="another"))
     for _ in range(ticks):
         await asyncio.sleep(0)
     running.cancel()

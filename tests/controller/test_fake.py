@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support_jobs import build_job
+from support_jobs import build_plain_job
 
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, Conflict, JobKey, NotFound, ObjectRef
@@ -16,7 +16,7 @@ from trainjob.core.render import build_pod, build_service
 
 def build_cluster() -> tuple[FakeCluster, JobKey]:
     cluster = FakeCluster(lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    return cluster, cluster.apply(build_job())
+    return cluster, cluster.apply(build_plain_job())
 
 
 def pod_for(cluster: FakeCluster, key: JobKey) -> dict[str, Any]:
@@ -83,15 +83,15 @@ async def test_labels_select_the_pods_of_a_job() -> None:
 
 def test_the_generation_follows_the_spec() -> None:
     cluster, key = build_cluster()
-    cluster.apply(build_job())
+    cluster.apply(build_plain_job())
     assert cluster.job(key)["metadata"]["generation"] == 1
-    cluster.apply(build_job(suspend=True))
+    cluster.apply(build_plain_job(suspend=True))
     assert cluster.job(key)["metadata"]["generation"] == 2
 
 
 async def test_snapshots_are_not_changed_by_what_follows() -> None:
     cluster, key = build_cluster()
     before = await cluster.observe(key)
-    cluster.apply(build_job(suspend=True))
+    cluster.apply(build_plain_job(suspend=True))
     assert before is not None
     assert "suspend" not in before.job["spec"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from support_jobs import build_job
+from support_jobs import build_plain_job
 
 from trainjob.cluster import JobKey, Snapshot
 from trainjob.cluster.fake import FakeCluster
@@ -34,7 +34,7 @@ async def test_how_the_work_goes() -> None:
 
     controller = Controller(cluster, workers=1, on_reconciled=count)
     assert controller.load() == Load(waiting=0, longest=0, unserved=0)
-    first, second = (cluster.apply(build_job(name=name)) for name in ("first", "second"))
+    first, second = (cluster.apply(build_plain_job(name=name)) for name in ("first", "second"))
     assert controller.load().waiting == 2
     running = asyncio.create_task(controller.run())
     await cluster.asked.wait()
@@ -54,7 +54,7 @@ async def test_how_the_work_goes() -> None:
 async def test_a_job_is_looked_at_when_somebody_says_so() -> None:
     cluster = SlowCluster()
     cluster.let_go.set()
-    key = cluster.apply(build_job())
+    key = cluster.apply(build_plain_job())
     controller = Controller(cluster)  # which was not there yet when the job came
     running = asyncio.create_task(controller.run())
     controller.add(key)

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support_jobs import build_job
+from support_jobs import build_plain_job
 from support_world import World
 
 from trainjob.cluster import AlreadyExists, Refused
@@ -26,7 +26,7 @@ async def passes(world: World, number: int) -> timedelta | None:
 
 async def test_a_name_that_is_taken_out_of_sight_is_left_to_the_queues_back_off() -> None:
     """A pod whose labels somebody removed is not seen, and holds its name."""
-    world = World(build_job(evaluator=False))
+    world = World(build_plain_job(evaluator=False))
     await world.settle()
     world.pod("worker", 0)["metadata"]["labels"].clear()
     with pytest.raises(AlreadyExists):
@@ -34,7 +34,7 @@ async def test_a_name_that_is_taken_out_of_sight_is_left_to_the_queues_back_off(
 
 
 async def test_the_other_seats_are_filled_all_the_same() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     await world.settle()
     world.pod("worker", 0)["metadata"]["labels"].clear()
     world.cluster.remove(world.pod("worker", 1))
@@ -45,7 +45,7 @@ async def test_the_other_seats_are_filled_all_the_same() -> None:
 
 async def test_no_pod_starts_behind_a_service_that_is_out_of_sight() -> None:
     """What isn't labelled as ours is only seen when its name turns out to be taken."""
-    world = World(build_job())
+    world = World(build_plain_job())
     world.cluster.fault = lambda operation, manifest: (
         AlreadyExists("web") if operation == "create" and manifest["kind"] == "Service" else None
     )
@@ -55,7 +55,7 @@ async def test_no_pod_starts_behind_a_service_that_is_out_of_sight() -> None:
 
 
 async def test_a_refusal_is_told_at_once_and_tried_again_slowly() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     world.cluster.fault = refusing("used pods: 0")
     assert await passes(world, 1) == timedelta(0)
     assert await passes(world, 1) == timedelta(seconds=5)
@@ -67,7 +67,7 @@ async def test_a_refusal_is_told_at_once_and_tried_again_slowly() -> None:
 
 
 async def test_a_refused_deletion_is_no_refused_template() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     world.edit(suspend=True)
     world.cluster.fault = lambda operation, _: (
         Refused("Invalid", "no") if operation in ("delete", "set_labels") else None

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support_jobs import build_job
+from support_jobs import build_plain_job
 from support_world import World
 
 from trainjob.cluster import AlreadyExists, ClusterError, Refused, Unavailable
@@ -44,7 +44,7 @@ async def passes(world: World, number: int) -> timedelta | ClusterError | None:
 
 @pytest.mark.parametrize("error", [BROKEN, TAKEN], ids=["no-answer", "name-taken"])
 async def test_what_is_in_the_way_is_told_after_some_attempts(error: ClusterError) -> None:
-    world = World(build_job())
+    world = World(build_plain_job(startTimeoutSeconds=3600))
     world.cluster.fault = failing(error, "worker")
     await passes(world, 3)
     assert world.status.state == "Pending"
@@ -53,15 +53,15 @@ async def test_what_is_in_the_way_is_told_after_some_attempts(error: ClusterErro
     assert world.status.conditions[0].reason == "CreationRefused"
     assert str(error) in (world.status.message or "")
     world.cluster.fault = lambda *_: None
-    await passes(world, 3)
+    await world.pass_time(60)
     world.each(world.cluster.run_pod)
-    await passes(world, 3)
+    await world.settle()
     assert world.status.state == "Running"
 
 
 @pytest.mark.parametrize("error", [BROKEN, TAKEN], ids=["no-answer", "name-taken"])
 async def test_trouble_with_the_evaluator_does_not_hide_that_training_runs(error: ClusterError) -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     world.cluster.fault = failing(error, "evaluator")
     await passes(world, 3)
     world.each(world.cluster.run_pod)
@@ -70,7 +70,7 @@ async def test_trouble_with_the_evaluator_does_not_hide_that_training_runs(error
 
 
 async def test_a_service_that_is_refused_while_the_job_runs_is_tried_again() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     service = world.cluster.find("Service", world.key)
     assert service is not None
     world.cluster.remove(service)
@@ -83,7 +83,7 @@ async def test_a_service_that_is_refused_while_the_job_runs_is_tried_again() -> 
 
 
 async def test_a_refusal_for_good_is_not_hidden_by_one_for_now() -> None:
-    world = World(build_job(workers=2, chief={}))
+    world = World(build_plain_job(workers=2, chief={}))
     now, good = (
         failing(Refused(reason, "no"), role)
         for reason, role in (("Forbidden", "chief"), ("Invalid", "worker"))
@@ -95,7 +95,7 @@ async def test_a_refusal_for_good_is_not_hidden_by_one_for_now() -> None:
 
 async def test_a_job_that_is_seen_later_than_its_pods_does_not_lose_them() -> None:
     """A new leader's view of the job may be older than its view of the pods."""
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     before = deepcopy(world.cluster.job(world.key))
     world.cluster.end_pod(world.pod("worker", 0), 1)
     await world.settle()

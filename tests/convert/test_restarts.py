@@ -68,3 +68,38 @@ def test_a_policy_that_there_is_not(policy: Any, words: str) -> None:
 @pytest.mark.parametrize(("limit", "words"), [(-1, "at least 0"), ("3", "an integer"), (2.5, "an integer")])
 def test_a_limit_that_can_not_be(limit: Any, words: str) -> None:
     assert words in refusals_of(build_tfjob(runPolicy={"backoffLimit": limit}))["spec.runPolicy.backoffLimit"]
+
+
+NO_COMMAND: dict[str, Any] = {"container": {"command": None}}
+
+
+@pytest.mark.parametrize("command", [None, []])
+def test_without_a_command_pods_are_replaced(command: Any) -> None:
+    tfjob = build_tfjob({"Worker": build_replicas(2, container={"command": command})})
+    assert spec_of(tfjob)["restartStrategy"] == "Recreate"
+    note = notes_of(tfjob)["spec.tfReplicaSpecs.Worker.template.spec.containers[0].command"]
+    assert "write the image's command here" in note
+
+
+def test_with_a_command_training_restarts_in_place() -> None:
+    assert "restartStrategy" not in spec_of(build_tfjob())
+    assert not any(path.endswith(".command") for path in notes_of(build_tfjob()))
+
+
+@pytest.mark.parametrize("role", ["Chief", "PS", "Evaluator"])
+def test_one_role_without_a_command_is_enough(role: str) -> None:
+    replicas = {"Chief": build_replicas(), "Worker": build_replicas(2), role: build_replicas(**NO_COMMAND)}
+    tfjob = build_tfjob(replicas)
+    assert spec_of(tfjob)["restartStrategy"] == "Recreate"
+    noted = [path for path in notes_of(tfjob) if path.endswith(".command")]
+    assert noted == [f"spec.tfReplicaSpecs.{role}.template.spec.containers[0].command"]
+
+
+def test_only_the_container_that_trains_needs_a_command() -> None:
+    pod = {"containers": [{"name": "proxy", "image": "p"}, {"name": "tensorflow", "command": ["a"]}]}
+    assert "restartStrategy" not in spec_of(build_tfjob({"Worker": build_replicas(2, pod=pod)}))
+
+
+def test_a_role_that_is_left_out_needs_none() -> None:
+    replicas = {"Worker": build_replicas(2), "Evaluator": build_replicas(0, **NO_COMMAND)}
+    assert "restartStrategy" not in spec_of(build_tfjob(replicas))

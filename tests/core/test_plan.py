@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_jobs import build_job
+from support_jobs import build_plain_job
 from support_world import World
 
 from trainjob.cluster import Refused
@@ -17,7 +17,7 @@ def kinds(world: World) -> list[str]:
 
 
 async def test_a_job_from_start_to_end() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     assert world.status.state == "Running"
     assert world.status.worker is not None
     assert world.status.worker.summary == "2/2"
@@ -52,7 +52,7 @@ async def test_a_job_from_start_to_end() -> None:
 
 
 async def test_a_finished_job_stays_finished_whatever_is_edited() -> None:
-    world = await World(build_job(evaluator=False)).started()
+    world = await World(build_plain_job(evaluator=False)).started()
     world.each(lambda pod: world.cluster.end_pod(pod, 0))
     await world.settle()
     ended = world.status
@@ -68,7 +68,7 @@ async def test_a_finished_job_stays_finished_whatever_is_edited() -> None:
 
 
 async def test_an_evaluators_failure_touches_no_worker() -> None:
-    world = await World(build_job(maxRestarts=1)).started()
+    world = await World(build_plain_job(maxRestarts=1)).started()
     workers = [p["metadata"]["name"] for p in world.pods if "worker" in p["metadata"]["name"]]
     world.cluster.end_pod(world.pod("evaluator"), 1, message="bad metric")
     await world.settle()
@@ -84,7 +84,7 @@ async def test_an_evaluators_failure_touches_no_worker() -> None:
 
 
 async def test_the_evaluator_has_a_limited_time_after_training() -> None:
-    world = await World(build_job(evaluator={"completionTimeoutSeconds": 30})).started()
+    world = await World(build_plain_job(evaluator={"completionTimeoutSeconds": 30})).started()
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.pass_time(29)
     assert world.status.state == "Evaluating"
@@ -96,7 +96,7 @@ async def test_the_evaluator_has_a_limited_time_after_training() -> None:
 
 
 async def test_suspend_and_resume() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     world.edit(suspend=True)
     await world.settle()
     assert not is_true(world.status, "Suspended"), "pods are still going"
@@ -113,7 +113,7 @@ async def test_suspend_and_resume() -> None:
 
 
 async def test_a_job_that_is_created_suspended_creates_nothing() -> None:
-    world = World(build_job(suspend=True))
+    world = World(build_plain_job(suspend=True))
     await world.settle()
     assert world.pods == []
     assert world.status.start_time is None
@@ -123,7 +123,7 @@ async def test_a_job_that_is_created_suspended_creates_nothing() -> None:
 
 
 async def test_a_deadline_ends_the_job() -> None:
-    world = await World(build_job(activeDeadlineSeconds=60)).started()
+    world = await World(build_plain_job(activeDeadlineSeconds=60)).started()
     await world.pass_time(60)
     world.let_go()
     await world.settle()
@@ -132,7 +132,7 @@ async def test_a_deadline_ends_the_job() -> None:
 
 
 async def test_a_finished_job_goes_when_its_ttl_is_over() -> None:
-    world = await World(build_job(ttlSecondsAfterFinished=100, evaluator=False)).started()
+    world = await World(build_plain_job(ttlSecondsAfterFinished=100, evaluator=False)).started()
     world.each(lambda pod: world.cluster.end_pod(pod, 0))
     assert (await world.settle()) is not None
     await world.pass_time(99)
@@ -143,7 +143,7 @@ async def test_a_finished_job_goes_when_its_ttl_is_over() -> None:
 
 
 async def test_a_resize_starts_a_gang_of_the_new_size() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     world.edit(worker={"replicas": 3})
     await world.settle()
     world.let_go()
@@ -155,7 +155,7 @@ async def test_a_resize_starts_a_gang_of_the_new_size() -> None:
 
 
 async def test_an_invalid_job_fails_with_every_error() -> None:
-    job = build_job(maxRestarts=-1)
+    job = build_plain_job(maxRestarts=-1)
     job["spec"]["worker"] = {"replicas": 0}
     world = World(job)
     await world.settle()
@@ -166,7 +166,7 @@ async def test_an_invalid_job_fails_with_every_error() -> None:
 
 
 async def test_a_service_that_is_not_ours_is_left_alone_and_told() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     world.cluster.put({"kind": "Service", "metadata": {"name": "digits", "namespace": "default"}})
     again = await world.settle()
     assert again is not None
@@ -180,7 +180,7 @@ async def test_a_service_that_is_not_ours_is_left_alone_and_told() -> None:
     ("reason", "state"), [("Forbidden", "Pending"), ("Invalid", "Failed"), ("BadRequest", "Failed")]
 )
 async def test_a_refused_pod_is_told(reason: str, state: str) -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
 
     def refuse(operation: str, manifest: dict[str, Any]) -> Exception | None:
         pod = operation == "create" and manifest["kind"] == "Pod"
@@ -199,7 +199,7 @@ async def test_a_refused_pod_is_told(reason: str, state: str) -> None:
 
 
 async def test_a_pod_that_cannot_start_says_why() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     await world.settle()
     world.cluster.hold_pod(world.pod("worker", 1), "ImagePullBackOff", "no such image")
     await world.settle()
@@ -210,12 +210,12 @@ async def test_a_pod_that_cannot_start_says_why() -> None:
 
 
 async def test_progress_is_written_at_most_every_thirty_seconds() -> None:
-    world = await World(build_job(evaluator=False)).started()
+    world = await World(build_plain_job(evaluator=False)).started()
     before = len(world.cluster.writes)
     for second in range(60):
         world.cluster.report(world.pod("worker"), {"step": second, "totalSteps": 100, "loss": 0.5})
         await world.pass_time(1)
-    assert len(world.cluster.writes) - before == 2
+    assert len(world.cluster.writes) - before == 3, "the first step at once, then every thirty seconds"
     progress = world.status.progress
     assert progress is not None
     assert progress.eta is not None
@@ -224,19 +224,19 @@ async def test_progress_is_written_at_most_every_thirty_seconds() -> None:
 
 @pytest.mark.parametrize("manager", ["kueue.x-k8s.io/multikueue", "trainjob.dev/trainjob-controller"])
 async def test_a_job_of_another_controller_is_left_alone(manager: str) -> None:
-    world = World(build_job(managedBy=manager))
+    world = World(build_plain_job(managedBy=manager))
     await world.settle()
     assert bool(world.cluster.writes) == manager.startswith("trainjob.dev/")
 
 
 async def test_a_job_being_deleted_gets_nothing_new() -> None:
-    world = World(build_job(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+    world = World(build_plain_job(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
     await world.settle()
     assert world.cluster.writes == []
 
 
 async def test_parameter_servers_are_stopped_when_the_chief_is_done() -> None:
-    world = await World(build_job(chief={}, ps={"replicas": 2}, evaluator=False)).started()
+    world = await World(build_plain_job(chief={}, ps={"replicas": 2}, evaluator=False)).started()
     world.cluster.end_pod(world.pod("chief"), 0)
     await world.settle()
     world.let_go()
@@ -245,7 +245,7 @@ async def test_parameter_servers_are_stopped_when_the_chief_is_done() -> None:
 
 
 async def test_another_jobs_pods_of_the_same_name_are_not_ours() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     stranger = {
         "kind": "Pod",
         "metadata": {

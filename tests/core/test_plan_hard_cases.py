@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from support_jobs import build_job
+from support_jobs import build_plain_job
 from support_world import World
 
 from trainjob.core.conditions import is_true
 
 
 async def test_a_larger_world_is_no_lost_pod() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     world.edit(worker={"replicas": 3})
     await world.settle()
     assert world.status.message == "resized to 3 workers; going on from the last checkpoint"
@@ -20,7 +20,7 @@ async def test_a_larger_world_is_no_lost_pod() -> None:
 
 
 async def test_a_world_that_cannot_be_read_is_not_resized_for_ever() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     for pod in world.pods:
         pod["spec"]["containers"][0]["env"] = []
     await world.settle()
@@ -28,7 +28,7 @@ async def test_a_world_that_cannot_be_read_is_not_resized_for_ever() -> None:
 
 
 async def test_a_missing_pod_is_named_before_the_peer_that_lost_it() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     world.cluster.remove(world.pod("worker", 1))
     world.cluster.end_pod(world.pod("worker", 0), 85)
     await world.settle()
@@ -38,7 +38,7 @@ async def test_a_missing_pod_is_named_before_the_peer_that_lost_it() -> None:
 
 async def test_a_time_in_the_future_is_not_waited_for() -> None:
     """A node's clock, or that of the controller before, may be hours ahead."""
-    world = await World(build_job(workers=2)).started()
+    world = await World(build_plain_job(workers=2)).started()
     world.now += timedelta(hours=1)
     world.cluster.end_pod(world.pod("worker", 0), 85)
     world.cluster.report(world.pod("worker", 0), {"step": 5})
@@ -48,7 +48,7 @@ async def test_a_time_in_the_future_is_not_waited_for() -> None:
 
 
 async def test_a_clock_that_is_set_back_holds_up_no_restart() -> None:
-    world = await World(build_job(workers=1, evaluator=False, maxRestarts=9)).started()
+    world = await World(build_plain_job(workers=1, evaluator=False, maxRestarts=9)).started()
     for _ in range(2):
         world.cluster.end_pod(world.pod("worker"), 1)
         await world.settle()
@@ -62,7 +62,7 @@ async def test_a_clock_that_is_set_back_holds_up_no_restart() -> None:
 
 
 async def test_training_that_has_finished_is_not_undone_by_a_server_that_fails() -> None:
-    world = await World(build_job(chief={}, ps={"replicas": 1}, evaluator=False)).started()
+    world = await World(build_plain_job(chief={}, ps={"replicas": 1}, evaluator=False)).started()
     world.cluster.end_pod(world.pod("chief"), 0)
     world.cluster.end_pod(world.pod("ps"), 1)
     await world.settle()
@@ -72,14 +72,14 @@ async def test_training_that_has_finished_is_not_undone_by_a_server_that_fails()
 
 
 async def test_a_deadline_does_not_undo_what_was_trained() -> None:
-    world = await World(build_job(activeDeadlineSeconds=60)).started()
+    world = await World(build_plain_job(activeDeadlineSeconds=60)).started()
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.pass_time(90)
     assert world.status.state == "Evaluating"
 
 
 async def test_a_deadline_does_not_count_the_time_of_a_suspension() -> None:
-    world = await World(build_job(activeDeadlineSeconds=60)).started()
+    world = await World(build_plain_job(activeDeadlineSeconds=60)).started()
     world.edit(suspend=True)
     await world.settle()
     world.let_go()
@@ -94,7 +94,7 @@ async def test_a_deadline_does_not_count_the_time_of_a_suspension() -> None:
 
 
 async def test_reasons_that_take_turns_are_not_written_each_time() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     await world.settle()
     before = len(world.cluster.writes)
     for second in range(60):
@@ -106,7 +106,7 @@ async def test_reasons_that_take_turns_are_not_written_each_time() -> None:
 
 
 async def test_an_obstacle_that_is_gone_is_not_told_any_more() -> None:
-    world = await World(build_job(evaluator=False)).started()
+    world = await World(build_plain_job(evaluator=False)).started()
     world.cluster.end_pod(world.pod("worker", 0), 1)
     await world.settle()
     world.let_go()
@@ -119,7 +119,7 @@ async def test_an_obstacle_that_is_gone_is_not_told_any_more() -> None:
 
 
 async def test_sentences_stay_short_and_printable() -> None:
-    world = await World(build_job(maxRestarts=0)).started()
+    world = await World(build_plain_job(maxRestarts=0)).started()
     world.cluster.end_pod(world.pod("worker", 0), 1, message="\x1b[31m\x00" + "ü" * 5000)
     await world.settle()
     message = world.status.message or ""
@@ -130,7 +130,7 @@ async def test_sentences_stay_short_and_printable() -> None:
 
 
 async def test_a_spec_with_many_errors_is_told_in_a_sentence() -> None:
-    world = World(build_job(**{f"unknown{i}": i for i in range(1000)}))
+    world = World(build_plain_job(**{f"unknown{i}": i for i in range(1000)}))
     await world.settle()
     assert world.status.state == "Failed"
     assert len((world.status.message or "").encode()) <= 1024
@@ -138,7 +138,7 @@ async def test_a_spec_with_many_errors_is_told_in_a_sentence() -> None:
 
 
 async def test_a_new_controller_writes_nothing_to_a_running_job() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     report = {
         "step": 3,
         "totalSteps": 9,
@@ -155,14 +155,14 @@ async def test_a_new_controller_writes_nothing_to_a_running_job() -> None:
 
 
 async def test_a_damaged_status_does_not_stop_a_job() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     world.cluster.job(world.key)["status"] = {"progress": "lost"}
     await world.started()
     assert world.status.state == "Running"
 
 
 async def test_a_pod_that_does_not_end_is_named() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job(pod={"terminationGracePeriodSeconds": 300})).started()
     world.cluster.end_pod(world.pod("worker", 0), 1)
     await world.settle()
     before = world.status.message
@@ -178,7 +178,7 @@ async def test_a_pod_that_does_not_end_is_named() -> None:
 
 
 async def test_suspended_while_it_waits_to_restart() -> None:
-    world = await World(build_job(evaluator=False, workers=1, maxRestarts=9)).started()
+    world = await World(build_plain_job(evaluator=False, workers=1, maxRestarts=9)).started()
     for _ in range(2):
         world.cluster.end_pod(world.pod("worker"), 1)
         await world.settle()
@@ -198,7 +198,7 @@ async def test_suspended_while_it_waits_to_restart() -> None:
 
 
 async def test_resized_while_it_restarts() -> None:
-    world = await World(build_job(evaluator=False)).started()
+    world = await World(build_plain_job(evaluator=False)).started()
     world.cluster.end_pod(world.pod("worker", 0), 1)
     await world.settle()
     world.edit(worker={"replicas": 1})
@@ -211,7 +211,7 @@ async def test_resized_while_it_restarts() -> None:
 
 async def test_a_process_that_left_because_it_was_told_to_has_not_finished() -> None:
     """A script may well answer SIGTERM with exit code 0."""
-    world = await World(build_job(workers=1, evaluator=False)).started()
+    world = await World(build_plain_job(workers=1, evaluator=False)).started()
     pod = world.pod("worker")
     world.cluster.end_pod(pod, 0)
     pod["metadata"]["deletionTimestamp"] = world.now.isoformat()
@@ -221,7 +221,7 @@ async def test_a_process_that_left_because_it_was_told_to_has_not_finished() -> 
 
 
 async def test_progress_is_shown_again_after_the_clock_was_set_back() -> None:
-    world = await World(build_job(evaluator=False)).started()
+    world = await World(build_plain_job(evaluator=False)).started()
     world.now -= timedelta(hours=1)
     world.cluster.report(world.pod("worker"), {"step": 7})
     await world.settle()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from support_jobs import build_job
+from support_jobs import build_plain_job
 from support_world import World
 
 from trainjob.cluster import Refused
 
 
 async def test_an_evaluators_time_does_not_pass_while_suspended() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.settle()
     world.edit(suspend=True)
@@ -30,7 +30,7 @@ def refuse_evaluator(operation: str, manifest: dict[str, Any]) -> Exception | No
 
 
 async def test_a_refused_evaluator_is_told_and_tried_again_while_workers_train() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     world.cluster.fault = refuse_evaluator
     await world.started()
     again = await world.settle()
@@ -47,7 +47,7 @@ async def test_a_refused_evaluator_is_told_and_tried_again_while_workers_train()
 
 
 async def test_an_evaluator_that_is_refused_for_good_fails_no_training() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     world.cluster.fault = lambda operation, manifest: (
         Refused("Invalid", "no such field") if refuse_evaluator(operation, manifest) else None
     )
@@ -60,7 +60,7 @@ async def test_an_evaluator_that_is_refused_for_good_fails_no_training() -> None
 
 
 async def test_an_evicted_evaluator_comes_back_whatever_the_budget() -> None:
-    world = await World(build_job(maxRestarts=0)).started()
+    world = await World(build_plain_job(maxRestarts=0)).started()
     for incarnation in range(2, 6):
         pod = world.pod("evaluator")
         world.cluster.evict_pod(pod)
@@ -70,7 +70,7 @@ async def test_an_evicted_evaluator_comes_back_whatever_the_budget() -> None:
 
 
 async def test_a_new_job_does_not_inherit_what_was_refused_to_its_namesake() -> None:
-    world = World(build_job(evaluator=False))
+    world = World(build_plain_job(evaluator=False))
     world.cluster.fault = lambda operation, manifest: (
         Refused("Invalid", "bad") if operation == "create" and manifest["kind"] == "Pod" else None
     )
@@ -78,19 +78,19 @@ async def test_a_new_job_does_not_inherit_what_was_refused_to_its_namesake() -> 
     await world.reconciler.reconcile(world.key)
     world.cluster.fault = lambda *_: None
     world.cluster.delete_job(world.key)
-    world.cluster.apply(build_job(evaluator=False))
+    world.cluster.apply(build_plain_job(evaluator=False))
     await world.started()
     assert world.status.state == "Running"
 
 
 async def test_a_new_job_waits_for_the_processes_of_its_namesake() -> None:
-    world = await World(build_job()).started()
+    world = await World(build_plain_job()).started()
     left_over = world.pod("worker", 0)
     world.cluster.delete_job(world.key)
     world.cluster.put(
         {**left_over, "metadata": {**left_over["metadata"], "deletionTimestamp": "2026-01-01T00:00:30Z"}}
     )
-    world.cluster.apply(build_job())
+    world.cluster.apply(build_plain_job())
     await world.settle()
     assert [pod["metadata"]["name"] for pod in world.pods] == [left_over["metadata"]["name"]]
     assert left_over["metadata"]["name"] in (world.status.message or "")
@@ -100,7 +100,7 @@ async def test_a_new_job_waits_for_the_processes_of_its_namesake() -> None:
 
 
 async def test_a_claim_of_the_users_may_have_any_name() -> None:
-    world = World(build_job(output={"claim": {"claimName": "digits-output"}}))
+    world = World(build_plain_job(output={"claim": {"claimName": "digits-output"}}))
     world.cluster.put(
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "digits-output", "namespace": "default"}}
     )
@@ -109,13 +109,13 @@ async def test_a_claim_of_the_users_may_have_any_name() -> None:
 
 
 async def test_an_invalid_job_of_another_controller_is_left_alone() -> None:
-    world = World(build_job(managedBy="kueue.x-k8s.io/multikueue", maxRestarts=-1))
+    world = World(build_plain_job(managedBy="kueue.x-k8s.io/multikueue", maxRestarts=-1))
     await world.settle()
     assert world.cluster.writes == []
 
 
 async def test_an_evaluator_that_left_because_it_was_told_to_is_not_done() -> None:
-    world = await World(build_job(maxRestarts=0)).started()
+    world = await World(build_plain_job(maxRestarts=0)).started()
     pod = world.pod("evaluator")
     world.cluster.end_pod(pod, 0)
     pod["metadata"]["deletionTimestamp"] = world.now.isoformat()
@@ -139,7 +139,7 @@ class Quota:
 
 
 async def test_what_becomes_of_the_pods_that_are_there_is_no_reason_to_ask_again() -> None:
-    world = World(build_job(workers=8))
+    world = World(build_plain_job(workers=8, startTimeoutSeconds=7200))
     quota = world.cluster.fault = Quota(world, pods=4)
     await world.settle()
     assert quota.refused == 5, "four workers and the evaluator, at once"
@@ -155,7 +155,7 @@ async def test_what_becomes_of_the_pods_that_are_there_is_no_reason_to_ask_again
 
 
 async def test_a_job_goes_on_soon_after_the_quota_was_lifted() -> None:
-    world = World(build_job(workers=3))
+    world = World(build_plain_job(workers=3, startTimeoutSeconds=7200))
     quota = world.cluster.fault = Quota(world, pods=1)
     await world.settle()
     await world.pass_time(3600)
@@ -172,10 +172,10 @@ async def test_a_job_goes_on_soon_after_the_quota_was_lifted() -> None:
 
 async def test_what_is_asked_for_later_is_asked_for_at_once() -> None:
     """The patience that one refusal took doesn't outlive it."""
-    world = World(build_job(workers=2, maxRestarts=9))
+    world = World(build_plain_job(workers=2, maxRestarts=9))
     quota = world.cluster.fault = Quota(world, pods=1)
     await world.settle()
-    await world.pass_time(600)
+    await world.pass_time(500)
     quota.pods = 9
     await world.pass_time(60)
     await world.started()

@@ -47,6 +47,10 @@ def test_the_training_container_decides(status: dict[str, Any], state: PodState)
             ("ImagePullBackOff", "no such image"),
         ),
         (
+            container({"waiting": {"reason": "CreateContainerError", "message": "no such\nfolder."}}),
+            ("CreateContainerError", "no such folder"),
+        ),
+        (
             {
                 "conditions": [
                     {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"}

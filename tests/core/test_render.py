@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from support_jobs import build_job
+from support_jobs import build_job, build_plain_job
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.core.render import build_claim, build_network_policy, build_objects, build_pod, build_service
@@ -17,7 +17,10 @@ from trainjob.core.templates import render_template
 
 
 def pod_of(role: str = "worker", **job: Any) -> dict[str, Any]:
-    return build_pod(parse(build_job(uid="some-uid", **job)), role=role, index=0, incarnation=1, attempt=1)
+    """Return a pod without an agent; `test_agent.py` is about those that have one."""
+    return build_pod(
+        parse(build_plain_job(uid="some-uid", **job)), role=role, index=0, incarnation=1, attempt=1
+    )
 
 
 def trainer_of(pod: dict[str, Any]) -> dict[str, Any]:
@@ -314,3 +317,14 @@ def test_a_controller_outside_of_the_cluster_is_no_peer() -> None:
 def test_a_container_is_told_where_its_last_words_go() -> None:
     pod = pod_of(container={"terminationMessagePath": "/tmp/last"})
     assert env_of(pod)["TRAINJOB_TERMINATION_LOG"] == "/tmp/last"
+
+
+def test_a_queue_admits_all_pods_of_a_job_together() -> None:
+    pod = pod_of(metadata={"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}, workers=3)
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "digits"
+    assert pod["metadata"]["annotations"] == {"kueue.x-k8s.io/pod-group-total-count": "4"}
+
+
+def test_a_job_without_a_queue_waits_in_none() -> None:
+    assert not [name for name in pod_of()["metadata"]["labels"] if "kueue" in name]

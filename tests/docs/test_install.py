@@ -40,6 +40,7 @@ def test_metrics() -> None:
     metrics = Metrics()
     metrics.count_call(Call("get", "", "pods", 200, 0.1))
     metrics.count_restart("pods")
+    metrics.count_agent_call("answered", 0.1)
     metrics.show_jobs(lambda: [{"status": {"state": "Running"}}])
     served = metrics.render().decode()
     for name, labels in re.findall(r"^\| `(trainjob_\w+)(?:\{([\w,]+)\})?` \|", PAGE, re.MULTILINE):

@@ -50,22 +50,27 @@ def test_outside_of_the_repository(tmp_path: Path) -> None:
 
 
 def test_every_permission_is_granted_once() -> None:
-    rules = [*rbac.controller_rules(), *rbac.election_rules("lease")]
+    rules = [*rbac.controller_rules(), *rbac.own_rules(lease="lease", key="key")]
     granted = sorted((r.group, resource, verb) for r in rules for resource in r.resources for verb in r.verbs)
     assert granted == sorted((p.group, p.resource, verb) for p in PERMISSIONS for verb in p.verbs)
 
 
-def test_all_but_creating_is_for_one_lease() -> None:
-    for rule in rbac.election_rules("lease"):
-        assert (rule.name == "lease") == ("create" not in rule.verbs)
+def test_all_but_creating_is_for_one_lease_and_one_secret() -> None:
+    named = {rule.resources: rule.name for rule in rbac.own_rules(lease="lease", key="key") if rule.name}
+    assert named == {("leases",): "lease", ("secrets",): "key"}
+    for rule in rbac.own_rules(lease="lease", key="key"):
+        assert (rule.name == "") == (rule.verbs == ("create",))
 
 
 def test_the_controller_is_granted_nothing_that_leads_further() -> None:
     for permission in PERMISSIONS:
-        assert permission.resource not in ("secrets", "pods/exec", "serviceaccounts/token")
+        assert permission.resource not in ("pods/exec", "serviceaccounts/token")
         assert not any("role" in word for word in (permission.resource, permission.group))
         assert "*" not in (permission.group, permission.resource, *permission.verbs)
-        assert permission.scope is Scope.JOBS or permission.resource == "leases"
+        if permission.scope is Scope.OPERATOR:
+            assert permission.resource in ("leases", "secrets")
+        elif permission.resource == "secrets":
+            assert permission.verbs == ("create",)
 
 
 @pytest.mark.parametrize("rules", [rbac.controller_rules(), rbac.EDIT_RULES, rbac.VIEW_RULES])

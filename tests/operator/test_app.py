@@ -16,11 +16,13 @@ from support_kube import until
 
 from trainjob.cluster.kube.access import Access
 from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.operator.agent_key import KeyPlace
 from trainjob.operator.app import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
 from trainjob.operator.exits import ExitCode
 from trainjob.operator.leader import Terms
 from trainjob.operator.settings import Election, OperatorSettings
 
+KEY = KeyPlace("trainjob", "key")
 ELECTION = Election("trainjob", "lease")
 QUICK = Election("trainjob", "lease", Terms(lease_seconds=2, renew_deadline=1.0, retry_seconds=0.05))
 
@@ -32,7 +34,7 @@ class Running:
         self.graces: list[tuple[float, ExitCode]] = []
         given: dict[str, Any] = {"election": ELECTION, "host": "127.0.0.1", "port": 0, **settings}
         operator = Operator(
-            OperatorSettings(Access(server.url), identity="me", **given),
+            OperatorSettings(Access(server.url), identity="me", key=KEY, **given),
             leave_within=lambda seconds, code: self.graces.append((seconds, code)),
         )
         self.task = asyncio.create_task(operator.run())
@@ -101,7 +103,7 @@ async def test_a_standby_outlives_the_api_servers_absence() -> None:
         server.fault = lambda _seen: None
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         assert not operator.task.done()
-        assert [write for write in server.writes() if "Lease" not in write] == []
+        assert {write for write in server.writes() if "Lease" not in write} == {"create Secret key"}
 
 
 async def test_a_part_that_fails_ends_all_and_gives_the_lease_back(

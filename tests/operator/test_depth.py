@@ -10,6 +10,7 @@ from support_jobs import build_job
 from support_kube import running, until
 
 from trainjob.cluster.kube.access import Access
+from trainjob.operator.agent_key import KeyPlace
 from trainjob.operator.app import Operator
 from trainjob.operator.depth import DEEPEST_OBJECT, allow_deep_objects
 from trainjob.operator.settings import OperatorSettings
@@ -41,7 +42,9 @@ def has_pods(server: ControllerServer, job: str) -> bool:
 
 async def test_a_job_as_deep_as_the_api_server_takes_harms_nobody() -> None:
     async with ControllerServer().serve() as server:
-        settings = OperatorSettings(Access(server.url), identity="me", host="127.0.0.1", port=0)
+        settings = OperatorSettings(
+            Access(server.url), identity="me", key=KeyPlace("trainjob"), host="127.0.0.1", port=0
+        )
         operator = Operator(settings, leave_within=lambda _seconds, _code: None)
 
         async def run() -> None:

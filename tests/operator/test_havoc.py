@@ -19,6 +19,7 @@ from trainjob.api import parse
 from trainjob.cluster.kube.access import Access
 from trainjob.cluster.kube.pace import Pace
 from trainjob.core.render import build_objects
+from trainjob.operator.agent_key import KeyPlace
 from trainjob.operator.app import Operator
 from trainjob.operator.exits import ExitCode
 from trainjob.operator.settings import OperatorSettings
@@ -58,7 +59,7 @@ async def test_every_job_ends_and_none_is_made_up(seed: int) -> None:
 async def _operator(server: ControllerServer) -> AsyncIterator[Operator]:
     """Run the operator; it must be there until it is asked to stop."""
     operator = Operator(
-        OperatorSettings(Access(server.url), "me", host="127.0.0.1", port=0, pace=PACE),
+        OperatorSettings(Access(server.url), "me", KeyPlace("trainjob"), host="127.0.0.1", port=0, pace=PACE),
         leave_within=lambda _seconds, _code: None,
     )
     task = asyncio.create_task(operator.run())

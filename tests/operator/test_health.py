@@ -7,6 +7,7 @@ from trainjob.operator.health import (
     STUCK_SECONDS,
     Check,
     check_caches,
+    check_key,
     check_watch,
     check_work,
     report,
@@ -37,6 +38,11 @@ def test_the_work_loop(load: Load | None, problem: str) -> None:
 def test_the_caches() -> None:
     assert check_caches(is_synced=True).problem == ""
     assert check_caches(is_synced=False).problem == "not filled for the first time yet"
+
+
+def test_the_key() -> None:
+    assert check_key(is_known=True).problem == ""
+    assert check_key(is_known=False).problem == "not read yet"
 
 
 def test_one_problem_is_enough() -> None:

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from trainjob.cluster.agents import BundleMissing
+from trainjob.operator.agent_key import InvalidKey
 from trainjob.operator.elector import LeaseLost
 from trainjob.operator.exits import ExitCode
 from trainjob.operator.lifetime import cancel, first_end, start
@@ -34,6 +36,8 @@ async def test_a_request_to_stop_is_no_failure() -> None:
     [
         (lambda: fail(LeaseLost("b has it")), ExitCode.LEASE_LOST, "The lease is lost: b has it"),
         (lambda: fail(ValueError("a defect")), ExitCode.FAILED, "A part has failed: stopping"),
+        (lambda: fail(InvalidKey("no key there")), ExitCode.FAILED, "no key there: stopping"),
+        (lambda: fail(BundleMissing("no trainer")), ExitCode.FAILED, "no trainer: stopping"),
         (end, ExitCode.FAILED, "A part has ended by itself: stopping"),
         (lambda: fail(asyncio.CancelledError()), ExitCode.FAILED, "A part has ended by itself"),
     ],
@@ -45,7 +49,7 @@ async def test_the_end_of_a_part_is_told(
     other = start("Another part", go_on())
     assert await first_end([other, start("A part", work())], asyncio.Event()) is code
     assert told in caplog.text
-    assert ("a defect" in caplog.text) == (told == "A part has failed: stopping")
+    assert ("Traceback" in caplog.text) == (told == "A part has failed: stopping")
     await cancel(other)
 
 

@@ -42,6 +42,7 @@ async def test_one_life_of_the_process(tmp_path: Path) -> None:
 
         server.put(build_job())
         await until(lambda: (server.find("TrainJob", "digits") or {}).get("status", {}).get("state"))
+        assert server.find("Secret", "trainjob-agent-key", "trainjob")
         metrics = (await controller.get("/metrics"))[1]
         assert "trainjob_leader 1.0" in metrics
         assert 'trainjob_api_requests_total{code="201",resource="pods",verb="create"} 3.0' in metrics
@@ -90,7 +91,10 @@ async def test_nothing_else_is_asked_for(tmp_path: Path, namespace: str | None) 
         everywhere = {path for path in server.paths if "/namespaces/" not in path}
         assert everywhere == DISCOVERY | (set() if namespace else WATCHED)
         places = {path.split("/namespaces/")[1].split("/")[0] for path in set(server.paths) - everywhere}
-        assert places == ({"team"} if namespace else {"team", "elsewhere"})
+        assert places == ({"team"} if namespace else {"team", "elsewhere"}) | {"default"}
+        ours = [path for path in server.paths if "/namespaces/default/" in path]
+        key = "/api/v1/namespaces/default/secrets"
+        assert ours == [f"{key}/trainjob-agent-key", key]  # looked for, and made
         assert {seen.verb for seen in server.seen if seen.kind == "TrainJob"} <= {"get", "list", "watch"}
         controller.send(signal.SIGTERM)
         assert await controller.ended() == 0

@@ -1,224 +1,42 @@
-"""Thousands of lives: whatever happens to a job and whenever its controller dies, the rules hold.
-
-A schedule is a list of things that happen. After each, what holds at every moment is checked; at the
-end all faults stop, time passes, processes do their work, and the job must end in a state that is allowed.
-"""
+"""Thousands of lives: whatever happens to a job and whenever its controller dies, the rules hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_jobs import build_job
-from support_world import World
+from support_life import AGENT_KINDS, KINDS, Schedule, live, live_to_the_end, schedules
 
-from trainjob.cluster import ClusterError, Unavailable
-from trainjob.core.conditions import is_finished, is_true
 from trainjob.core.observed import read_observed
 from trainjob.core.plan import plan
 
-LIVE = "trainjob.dev/live"
-MAX_RESTARTS = 1
 
-KINDS = [
-    *["crash", "crash", "succeed-all", "let-go", "run-all"],
-    *[
-        "break",
-        "run",
-        "fail",
-        "succeed",
-        "lose-peer",
-        "evict",
-        "delete",
-        "end-deleted",
-        "vanish",
-        "report",
-        "suspend",
-        "resize",
-        "wait",
-    ],
-    *["crash-controller", "cut-write", "lose-answer", "reconcile"],
-]
-
-things = st.tuples(
-    st.sampled_from(KINDS),
-    st.integers(0, 40),
-    st.sampled_from([True, True, True, False]),  # does the controller hear of it in time?
-)
-schedules = st.lists(things, max_size=30)
-
-
-@dataclass
-class Life:
-    """A world and what has been seen of it."""
-
-    world: World
-    names: set[str] = field(default_factory=set)
-    terminal: dict[str, Any] | None = None
-
-    async def happen(self, thing: str, number: int) -> None:
-        world = self.world
-        pods = [p for p in world.pods if p.get("status", {}).get("phase") in ("Pending", "Running")]
-        pod = pods[number % len(pods)] if pods else None
-        if thing == "reconcile":
-            await self.reconcile_once()
-        elif thing == "crash-controller":
-            world.restart_controller()
-        elif thing == "suspend":
-            world.edit(suspend=bool(number % 2))
-        elif thing == "resize":
-            world.edit(worker={"replicas": 1 + number % 3})
-        elif thing == "let-go":
-            world.let_go()
-        elif thing == "run-all":
-            world.each(lambda p: self.touch(p, "run", number))
-        elif thing == "crash":
-            world.let_go()
-            await world.settle()
-            world.each(lambda p: self.touch(p, "run", number))
-            await world.settle()
-            if world.pods:
-                self.touch(world.pods[number % len(world.pods)], "fail", number)
-        elif thing == "succeed-all":
-            world.each(lambda p: self.touch(p, "succeed", number))
-        elif thing == "wait":
-            await world.pass_time(number)
-        elif thing in ("cut-write", "lose-answer"):
-            await self.disturb(thing, number % 5)
-        elif pod is not None:
-            self.touch(pod, thing, number)
-
-    def touch(self, pod: dict[str, Any], thing: str, number: int) -> None:
-        cluster = self.world.cluster
-        phase = pod["status"]["phase"]
-        running = phase == "Running"
-        if thing == "run" and phase == "Pending":
-            cluster.run_pod(pod)
-        elif thing == "succeed" and running:
-            cluster.end_pod(pod, 0)
-        elif thing == "fail" and running:
-            cluster.end_pod(pod, 1, message="ValueError: boom")
-        elif thing == "break" and running:
-            cluster.end_pod(pod, 80, message="no such option")
-        elif thing == "lose-peer" and running:
-            cluster.end_pod(pod, 85)
-        elif thing == "evict" and "deletionTimestamp" not in pod["metadata"]:
-            cluster.evict_pod(pod)
-        elif thing == "delete":
-            pod["metadata"]["deletionTimestamp"] = self.world.now.isoformat()
-        elif thing == "end-deleted" and running:
-            # The kubelet tells how it ended before the name is free.
-            cluster.end_pod(pod, number % 2)
-            pod["metadata"]["deletionTimestamp"] = self.world.now.isoformat()
-        elif thing == "vanish":
-            cluster.remove(pod)
-        elif thing == "report":
-            cluster.report(pod, {"step": number, "totalSteps": 40, "checkpointStep": number // 10 * 10})
-
-    async def disturb(self, thing: str, after: int) -> None:
-        """Let one pass go wrong at its n-th write: before it is done, or after, with the answer lost."""
-        left = [after]
-
-        def fault(_operation: str, _manifest: dict[str, Any]) -> Exception | None:
-            left[0] -= 1
-            return Unavailable("the network is gone") if left[0] < 0 else None
-
-        attribute = "fault" if thing == "cut-write" else "fault_after"
-        setattr(self.world.cluster, attribute, fault)
-        await self.reconcile_once()
-        setattr(self.world.cluster, attribute, lambda _operation, _manifest: None)
-
-    async def reconcile_once(self) -> None:
-        try:
-            await self.world.reconciler.reconcile(self.world.key)
-        except ClusterError:
-            return
-
-    def check(self) -> None:
-        """The rules that hold at every moment."""
-        world = self.world
-        status, live = world.status, [p for p in world.pods if p["metadata"]["labels"].get(LIVE)]
-        assert _most_in_one_seat(live) <= 1, "two live pods in one seat"
-        training = [p for p in world.pods if p["metadata"]["labels"]["trainjob.dev/role"] == "worker"]
-        able_to_run = [p for p in training if p["status"]["phase"] in ("Pending", "Running")]
-        assert _most_in_one_seat(able_to_run) <= 1, "two worker processes in one seat"
-        assert status.restarts.charged <= MAX_RESTARTS
-        if self.terminal is not None:
-            assert is_finished(status), "a terminal state was left"
-            assert status.completion_time == self.terminal["time"]
-        elif is_finished(status):
-            running = [p for p in world.pods if p["status"]["phase"] in ("Pending", "Running")]
-            assert not running, "a job ended while a pod of it could run"
-            self.terminal = {"time": status.completion_time}
-        assert not (is_true(status, "Complete") and is_true(status, "Failed"))
-
-    async def end(self) -> None:
-        """Nothing goes wrong any more: processes of every pod run and end well."""
-        self.world.edit(suspend=False)
-        for _ in range(60):
-            await self.world.pass_time(61)
-            self.world.let_go()
-            for pod in self.world.pods:
-                if pod["status"]["phase"] == "Pending":
-                    self.world.cluster.run_pod(pod)
-            await self.world.settle()
-            self.check()
-            if is_finished(self.world.status):
-                return
-            for pod in self.world.pods:
-                if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]:
-                    self.world.cluster.end_pod(pod, 0)
-            await self.world.settle()
-            self.check()
-        raise AssertionError(f"never ended: {self.world.status.state}: {self.world.status.message}")
-
-
-def _most_in_one_seat(pods: list[dict[str, Any]]) -> int:
-    labels = [p["metadata"]["labels"] for p in pods]
-    seats = Counter((each["trainjob.dev/role"], each["trainjob.dev/index"]) for each in labels)
-    return max(seats.values(), default=0)
-
-
-Schedule = list[tuple[str, int, bool]]
-
-
-async def live(schedule: Schedule) -> Life:
-    """Live through a schedule."""
-    life = Life(World(build_job(maxRestarts=MAX_RESTARTS)))
-    for thing, number, heard in schedule:
-        await life.happen(thing, number)
-        life.check()
-        if heard:
-            await life.world.settle()
-            life.check()
-    return life
-
-
-async def live_to_the_end(schedule: Schedule) -> Life:
-    """Live through a schedule and whatever it takes to end."""
-    life = await live(schedule)
-    await life.end()
-    return life
-
-
-@settings(max_examples=500)
-@given(schedules)
-def test_every_life_ends_as_the_rules_allow(schedule: Schedule) -> None:
-    life = asyncio.run(live_to_the_end(schedule))
+def ends_as_the_rules_allow(schedule: Schedule, *, in_place: bool) -> None:
+    life = asyncio.run(live_to_the_end(schedule, in_place=in_place))
     before = list(life.world.cluster.writes)
     life.world.restart_controller()
     asyncio.run(life.world.settle())
     assert life.world.cluster.writes == before, "a finished job is written to again"
 
 
+@settings(max_examples=150)
+@given(schedules(KINDS))
+def test_every_life_of_a_gang_ends_as_the_rules_allow(schedule: Schedule) -> None:
+    ends_as_the_rules_allow(schedule, in_place=False)
+
+
+@settings(max_examples=150)
+@given(schedules([*KINDS, *AGENT_KINDS]))
+def test_every_life_with_agents_ends_as_the_rules_allow(schedule: Schedule) -> None:
+    ends_as_the_rules_allow(schedule, in_place=True)
+
+
 @settings(max_examples=100)
-@given(schedules, st.randoms(use_true_random=False))
+@given(schedules(KINDS), st.randoms(use_true_random=False))
 def test_the_order_of_pods_is_irrelevant(schedule: Schedule, random: Any) -> None:
-    world = asyncio.run(live(schedule)).world
+    world = asyncio.run(live(schedule, in_place=False)).world
     job, pods = world.cluster.job(world.key), world.pods
     shuffled = random.sample(pods, len(pods))
     first = plan(read_observed(job=job, pods=pods), world.now)

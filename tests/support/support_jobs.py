@@ -31,3 +31,8 @@ def build_job(
     if uid:
         meta["uid"] = uid
     return {"apiVersion": "trainjob.dev/v1alpha1", "kind": "TrainJob", "metadata": meta, "spec": body}
+
+
+def build_plain_job(**changes: Any) -> dict[str, Any]:
+    """Return a job without agents: its gang is restarted as a whole, by the controller."""
+    return build_job(**{"restartStrategy": "Recreate", **changes})

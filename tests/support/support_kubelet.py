@@ -1,12 +1,16 @@
-"""A kubelet for a fake API server: it runs pods and ends them, by what their names say."""
+"""A kubelet for a fake API server: it runs pods and ends them; and the agents that would be in them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from support_apiserver import FakeApiServer
+
+from trainjob.cluster.agents import AgentUnreachable
+from trainjob.cluster.kube.agents import Asking
+from trainjob.cluster.kube.pace import AgentPace
 
 Manifest = dict[str, Any]
 
@@ -53,6 +57,7 @@ class Kubelet:
         """The pod's container has come into this state."""
         status = {
             "phase": phase,
+            "podIP": pod["metadata"]["uid"],
             "conditions": [
                 {"type": "PodScheduled", "status": "True"},
                 {"type": "Ready", "status": str(ready)},
@@ -60,3 +65,66 @@ class Kubelet:
             "containerStatuses": [{"name": "trainer", "state": state}],
         }
         self._server.put({**pod, "status": status})
+
+
+class GhostAgents:
+    """What the agents of a job would answer whose pods run, without any network: they train.
+
+    Args:
+        pods: returns all pods; each has an address of its own.
+
+    Attributes:
+        more: what their answers hold beside that, or instead.
+        orders: what they were told last, by job.
+    """
+
+    def __init__(self, pods: Callable[[], list[Manifest]]) -> None:
+        self._pods = pods
+        self.more: Manifest = {}
+        self.orders: dict[str, Mapping[str, Any]] = {}
+
+    @property
+    def asking(self) -> Asking:
+        """How they are asked: often."""
+        return Asking(sync=self, pace=AgentPace(steady=0.05, hasty=0.05))
+
+    async def __call__(
+        self, host: str, _port: int, _token: str, order: Mapping[str, Any], **_timeout: float
+    ) -> Mapping[str, Any]:
+        """Answer for the pod of that address."""
+        pods = self._pods()
+        leader = next((pod for pod in pods if _host(pod) == host), None)
+        if leader is None:
+            raise AgentUnreachable("no such pod")
+        job = leader["metadata"]["labels"]["trainjob.dev/job"]
+        self.orders[job] = order
+        mine = [pod for pod in pods if pod["metadata"]["labels"]["trainjob.dev/job"] == job]
+        members = dict(map(_member, mine))
+        attempt = max(member["incarnation"] for member in members.values())
+        return {
+            "type": "report",
+            "role": "leader",
+            "phase": "running" if all(m["state"] != "idle" for m in members.values()) else "meeting",
+            "attempt": attempt,
+            "world": order["world"],
+            "ledger": {"attempt": attempt},
+            "members": members,
+            **self.more,
+        }
+
+
+def _host(pod: Manifest) -> str | None:
+    host: str | None = pod.get("status", {}).get("podIP")
+    return host
+
+
+def _member(pod: Manifest) -> tuple[str, Manifest]:
+    labels = pod["metadata"]["labels"]
+    state = {"Running": "running", "Succeeded": "finished"}.get(pod["status"]["phase"], "idle")
+    member = {
+        "pod": pod["metadata"]["name"],
+        "incarnation": int(labels["trainjob.dev/incarnation"]),
+        "state": state,
+        "seconds": 1.0,
+    }
+    return f"{labels['trainjob.dev/role']}-{labels['trainjob.dev/index']}", member

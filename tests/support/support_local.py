@@ -139,15 +139,16 @@ class Lines:
 
     async def wait_count(self, count: int) -> None:
         """Return once so many lines have been printed that hold a number (of a process, mostly)."""
-        async with asyncio.timeout(GUARD_SECONDS):
-            while len([line for _, line in self.seen if any(c.isdigit() for c in line)]) < count:
-                self._changed.clear()
-                await self._changed.wait()
+        await self.wait_until(lambda seen: sum(any(map(str.isdigit, line)) for _, line in seen) >= count)
 
     async def wait_for(self, line: str, replica: str = "worker-0") -> None:
         """Return once `replica` has printed `line`."""
+        await self.wait_until(lambda seen: (replica, line) in seen)
+
+    async def wait_until(self, holds: Callable[[list[tuple[str, str]]], bool]) -> None:
+        """Return once the lines printed so far are such that it `holds`."""
         async with asyncio.timeout(GUARD_SECONDS):
-            while (replica, line) not in self.seen:
+            while not holds(self.seen):
                 self._changed.clear()
                 await self._changed.wait()
 

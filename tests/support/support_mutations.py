@@ -61,6 +61,7 @@ FULL = build_job(
     managedBy="kueue.x-k8s.io/multikueue",
     maxRestarts=3,
     restartStrategy="InPlace",
+    warmStandby=True,
     startTimeoutSeconds=600,
     stallTimeoutSeconds=60,
 )

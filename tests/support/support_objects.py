@@ -22,6 +22,7 @@ KINDS = {
         Kind("services", "Service"),
         Kind("persistentvolumeclaims", "PersistentVolumeClaim"),
         Kind("networkpolicies", "NetworkPolicy"),
+        Kind("secrets", "Secret"),
         Kind("events", "Event"),
     )
 }

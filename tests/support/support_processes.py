@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -49,11 +50,13 @@ class Process:
     def output(self) -> str:
         return "".join(self.lines)
 
-    def wait_for_line(self, words: str, seconds: float = DEADLINE_SECONDS) -> str:
-        """The first line with these words, as soon as it is there."""
+    def wait_for_line(self, words: str, seconds: float = DEADLINE_SECONDS, *, times: int = 1) -> str:
+        """The first line with these words (or the second, ...), as soon as it is there."""
 
         def found() -> str | None:
-            return next((line for line in self.lines if words in line), None)
+            return next(
+                itertools.islice((line for line in self.lines if words in line), times - 1, None), None
+            )
 
         with self._changed:
             self._changed.wait_for(lambda: found() or self.popen.poll() is not None, timeout=seconds)
@@ -78,6 +81,11 @@ class Process:
     def kill(self, number: int = signal.SIGKILL) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.popen.pid, number)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and return when it has stopped."""
+        self.kill(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED)
 
 
 class Gang:

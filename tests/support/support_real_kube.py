@@ -94,17 +94,21 @@ class RealKubelet:
 
     Attributes:
         exit_code: of a pod that runs, asked each time; None lets it run on.
+        pods: as they were seen last.
     """
 
     def __init__(self, admin: ApiClient, namespace: str, exit_code: Callable[[Manifest], int | None]) -> None:
         self._admin = admin
         self._namespace = namespace
         self.exit_code = exit_code
+        self.pods: list[Manifest] = []
+        self._hosts: dict[str, str] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
-            for pod in (await self._admin.list(PODS, self._namespace))["items"]:
+            self.pods = (await self._admin.list(PODS, self._namespace))["items"]
+            for pod in self.pods:
                 with suppress(ClusterError):  # it has changed: next time
                     await self._see_to(pod)
             await asyncio.sleep(0.05)
@@ -135,9 +139,16 @@ class RealKubelet:
                 {"type": "Ready", "status": str(running)},
             ],
             "containerStatuses": [trainer],
+            "podIP": self._host(pod),
+            "podIPs": [{"ip": self._host(pod)}],
         }
         changed = {"apiVersion": "v1", "kind": "Pod", "metadata": pod["metadata"], "status": status}
         await self._admin.replace(PODS, changed, subresource="status")
+
+    def _host(self, pod: Manifest) -> str:
+        """Return an address of this machine that no other pod has, and where nobody listens."""
+        number = len(self._hosts) + 1
+        return self._hosts.setdefault(pod["metadata"]["uid"], f"127.77.{number >> 8}.{number & 255}")
 
 
 def now() -> str:

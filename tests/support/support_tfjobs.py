@@ -8,6 +8,7 @@ from typing import Any
 
 from trainjob.convert import Conversion, convert
 
+COMMAND = ["python", "train.py"]
 SAMPLES = sorted((Path(__file__).parents[1] / "convert" / "tfjobs").glob("*.yaml"))
 
 
@@ -20,7 +21,12 @@ def build_replicas(
     metadata: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return an entry of tfReplicaSpecs; `container` and `pod` add to the template."""
-    tensorflow = {"name": "tensorflow", "image": "example.com/scans:1", **(container or {})}
+    tensorflow = {
+        "name": "tensorflow",
+        "image": "example.com/scans:1",
+        "command": COMMAND,
+        **(container or {}),
+    }
     template: dict[str, Any] = {"spec": {"containers": [tensorflow], **(pod or {})}}
     entry: dict[str, Any] = {"template": {**({"metadata": metadata} if metadata else {}), **template}}
     if count is not None:

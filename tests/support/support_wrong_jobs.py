@@ -9,6 +9,7 @@ from support_api import REMOVED
 POD = "spec.template.spec"
 TRAINER = f"{POD}.containers[0]"
 ALONE = {"spec.worker.replicas": 1, "spec.evaluator.replicas": 0}
+OF_AGENTS = {"spec.warmStandby": True, "spec.stallTimeoutSeconds": 60, "spec.worker.minReplicas": 1}
 
 BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     # the object
@@ -37,6 +38,9 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
         f"{TRAINER}.command",
         'must be a list, got "python train.py"; for',
     ),
+    ({f"{TRAINER}.command": REMOVED}, f"{TRAINER}.command", "needs a command, which the agent starts"),
+    ({f"{TRAINER}.command": []}, f"{TRAINER}.command", "needs a command"),
+    ({f"{TRAINER}.command": None}, f"{TRAINER}.command", "needs a command"),
     ({f"{TRAINER}.args": [1]}, f"{TRAINER}.args[0]", "must be a string, got 1; put it in quotes"),
     ({f"{TRAINER}.env": "A=b"}, f"{TRAINER}.env", 'must be a list, got "A=b"'),
     (
@@ -98,6 +102,14 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
         {"spec.restartStrategy": "inplace"},
         "spec.restartStrategy",
         'must be "InPlace" or "Recreate", got "inplace"; did you mean "InPlace"?',
+    ),
+    *(
+        (
+            {"spec.restartStrategy": "Recreate", field: value},
+            field,
+            "needs restartStrategy InPlace",
+        )
+        for field, value in OF_AGENTS.items()
     ),
     ({"spec.managedBy": "kueue"}, "spec.managedBy", "must be a domain, a slash and a path"),
     ({"spec.managedBy": "a.b/" + "c" * 60}, "spec.managedBy", "must have at most 63 characters, got 64"),
@@ -170,6 +182,7 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({f"{TRAINER}.env": [{"name": "TF_CONFIG"}]}, f"{TRAINER}.env[0].name", 'remove them; got "TF_CONFIG"'),
     ({f"{TRAINER}.env": [{"name": "TRAINJOB_X"}]}, f"{TRAINER}.env[0].name", 'remove them; got "TRAINJOB_X"'),
     ({f"{POD}.volumes": [{"name": "trainjob-output"}]}, f"{POD}.volumes[0].name", "choose another name"),
+    ({f"{POD}.volumes": [{"name": "trainjob-bundle"}]}, f"{POD}.volumes[0].name", "volumes that are added"),
     (
         {f"{TRAINER}.volumeMounts": [{"name": "a", "mountPath": "/output/"}]},
         f"{TRAINER}.volumeMounts[0].mountPath",
@@ -189,6 +202,11 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
         {"spec.evaluator.template": {"spec": {"containers": [{"name": "main"}]}}},
         "spec.evaluator.template.spec.containers",
         'must have a container named "trainer"',
+    ),
+    (
+        {"spec.evaluator.template": {"spec": {"containers": [{"name": "trainer"}]}}},
+        "spec.evaluator.template.spec.containers[0].command",
+        "or set spec.restartStrategy: Recreate",
     ),
 )
 
@@ -214,12 +232,15 @@ ACCEPTED: tuple[dict[str, Any], ...] = (
     {"spec.output.mountPath": "/mnt/a..b"},
     {"spec.managedBy": "kueue.x-k8s.io/multikueue"},
     {"spec.suspend": True, "spec.ttlSecondsAfterFinished": 0, "spec.maxRestarts": 0},
+    {"spec.restartStrategy": "Recreate", f"{TRAINER}.command": REMOVED},
+    {"spec.restartStrategy": "Recreate", f"{TRAINER}.command": [], "spec.warmStandby": False},
+    OF_AGENTS,
     {f"{POD}.restartPolicy": "Never", f"{POD}.hostNetwork": False},
     {f"{POD}.containers[0].volumeMounts": [{"name": "a", "mountPath": "/output/data"}]},
     # A sidecar may look at the output and has an environment of its own.
     {
         f"{POD}.containers": [
-            {"name": "trainer"},
+            {"name": "trainer", "command": ["python", "train.py"]},
             {
                 "name": "tensorboard",
                 "env": [{"name": "TF_CONFIG", "value": ""}],

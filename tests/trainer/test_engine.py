@@ -11,7 +11,8 @@ import tensorflow as tf
 from trainjob_trainer import InvalidConfiguration
 from trainjob_trainer.collective import weights_hash
 from trainjob_trainer.data import endless_stream, measure, worker_batches
-from trainjob_trainer.engine import Engine, build_model, variable_groups
+from trainjob_trainer.engine import Engine, build_model
+from trainjob_trainer.model_state import variable_groups
 
 BATCH = 4
 INPUTS = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

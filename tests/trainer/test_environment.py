@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from trainjob_trainer import Environment, InvalidConfiguration, Task
+from trainjob_trainer.checkpoint.fence import build_fence
+from trainjob_trainer.epoch import Epoch
 
 WORKER = Task("worker", 0, {})
 EVALUATOR = Task("evaluator", 0, {})
@@ -35,10 +37,11 @@ def test_what_the_job_says_holds() -> None:
         "TRAINJOB_OUTPUT_DIR": "/out",
         "TRAINJOB_CHECKPOINT_DIR": "/c",
         "TRAINJOB_LOG_DIR": "/l",
+        "TRAINJOB_EPOCH": "2.3",
     }
 
     assert Environment.from_environment(env, WORKER) == Environment(
-        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l")
+        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Epoch(2, 3)
     )
 
 
@@ -55,3 +58,18 @@ def test_object_storage_is_refused_with_what_to_do(variable: str) -> None:
         InvalidConfiguration, match=rf"{variable}: gs://bucket/runs/digits .* mount the bucket"
     ):
         Environment.from_environment(env, Task.from_environment(env))
+
+
+@pytest.mark.parametrize(
+    ("task", "epoch", "fenced"),
+    [
+        (WORKER, "1.1", True),
+        (WORKER, "", False),
+        (Task("worker", 1, {}), "1.1", False),
+        (EVALUATOR, "1.1", False),
+    ],
+)
+def test_only_a_writer_with_an_agent_is_fenced(task: Task, epoch: str, fenced: bool) -> None:
+    environment = Environment.from_environment({"TRAINJOB_EPOCH": epoch}, task)
+
+    assert (build_fence(task, environment) is not None) is fenced

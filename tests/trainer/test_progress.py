@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import queue
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +46,15 @@ def test_others_are_written_at_most_twice_a_second_and_none_is_lost(tmp_path: Pa
     progress.update(state="training", step=1)
 
     progress.update(step=2)
-    assert written(path)["step"] == 1
+    assert written(path)["step"] == 2  # the first step is news
+    progress.update(step=3)
+    assert written(path)["step"] == 2
     clock.seconds += 0.5
     progress.update(loss=1.5)
-    assert written(path)["step"] == 2
-    progress.update(step=3)
-    progress.flush()
     assert written(path)["step"] == 3
+    progress.update(step=4)
+    progress.flush()
+    assert written(path)["step"] == 4
 
 
 def test_numbers_that_json_lacks_are_strings(tmp_path: Path) -> None:
@@ -117,3 +122,35 @@ def test_where_to_report_stands_in_the_environment(tmp_path: Path) -> None:
     env = {"TRAINJOB_PROGRESS_FILE": str(tmp_path / "p.json"), "TRAINJOB_TERMINATION_LOG": str(log)}
     ProgressFile.from_environment(env).update(state="finished")
     assert written(tmp_path / "p.json")["state"] == written(log)["state"] == "finished"
+
+
+def test_a_report_is_written_again_while_the_process_lives_and_says_nothing_new(tmp_path: Path) -> None:
+    path, clock, looks = tmp_path / "progress.json", Clock(), queue.SimpleQueue[float]()
+    seen, wall = threading.Semaphore(0), itertools.count()
+    progress = ProgressFile(path, clock=clock, now=lambda: float(next(wall)))
+
+    def wait(seconds: float) -> None:
+        seen.release()
+        clock.seconds += looks.get()
+
+    progress.update(state="training", step=4)
+    progress.keep_fresh(wait)
+    progress.keep_fresh(wait)
+    assert seen.acquire(timeout=60)
+    assert written(path) == {"state": "training", "step": 4, "time": 0.0}
+    for later in (0.5, 0.5):
+        looks.put(later)
+        assert seen.acquire(timeout=60)
+    assert written(path) == {"state": "training", "step": 4, "time": 1.0}
+
+    progress.update(state="finished")
+    looks.put(9.0)
+    assert seen.acquire(timeout=60)
+    assert written(path)["time"] == 2.0
+    assert not seen.acquire(blocking=False)
+
+
+def test_step_seconds_and_global_batch_have_their_keys(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    ProgressFile(path).update(step_seconds=0.25, global_batch=64)
+    assert (written(path)["stepSeconds"], written(path)["globalBatch"]) == (0.25, 64)

@@ -5,10 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainjob_trainer import OutputFinished
+from trainjob_trainer import CheckpointUnreadable, OutputFinished
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.resume import Start, Verdict, find_start, finished_before, refuse_finished
+from trainjob_trainer.resume import (
+    Start,
+    Verdict,
+    choose_start,
+    find_start,
+    finished_before,
+    read_agreed,
+    refuse_finished,
+)
 
 GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
 
@@ -59,3 +67,44 @@ def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
         refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3)
     assert ended.value.code == 0
     refuse_finished(Start(Verdict.TRAIN, 3), store, 9)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "chosen", "told"),
+    [
+        ((), 6, ""),
+        ((6,), 4, "the checkpoint of step 6 is damaged and set aside: training goes on from step 4"),
+        ((4, 6), 2, "step 4, 6 is damaged and set aside: training goes on from step 2"),
+        ((2, 4, 6), 0, "set aside: training goes on from the beginning, for lack of another"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:damaged checkpoint")
+def test_a_damaged_checkpoint_is_chosen_by_nobody(
+    tmp_path: Path, damaged: tuple[int, ...], chosen: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_with(tmp_path, 2, 4, 6)
+    for step in damaged:
+        (store.at(step).path / "variables.data-00000-of-00001").write_bytes(b"torn")
+
+    assert choose_start(store, 10, "old") == Start(Verdict.TRAIN, chosen)
+
+    assert store.steps() == [step for step in (2, 4, 6) if step not in damaged]
+    assert told in capsys.readouterr().err
+    store.save(8, 0, GROUPS, "old")
+    assert not list(store.directory.glob("damaged-*"))
+
+
+def test_a_worker_waits_for_what_the_writer_sees(tmp_path: Path) -> None:
+    store, naps = CheckpointStore(tmp_path), []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            store.save(4, 0, GROUPS, "uid")
+
+    checkpoint, host = read_agreed(store, 4, 30.0, sleep)
+
+    assert (checkpoint.step, len(naps)) == (4, 3)
+    assert set(host) == {"model"}
+    with pytest.raises(CheckpointUnreadable):
+        read_agreed(store, 5, 1.0, naps.append)

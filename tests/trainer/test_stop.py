@@ -21,6 +21,19 @@ while not stop.requested:
     time.sleep(0.01)
 os._exit(5)
 """
+FUTILE = """
+stop.patience_seconds, stop.is_futile = 600, lambda: True
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
+NO_LONGER_PATIENT = """
+stop.patience_seconds = 600
+os.kill(os.getpid(), signal.SIGTERM)
+while not stop.requested:
+    time.sleep(0.01)
+stop.patience_seconds = 0
+time.sleep(60)
+"""
 ENDS_A_CHILD = """
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
 child.start()
@@ -39,9 +52,11 @@ def exit_code(program: str) -> int:
     [
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 86),
         (PATIENT, 5),
+        (FUTILE, 86),
+        (NO_LONGER_PATIENT, 86),
         (ENDS_A_CHILD, 7),
     ],
-    ids=["at once", "after some patience", "a forked child's is its own"],
+    ids=["at once", "after some patience", "futile", "no longer patient", "a forked child's is its own"],
 )
 def test_who_ends_when(program: str, code: int) -> None:
     assert exit_code(program) == code

@@ -46,6 +46,7 @@ def test_the_chief_writes_instead_of_worker_0_and_counts_as_a_worker() -> None:
     worker = parse({"cluster": cluster, "task": {"type": "worker", "index": 0}})
 
     assert (chief.is_writer, worker.is_writer, worker.num_workers) == (True, False, 2)
+    assert (chief.writer_address, worker.writer_address) == ("a:1", "a:1")
 
 
 def test_an_evaluator_need_not_be_listed() -> None:

@@ -14,6 +14,11 @@
 {{- printf "%s:%s" (include "trainjob.name" .) .Release.Namespace -}}
 {{- end -}}
 
+{{/* The Secret that the controller makes for itself. */}}
+{{- define "trainjob.agentKey" -}}
+{{- printf "%s-agent-key" (include "trainjob.name" .) -}}
+{{- end -}}
+
 {{- define "trainjob.serviceAccount" -}}
 {{- with .Values.serviceAccount -}}
 {{- if not (or .create .name) -}}

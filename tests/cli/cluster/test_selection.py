@@ -62,9 +62,12 @@ def test_the_newest_of_each_replica(wanted: Wanted, expected: list[str]) -> None
         # An evaluator lives through restarts of the training.
         ([("evaluator", 0, 1), ("worker", 0, 3)], 3, []),
         ([("evaluator", 0, 1), ("evaluator", 0, 2)], 3, ["evaluator-0-1"]),
+        # In place each seat counts its own.
+        ([("worker", 0, 1), ("worker", 1, 2)], None, []),
+        ([("worker", 0, 1), ("worker", 1, 2), ("worker", 1, 4)], None, ["worker-1-2"]),
     ],
 )
-def test_the_attempt_before(pods: list[tuple[str, int, int]], attempt: int, expected: list[str]) -> None:
+def test_what_was_before(pods: list[tuple[str, int, int]], attempt: int | None, expected: list[str]) -> None:
     assert names(earlier_pods(own(*(stored_pod(*pod) for pod in pods)), Wanted(), attempt)) == expected
 
 

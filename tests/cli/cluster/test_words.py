@@ -128,6 +128,11 @@ def test_a_picture_of_everything() -> None:
     )
 
 
+def test_restarts_that_count_no_more() -> None:
+    job = stored_job(restarts={"charged": 5, "refunded": 4})
+    assert "  restarts      1 of 3, 4 more that training has got beyond" in draw_job(read_job(job), (), NOW)
+
+
 def test_a_picture_of_a_new_job() -> None:
     assert draw_job(read_job(stored_job("Pending")), (), NOW) == (
         "digits   Pending",

@@ -24,7 +24,8 @@ metadata: {name: digits}
 spec:
   worker: {replicas: 2}
   output: {claim: {claimName: training}}
-  template: {spec: {containers: [{name: trainer, image: "example.com/digits:1"}]}}
+  template:
+    spec: {containers: [{name: trainer, image: "example.com/digits:1", command: [python, train.py]}]}
 """
 
 
@@ -125,3 +126,33 @@ def test_a_second_release_for_one_namespace(helm: Helm) -> None:
     second.run("uninstall", "trainjob")
     assert not of_release(second, "deployments")
     assert of_release(helm, "deployments") == ["deployment.apps/trainjob"]
+
+
+@pytest.mark.parametrize("settings", ["", "watch.namespace=training"])
+def test_of_all_secrets_the_controller_reads_its_key_alone(helm: Helm, settings: str) -> None:
+    jobs = helm.cluster.create_namespace("training") if settings else helm.cluster.create_namespace("any")
+    values = ("--set", settings.replace("training", jobs)) if settings else ()
+    helm.run_with_hook("install", "trainjob", CHART, *values)
+    asked = {
+        (verb, what, namespace): _may(helm, verb, what, namespace)
+        for verb in ("get", "list", "watch", "create", "update", "patch", "delete")
+        for what in ("secret/trainjob-agent-key", "secret/another", "secrets")
+        for namespace in (helm.namespace, jobs)
+    }
+    granted = {question for question, answer in asked.items() if answer}
+    everywhere = ("secret/trainjob-agent-key", "secret/another", "secrets")
+    assert granted == {
+        ("get", "secret/trainjob-agent-key", helm.namespace),
+        *(("create", what, namespace) for what in everywhere for namespace in (helm.namespace, jobs)),
+    }
+    helm.run("uninstall", "trainjob")
+
+
+def _may(helm: Helm, verb: str, what: str, namespace: str) -> bool:
+    account = f"--as=system:serviceaccount:{helm.namespace}:trainjob"
+    try:
+        return helm.cluster.kubectl("auth", "can-i", verb, what, account, "-n", namespace).strip() == "yes"
+    except KubectlError as error:
+        if error.status == 1:
+            return False
+        raise

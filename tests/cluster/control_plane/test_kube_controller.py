@@ -13,6 +13,7 @@ import pytest
 from support_havoc import Havoc
 from support_jobs import build_job
 from support_kube import running
+from support_kubelet import GhostAgents
 from support_proxy import FaultyProxy
 from support_real_kube import RealKubelet, open_real, states, through
 from testbed import Cluster
@@ -43,9 +44,11 @@ async def open_controller(
     access: Access,
     namespace: str,
     on_reconciled: Callable[[JobKey, float], None] = lambda _key, _seconds: None,
+    kubelet: RealKubelet | None = None,
     **options: Any,
 ) -> AsyncIterator[KubeCluster]:
-    async with open_real(access, namespace, **options) as kube:
+    agents = GhostAgents(lambda: kubelet.pods if kubelet is not None else [])
+    async with open_real(access, namespace, asking=agents.asking, **options) as kube:
         controller = Controller(
             kube, workers=8, settings=Settings(isolation=Isolation()), on_reconciled=on_reconciled
         )
@@ -77,7 +80,7 @@ async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_wri
     finished: set[str] = set()
     kubelet = RealKubelet(admin, namespace, lambda pod: 0 if role_of(pod) in finished else None)
     async with (
-        open_controller(access, namespace, on_call=calls.append),
+        open_controller(access, namespace, kubelet=kubelet, on_call=calls.append),
         running(kubelet.run()),
     ):
         job = build_job(namespace=namespace, workers=4, output={"claim": {"size": "1Gi"}})
@@ -95,6 +98,7 @@ async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_wri
     assert writes == {
         "create persistentvolumeclaims": 1,
         "create services": 1,
+        "create secrets": 1,
         "create networkpolicies": 1,
         "create pods": 5,
     }
@@ -112,7 +116,7 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
     """Under an account that has these permissions and no others, the calls made are those of the table."""
     calls: list[Call] = []
     kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
-    async with open_controller(access, namespace, on_call=calls.append) as kube:
+    async with open_controller(access, namespace, kubelet=kubelet, on_call=calls.append) as kube:
         await admin.create(TRAINJOBS, build_job(namespace=namespace, output={"claim": {"size": "1Gi"}}))
         async with running(kubelet.run()):
             await reach(admin, namespace, {"digits": "Complete"})
@@ -166,7 +170,7 @@ async def test_a_restart_with_many_jobs_writes_nothing(
         return 0 if pod["metadata"]["labels"]["trainjob.dev/job"] in finishing else None
 
     kubelet = RealKubelet(admin, namespace, exit_code)
-    async with open_controller(access, namespace), running(kubelet.run()):
+    async with open_controller(access, namespace, kubelet=kubelet), running(kubelet.run()):
         for name in names:
             await admin.create(
                 TRAINJOBS, build_job(name=name, namespace=namespace, workers=1, evaluator=False)
@@ -177,7 +181,11 @@ async def test_a_restart_with_many_jobs_writes_nothing(
     calls: list[Call] = []
     async with (
         open_controller(
-            access, namespace, lambda key, _seconds: looked_at.add(key.name), on_call=calls.append
+            access,
+            namespace,
+            lambda key, _seconds: looked_at.add(key.name),
+            kubelet,
+            on_call=calls.append,
         ),
         asyncio.timeout(GUARD_SECONDS),
     ):
@@ -222,7 +230,7 @@ async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
     async with FaultyProxy(owner.server, tls).serve() as proxy:
         havoc = Havoc(proxy, seed, faults=80)
         async with (
-            open_controller(through(proxy.url, access), namespace, pace=pace) as kube,
+            open_controller(through(proxy.url, access), namespace, kubelet=kubelet, pace=pace) as kube,
             running(kubelet.run()),
         ):
             for name in names:

@@ -166,7 +166,10 @@ async def test_another_projects_kind_of_the_same_name(control_plane: Cluster, pl
             await place.submit("ours")
             await place.has_pods(3)
             assert "theirs" not in controller.log
-            assert 'trainjob_jobs{state="Pending"} 1.0' in (await controller.get("/metrics"))[1]
+            await _eventually(
+                lambda: controller.get("/metrics"),
+                lambda page: 'trainjob_jobs{state="Pending"} 1.0' in page[1],
+            )
     finally:
         control_plane.delete("crd", FOREIGN_CRD["metadata"]["name"])
 

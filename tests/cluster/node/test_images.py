@@ -79,8 +79,10 @@ def namespace(node_cluster: NodeCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def operator(node_cluster: NodeCluster, namespace: str) -> dict[str, Any]:
+    bundle = "from trainjob.cluster.agents import build_bundle; print(len(build_bundle()))"
     commands = (
         ["trainjob", "--version"],
+        ["python", "-c", bundle],
         ["trainjob", "controller", "--help"],
         ["trainjob", "convert", "--help"],
         ["trainjob", "validate", "--help"],
@@ -113,12 +115,14 @@ def test_it_runs_without_root_on_a_read_only_root(image: str, request: pytest.Fi
 
 def test_the_operator_image_is_small(operator: dict[str, Any]) -> None:
     assert operator["size"] < 200_000_000
-    assert operator["packages"] == ["trainjob"]
+    assert operator["packages"] == ["trainjob", "trainjob_trainer"]
 
 
 def test_the_operator_image_answers(operator: dict[str, Any]) -> None:
-    version, controller, *others = operator["said"]
+    version, bundle, controller, *others = operator["said"]
     assert version == [0, f"trainjob, version {images.version()}"]
+    assert bundle[0] == 0
+    assert int(bundle[1]) > 10_000
     assert controller[0] == 0
     assert "--leader-elect" in controller[1]
     assert [status for status, _ in others] == [0, 0]

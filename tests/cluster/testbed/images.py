@@ -48,13 +48,13 @@ def version() -> str:
 
 
 def operator() -> Image:
-    """The controller."""
-    return _of_the_project("operator")
+    """The controller, which brings the trainer library into the jobs' pods."""
+    return _of_the_project("operator", "operator", "trainer")
 
 
 def trainer() -> Image:
     """TensorFlow and the trainer library."""
-    return _of_the_project("trainer")
+    return _of_the_project("trainer", "trainer")
 
 
 def digits() -> Image:
@@ -69,9 +69,9 @@ def digits() -> Image:
     )
 
 
-def _of_the_project(target: str) -> Image:
+def _of_the_project(target: str, *folders: str) -> Image:
     sources = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "operator/pyproject.toml",
-               "trainer/pyproject.toml", target)  # fmt: skip
+               "trainer/pyproject.toml", *folders)  # fmt: skip
     name = f"ghcr.io/trainjob/{target}:{version()}"
     return Image(name, sources, target=target, arguments={"BASE_IMAGE": BASE, "VERSION": version()})
 

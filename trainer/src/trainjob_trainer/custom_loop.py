@@ -11,8 +11,9 @@ from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.replica import Replica, join
-from trainjob_trainer.resume import Start, agree, find_start, refuse_finished, restore
+from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
 from trainjob_trainer.saver import Saver
+from trainjob_trainer.speed import StepClock
 from trainjob_trainer.strategy import build_strategy
 from trainjob_trainer.summaries import Summaries
 from trainjob_trainer.tracking import collect_variables
@@ -78,7 +79,7 @@ class Run:
         self._check_trainable()
         task, store = self._replica.task, self._replica.store
         uid = self._replica.environment.uid
-        verdict = agree(self.strategy, task, lambda: find_start(store, total, uid))
+        verdict = agree(self.strategy, task, lambda: choose_start(store, total, uid))
         refuse_finished(verdict, store, total)
         if task.is_writer:
             store.clear_final()
@@ -86,12 +87,12 @@ class Run:
         self._replica.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
-        saver = Saver(self._replica)
+        saver, clock = Saver(self._replica), StepClock()
         with saver.patient():
             for step in range(self._done, total):
                 yield step
                 self._done = step + 1
-                self._replica.progress.update(state="training", step=self._done)
+                self._replica.progress.update(state="training", step=self._done, **clock.look(self._done))
                 saver.between_steps(self._done, 0, self._done % every == 0, lambda: read(self._groups))
             saver.finish(self._done, 0, lambda: read(self._groups))
         self._summaries.flush()
@@ -160,5 +161,5 @@ def init(*, keep: int = 3) -> Run:
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())
     uid = replica.environment.uid
-    start = agree(strategy, replica.task, lambda: find_start(replica.store, _ANY_NUMBER_OF_STEPS, uid))
+    start = agree(strategy, replica.task, lambda: choose_start(replica.store, _ANY_NUMBER_OF_STEPS, uid))
     return Run(replica, strategy, start)

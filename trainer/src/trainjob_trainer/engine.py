@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.metric_state import MetricState
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.precision import refuse_loss_scaling
 
@@ -20,7 +22,9 @@ class Engine:
         """Trace nothing yet; the model comes from `build_model` with the same strategy."""
         self._model = model
         self._strategy = strategy
-        self._steps = _many_steps(strategy, model)
+        self._metrics = MetricState(model)
+        self._metric_state: list[NamedArray] = []
+        self._steps = _many_steps(strategy, model, self._metrics)
         self._reduced = tf.function(model.get_metrics_result, autograph=False)
 
     def run(self, iterator: Any, count: int) -> dict[str, float]:
@@ -29,9 +33,23 @@ class Engine:
         Returns:
             The metrics since the last `reset`, of this worker's own examples.
         """
-        logs = self._steps(iterator, tf.constant(count, tf.int32))
+        logs, reduced = self._steps(iterator, tf.constant(count, tf.int32))
         local = self._strategy.experimental_local_results
+        self._metric_state = self._metrics.on_host([local(value)[0].numpy() for value in reduced])
         return scalars({name: local(value)[0] for name, value in logs.items()})
+
+    @property
+    def metric_state(self) -> list[NamedArray]:
+        """The metrics' variables after the last call, over all workers; nothing right after a `reset`."""
+        return self._metric_state
+
+    def resume_metrics(self, state: Sequence[NamedArray], *, is_writer: bool) -> None:
+        """Go on with the metrics of an epoch that an earlier run has begun.
+
+        Those of another model, or of none, begin anew: they decide about nothing.
+        """
+        if self._metrics.put_back(state, is_writer=is_writer):
+            self._metric_state = list(state)
 
     def reduced_metrics(self) -> dict[str, float]:
         """The metrics since the last `reset`, over all workers' examples. All workers call it together."""
@@ -40,6 +58,7 @@ class Engine:
     def reset(self) -> None:
         """Begin a new epoch of metrics."""
         self._model.reset_metrics()
+        self._metric_state = []
 
 
 def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -> Any:
@@ -68,16 +87,7 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
     return model
 
 
-def variable_groups(model: Any) -> Mapping[str, Any]:
-    """All that a snapshot must hold.
-
-    `model.variables` has the random state of dropout, which TensorFlow's own checkpoints of a Keras 3 model
-    leave out.
-    """
-    return {"model": model.variables, "optimizer": model.optimizer.variables}
-
-
-def _many_steps(strategy: Any, model: Any) -> Any:
+def _many_steps(strategy: Any, model: Any, metrics: MetricState) -> Any:
     def one_step(data: Any) -> None:
         model.train_step(data)
 
@@ -88,6 +98,6 @@ def _many_steps(strategy: Any, model: Any) -> Any:
             return done + 1
 
         tf.while_loop(lambda done: done < count, body, [tf.constant(0)])
-        return strategy.run(model.get_metrics_result)
+        return strategy.run(lambda: (model.get_metrics_result(), metrics.reduced()))
 
     return many_steps

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainjob_trainer.epoch import VARIABLE, Epoch
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 
@@ -21,6 +22,7 @@ class Environment:
         output_dir: the folder that this replica may write into.
         checkpoint_dir: where every role finds the checkpoints.
         log_dir: TensorBoard events of this replica.
+        epoch: of this start, where an agent keeps an earlier one's writer from writing; else None.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Environment:
     output_dir: Path
     checkpoint_dir: Path
     log_dir: Path
+    epoch: Epoch | None = None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
@@ -37,7 +40,8 @@ class Environment:
         The evaluator's own folder is `<root>/evaluator`, so its checkpoints lie beside it.
 
         Raises:
-            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, or the output is no folder.
+            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_EPOCH is no pair of
+                numbers, or the output is no folder.
         """
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))
@@ -52,6 +56,7 @@ class Environment:
             output_dir=output,
             checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
+            epoch=Epoch.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
         )
 
 

@@ -4,13 +4,15 @@
     ├── InvalidConfiguration   80  a setting, the environment or the data is wrong
     ├── OutputFinished         81  the output folder holds a finished training
     ├── OutputUnwritable       82  a file could not be written
-    │   └── CheckpointUnreadable   or read back
+    │   ├── CheckpointUnreadable   or read back
+    │   └── OutputTaken            or is another job's by now
     ├── OutputFull             83  no space left
     ├── PortInUse              84  this replica's address is taken
     ├── PeerLost               85  another replica is gone
     ├── Preempted              86  asked to stop
     ├── CheckpointMismatch     87  the checkpoint belongs to another model
-    └── Stalled                88  a step did not end
+    ├── Stalled                88  a step did not end
+    └── Fenced                 89  a newer start of the job writes the output
 
 Each carries the exit code and the reason (one CamelCase word) under which it leaves the process.
 """
@@ -61,6 +63,12 @@ class CheckpointUnreadable(OutputUnwritable):
     reason = "CheckpointUnreadable"
 
 
+class OutputTaken(OutputUnwritable):
+    """Another job has taken over the output folder."""
+
+    reason = "OutputTaken"
+
+
 class OutputFull(TrainerError):
     """The volume of the output folder has no space (or quota) left."""
 
@@ -101,3 +109,10 @@ class Stalled(TrainerError):
 
     exit_code = ExitCode.STALLED
     reason = "Stalled"
+
+
+class Fenced(TrainerError):
+    """A newer start of this job has claimed the output folder: nothing is written any more."""
+
+    exit_code = ExitCode.FENCED
+    reason = "Fenced"

@@ -26,3 +26,5 @@ class ExitCode(IntEnum):
     CHECKPOINT_MISMATCH = 87
     """The checkpoint belongs to another model."""
     STALLED = 88
+    FENCED = 89
+    """A newer start of this job writes the output now: this process must leave it alone."""

@@ -9,18 +9,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.data import TrainingData, endless_stream, measure, worker_batches
-from trainjob_trainer.engine import Engine, build_model, variable_groups
+from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_batches
+from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.evaluation import Evaluation, evaluate_checkpoints
 from trainjob_trainer.keras_scoring import KerasScoring
+from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan, check_request
 from trainjob_trainer.replica import Replica, as_evaluator, join
-from trainjob_trainer.resume import agree, find_start, refuse_finished, restore
+from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
 from trainjob_trainer.strategy import build_strategy
 from trainjob_trainer.training import TrainingLoop
 
 BuildModel = Callable[[], Any]
-LoadData = Callable[[], Any]
+LoadData = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class _Request:
     checkpoint_every: int | None
     shuffle: bool
 
-    def plan(self, data: TrainingData) -> TrainingPlan:
+    def plan(self, examples: int | None) -> TrainingPlan:
         return build_plan(
-            examples=data.examples,
+            examples=examples,
             epochs=self.epochs,
             steps=self.steps,
             global_batch=self.global_batch,
@@ -81,7 +82,9 @@ def train_and_evaluate(
 
     Args:
         model: returns a compiled Keras model. Called within the strategy's scope.
-        train: returns a tf.data set of single examples (not batches), such as (image, label).
+        train: returns a tf.data set of single examples (not batches), such as (image, label). To resume, it
+            is read up to where training goes on, within the epoch. If it has a parameter named `step`, it is
+            called with the steps done, and returns without end the examples from there on.
         heldout: the same, for evaluation; each example counts once.
         epochs: passes over the training data; give this or `steps`.
         steps: optimizer steps in all, counted from 0 also when resuming.
@@ -89,7 +92,8 @@ def train_and_evaluate(
         seed: of initial weights, dropout and the order of examples.
         checkpoint_every: steps between checkpoints; by default once an epoch.
         keep: checkpoints to keep; the final one stays anyway.
-        shuffle: reshuffle the training data each epoch. One of your own resumes exactly only if it is seeded.
+        shuffle: reshuffle the training data each epoch, unless `train` takes the step. A shuffle of your own
+            resumes exactly only if it is seeded, and then all earlier epochs are read over.
 
     Raises:
         InvalidConfiguration: an argument, the data, the model or TF_CONFIG is wrong.
@@ -111,34 +115,42 @@ def train_and_evaluate(
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     per_device = batch_of_a_device(request.global_batch, strategy.num_replicas_in_sync)
-    data = measure(request.train(), "train")
-    plan = request.plan(data)
+    source = TrainingSource(request.train)
+    plan = request.plan(source.examples)
     start = agree(
         strategy,
         replica.task,
-        lambda: find_start(replica.store, plan.total_steps, replica.environment.uid),
+        lambda: choose_start(replica.store, plan.total_steps, replica.environment.uid),
     )
     refuse_finished(start, replica.store, plan.total_steps)
-    model = build_model(strategy, request.build, _batch_spec(data, per_device), request.seed)
-    groups = variable_groups(model)
-    restore(strategy, replica.task, replica.store, start, groups)
+    model = build_model(strategy, request.build, _batch_spec(source.at(start.step), per_device), request.seed)
+    with strategy.scope():
+        groups, further = variable_groups(model), further_groups(model)
+    saved = restore(strategy, replica.task, replica.store, start, groups, further)
     if replica.task.is_writer:
+        tell_unsaved(model)
         replica.store.clear_final()
-    loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, groups)
-    metrics = loop.run(_batches(strategy, data, request, start.step, per_device), start.step)
+    loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, {**groups, **further})
+    loop.resume(saved)
+    metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, plan.total_steps, metrics)
 
 
-def _batches(strategy: Any, data: TrainingData, request: _Request, step: int, per_device: int) -> Any:
-    stream = endless_stream(
-        data, seed=request.seed, position=step * request.global_batch, shuffle=request.shuffle
+def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:
+    stream = source.stream(
+        step=step, global_batch=request.global_batch, seed=request.seed, shuffle=request.shuffle
     )
+    teller = source.read_over(step, request.global_batch) if replica.task.is_writer else None
 
     def of_worker(context: Any) -> Any:
         return worker_batches(
-            stream, workers=context.num_input_pipelines, worker=context.input_pipeline_id, batch=per_device
+            stream,
+            workers=context.num_input_pipelines,
+            worker=context.input_pipeline_id,
+            batch=batch_of_a_device(request.global_batch, strategy.num_replicas_in_sync),
+            read_over=teller,
         )
 
     return iter(strategy.distribute_datasets_from_function(of_worker))
@@ -158,7 +170,7 @@ def _final_step(replica: Replica, request: _Request) -> int | None:
     """Only a process without a job needs it, to tell an earlier training's end from this one's."""
     if replica.environment.uid:
         return None
-    return request.steps or request.plan(measure(request.train(), "train")).total_steps
+    return request.steps or request.plan(TrainingSource(request.train).examples).total_steps
 
 
 def _batch_spec(data: TrainingData, batch: int | None) -> Any:

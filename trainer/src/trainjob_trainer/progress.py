@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 MIN_SECONDS_BETWEEN_WRITES = 0.5
+MAX_SECONDS_BETWEEN_WRITES = 1.0
+"""And a look: while the process lives, the file is never older than two seconds."""
 MAX_TERMINATION_MESSAGE = 3072
 """Characters, all of them ASCII; the kubelet keeps the last 4,096 bytes, and half a JSON text is none."""
 
@@ -28,6 +30,8 @@ class Progress:
         loss: of the last report; on a worker its own share of it.
         metrics: by name.
         examples_per_second: over all workers.
+        step_seconds: what a step took lately, on average.
+        global_batch: examples a step, over all workers.
         checkpoint_step: the newest checkpoint on disk.
         resumed_from: the step that this process started at, if not at 0.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result.
@@ -42,6 +46,8 @@ class Progress:
     loss: float | None = None
     metrics: Mapping[str, float] | None = None
     examples_per_second: float | None = None
+    step_seconds: float | None = None
+    global_batch: int | None = None
     checkpoint_step: int | None = None
     resumed_from: int | None = None
     evaluation: Mapping[str, Any] | None = None
@@ -76,6 +82,8 @@ class ProgressFile:
         self._last = Progress()
         self._written_at = -math.inf
         self._lock = threading.RLock()  # checkpoints report from their own thread
+        self._is_kept_fresh = False
+        self._has_stepped = False
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> ProgressFile:
@@ -88,13 +96,43 @@ class ProgressFile:
         return self._last
 
     def update(self, **changes: Any) -> None:
-        """Change the named fields of `Progress`; a change of state is written at once, others soon."""
+        """Change the named fields of `Progress`.
+
+        A change of state is written at once, and so is the first step, by which others know that training
+        is under way again; the rest soon.
+        """
         with self._lock:
-            state_before = self._last.state
-            self._last = replace(self._last, **changes)
+            before, self._last = self._last, replace(self._last, **changes)
+            is_first_step = (
+                not self._has_stepped and before.step is not None and self._last.step != before.step
+            )
+            self._has_stepped = self._has_stepped or is_first_step
             due = self._clock() - self._written_at >= MIN_SECONDS_BETWEEN_WRITES
-            if due or self._last.state != state_before:
+            if due or is_first_step or self._last.state != before.state:
                 self.flush()
+
+    def keep_fresh(self, wait: Callable[[float], object] = time.sleep) -> None:
+        """From now on write the last report again about every second, from a thread of its own.
+
+        A process that is frozen, or whose interpreter is, stops doing so; one in a long step goes on. The
+        report that a process ends with is left alone.
+
+        Args:
+            wait: between two looks; replaced by tests.
+        """
+        with self._lock:
+            if self._is_kept_fresh or self._path is None:
+                return
+            self._is_kept_fresh = True
+        threading.Thread(target=self._repeat, args=(wait,), name="trainjob-progress", daemon=True).start()
+
+    def _repeat(self, wait: Callable[[float], object]) -> None:
+        while True:
+            with self._lock:
+                is_old = self._clock() - self._written_at >= MAX_SECONDS_BETWEEN_WRITES
+                if is_old and self._last.state not in ("finished", "failed"):
+                    self.flush()
+            wait(MIN_SECONDS_BETWEEN_WRITES)
 
     def fail(self, reason: str, message: str) -> None:
         """Report the failure that ends this process."""

@@ -36,13 +36,18 @@ class Recorder:
             epoch=self._plan.epoch_at(step),
             total_epochs=self._plan.total_epochs,
             resumed_from=step or None,
+            global_batch=self._plan.global_batch,
         )
 
     def record_call(self, step: int, count: int, seconds: float, logs: Mapping[str, float]) -> None:
         """`count` steps took `seconds` and ended at `step`; `logs` are this worker's own."""
         self._speed = count * self._plan.global_batch / max(seconds, 1e-9)
         self._replica.progress.update(
-            state="training", step=step, epoch=self._plan.epoch_at(step), examples_per_second=self._speed
+            state="training",
+            step=step,
+            epoch=self._plan.epoch_at(step),
+            examples_per_second=self._speed,
+            step_seconds=seconds / max(count, 1),
         )
         self._record_metrics(logs)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.edge import exit_now, install_edge, leave
 from trainjob_trainer.environment import Environment
@@ -47,6 +48,7 @@ def join(env: Mapping[str, str] | None = None, *, keep: int = 3) -> Replica:
     Raises:
         InvalidConfiguration: TF_CONFIG or TRAINJOB_* is malformed.
         OutputUnwritable, OutputFull: the writer can't write its folder.
+        Fenced: a newer start of this job writes there already.
         SystemExit: this very job has finished before (code 0).
     """
     variables = os.environ if env is None else env
@@ -57,8 +59,10 @@ def join(env: Mapping[str, str] | None = None, *, keep: int = 3) -> Replica:
     install_edge(task, progress, stop)
     environment = Environment.from_environment(variables, task)
     stop.install(lambda: leave_on_request(task, progress))
-    replica = Replica(task, environment, CheckpointStore(environment.checkpoint_dir, keep), progress, stop)
+    store = CheckpointStore(environment.checkpoint_dir, keep, fence=build_fence(task, environment))
+    replica = Replica(task, environment, store, progress, stop)
     progress.update(state="starting")
+    progress.keep_fresh()
     _check_output(replica)
     return replica
 

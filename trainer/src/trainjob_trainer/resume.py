@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from trainjob_trainer.checkpoint.snapshot import VariableGroups
-from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
-from trainjob_trainer.errors import OutputFinished
+from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
+from trainjob_trainer.errors import CheckpointUnreadable, OutputFinished
 from trainjob_trainer.task import Task
+
+ARRIVAL_SECONDS = 30.0
+"""What the writer sees may come to another machine's view of a shared folder only after a while."""
+_SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class Verdict(IntEnum):
@@ -56,6 +61,30 @@ def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
     return Start(Verdict.TRAIN, newest.step if newest else 0)
 
 
+def choose_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
+    """`find_start`, for the writer: what is damaged is set aside, so that nobody takes it for the newest.
+
+    Raises:
+        OutputUnwritable, Fenced, OutputTaken: as `CheckpointStore.set_aside`.
+    """
+    start = find_start(store, total_steps, job_uid)
+    if start.verdict is Verdict.TRAIN:
+        set_aside_damaged(store, start.step)
+    return start
+
+
+def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
+    """Set aside what lies beyond the step to go on from, and say so.
+
+    Raises:
+        OutputUnwritable, Fenced, OutputTaken: as `CheckpointStore.set_aside`.
+    """
+    steps = ", ".join(str(step) for step in store.set_aside(chosen))
+    if steps:
+        going_on = f"from step {chosen}" if chosen else "from the beginning, for lack of another"
+        announce(f"the checkpoint of step {steps} is damaged and set aside: training goes on {going_on}")
+
+
 def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:
     """Recognise that this very job has finished: its marker is there.
 
@@ -76,21 +105,61 @@ def agree(strategy: Any, task: Task, find: Callable[[], Start]) -> Start:
     return Start(Verdict(verdict), step)
 
 
-def restore(strategy: Any, task: Task, store: CheckpointStore, start: Start, groups: VariableGroups) -> None:
+def restore(
+    strategy: Any,
+    task: Task,
+    store: CheckpointStore,
+    start: Start,
+    groups: VariableGroups,
+    further: VariableGroups | None = None,
+) -> HostGroups:
     """Load the agreed step on this worker, and prove that all hold the same. Step 0 loads nothing.
+
+    Args:
+        strategy: built by `strategy.build_strategy`.
+        task: this replica.
+        store: the checkpoints.
+        start: what has been agreed on.
+        groups: variables that the checkpoint must hold.
+        further: those that are loaded if it does.
+
+    Returns:
+        All that the checkpoint holds.
 
     Raises:
         CheckpointUnreadable, CheckpointMismatch: as `CheckpointStore.load` and `check_same_weights`.
     """
     if not start.step:
-        return
+        return {}
     from trainjob_trainer.collective import check_same_weights  # noqa: PLC0415 - as above
 
-    checkpoint = store.at(start.step)
-    store.load(checkpoint, groups)
-    check_same_weights(strategy, task, groups)
+    checkpoint, host = read_agreed(store, start.step, 0.0 if task.is_writer else ARRIVAL_SECONDS)
+    loaded = {**groups, **{name: group for name, group in (further or {}).items() if name in host}}
+    assign(loaded, host)
+    check_same_weights(strategy, task, loaded)
     if task.is_writer:
         announce(f"resumed from step {start.step} ({checkpoint.path})")
+    return host
+
+
+def read_agreed(
+    store: CheckpointStore, step: int, patience: float, sleep: Callable[[float], None] = time.sleep
+) -> tuple[Checkpoint, HostGroups]:
+    """The checkpoint that the writer has chosen, as soon as it can be read here.
+
+    Raises:
+        CheckpointUnreadable: it can't, for `patience` seconds.
+    """
+    waited = 0.0
+    while True:
+        try:
+            checkpoint = store.at(step)
+            return checkpoint, store.read(checkpoint)
+        except CheckpointUnreadable:
+            if waited >= patience:
+                raise
+        sleep(_SECONDS_BETWEEN_LOOKS)
+        waited += _SECONDS_BETWEEN_LOOKS
 
 
 def refuse_finished(start: Start, store: CheckpointStore, total_steps: int) -> None:

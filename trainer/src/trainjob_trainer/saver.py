@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +18,12 @@ WRITER_PATIENCE = 4.5
 """Seconds from SIGTERM that the writer has to reach a step boundary and save; less than a Ctrl-C waits."""
 PEER_PATIENCE = 3.5
 """Seconds that the others keep stepping with it, since its step can't end without them."""
+AGENT_PATIENCE = 3600.0
+"""An agent knows the grace, and ends the process when it is over: a long step and a large checkpoint may
+take all of it."""
+SECONDS_BETWEEN_CHECKS = 10.0
+"""Between looks whether a successor has claimed the output, so that a writer that is cut off stops soon."""
+_CONNECT_SECONDS = 0.5
 
 
 class Saver:
@@ -26,16 +34,29 @@ class Saver:
         self._replica = replica
         self._writer = BackgroundWriter(replica.store, self._report)
         self._saved: int | None = None
+        self._checked_at = time.monotonic()
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """While steps are taken, a request to stop waits for a boundary."""
-        is_writer = self._replica.task.is_writer
-        self._replica.stop.patience_seconds = WRITER_PATIENCE if is_writer else PEER_PATIENCE
+        """While steps are taken, a request to stop waits for a boundary.
+
+        An agent asks the writer first, and the others when it has ended. It asks them sooner where it doesn't
+        know of the writer, or where it is short of time; so they look for themselves.
+        """
+        task, stop = self._replica.task, self._replica.stop
+        own = WRITER_PATIENCE if task.is_writer else PEER_PATIENCE
+        stop.patience_seconds = own if self._replica.environment.epoch is None else AGENT_PATIENCE
+        if not task.is_writer:
+            stop.is_futile = lambda: is_gone(task.writer_address)
+        is_leaving = False
         try:
             yield
+        except Exception:
+            is_leaving = True  # the process is about to end, with more to say than the request to stop has
+            raise
         finally:
-            self._replica.stop.patience_seconds = 0.0
+            if not is_leaving:
+                stop.patience_seconds = 0.0
 
     def between_steps(self, step: int, epoch: int, due: bool, snapshot: Callable[[], HostGroups]) -> None:
         """Start a checkpoint if one is due, and end the process if it has been asked to.
@@ -44,11 +65,13 @@ class Saver:
 
         Raises:
             OutputFull, OutputUnwritable: this or an earlier write failed.
+            Fenced, OutputTaken: the output is somebody else's by now.
             Preempted: asked to stop; what was reached is saved.
         """
         if not self._replica.task.is_writer:
             return
         self._writer.check()
+        self._check_claim()
         stopping = self._replica.stop.requested
         if due or stopping:
             self._submit(step, epoch, snapshot)
@@ -71,6 +94,12 @@ class Saver:
         self._replica.store.mark_final(step, self._replica.environment.uid)
         announce(f"training finished at step {step}; checkpoints in {self._replica.store.directory}")
 
+    def _check_claim(self) -> None:
+        now = time.monotonic()
+        if now - self._checked_at >= SECONDS_BETWEEN_CHECKS:
+            self._checked_at = now
+            self._replica.store.check_claim()
+
     def _submit(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
         if self._saved == step:
             return
@@ -79,3 +108,15 @@ class Saver:
 
     def _report(self, checkpoint: Checkpoint) -> None:
         self._replica.progress.update(checkpoint_step=checkpoint.step)
+
+
+def is_gone(address: str | None) -> bool:
+    """Whether nobody listens at `host:port` any more; a host that doesn't answer may still be there."""
+    host, _, port = (address or "").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _CONNECT_SECONDS):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        return False

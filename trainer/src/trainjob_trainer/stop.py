@@ -13,11 +13,13 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 EVALUATOR_STOPPED = 128 + signal.SIGTERM
 _SECONDS_BETWEEN_LOOKS = 0.25
+_SECONDS_BETWEEN_QUESTIONS = 0.1
 
 
 class StopRequest:
@@ -27,6 +29,8 @@ class StopRequest:
         self._requested = threading.Event()
         self.patience_seconds = 0.0
         """How long, from the signal on, the main thread may take to end by itself; training needs some."""
+        self.is_futile: Callable[[], bool] = _never
+        """Asked meanwhile, from another thread: whether there is nothing to be patient for any more."""
 
     @property
     def requested(self) -> bool:
@@ -53,9 +57,15 @@ class StopRequest:
         handler = _SystemHandler()
         while not _came(reader):
             handler.put_back()
+        asked = time.monotonic()
         self._requested.set()
-        threading.Event().wait(self.patience_seconds)
+        while time.monotonic() - asked < self.patience_seconds and not self.is_futile():
+            time.sleep(_SECONDS_BETWEEN_QUESTIONS)
         leave()
+
+
+def _never() -> bool:
+    return False
 
 
 def is_listening() -> bool:

@@ -60,6 +60,11 @@ class Task:
         return self.type == first and self.index == 0
 
     @property
+    def writer_address(self) -> str | None:
+        """`host:port` of the replica that writes checkpoints, if there is a cluster."""
+        return next((self.cluster[role][0] for role in ("chief", "worker") if self.cluster.get(role)), None)
+
+    @property
     def is_distributed(self) -> bool:
         """Whether the process trains as a member of a cluster (of one, perhaps)."""
         return bool(self.cluster) and not self.is_evaluator

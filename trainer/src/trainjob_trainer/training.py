@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
+import numpy as np
+
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
 from trainjob_trainer.collective import broadcast
 from trainjob_trainer.engine import Engine
 from trainjob_trainer.pace import TIMED_STEPS, next_call, steps_a_call
@@ -17,6 +19,10 @@ from trainjob_trainer.replica import Replica
 from trainjob_trainer.saver import Saver
 
 _NANOSECONDS = 1_000_000_000
+_METRICS = "metrics"
+"""Group of a checkpoint: the metrics' variables in the midst of an epoch, summed over the workers."""
+_LAST_EPOCH = "last-epoch"
+"""Group of a checkpoint: the results of the last whole epoch by name."""
 
 
 @dataclass
@@ -50,6 +56,12 @@ class TrainingLoop:
         self._clock = clock
         self._saver = Saver(replica)
         self._recorder = Recorder(replica, plan)
+        self._last_epoch: Mapping[str, float] = {}
+
+    def resume(self, saved: HostGroups) -> None:
+        """Go on with the metrics of the run that wrote this checkpoint; nothing in it changes nothing."""
+        self._engine.resume_metrics(saved.get(_METRICS, ()), is_writer=self._replica.task.is_writer)
+        self._last_epoch = {array.name: float(array.value) for array in saved.get(_LAST_EPOCH, ())}
 
     def run(self, iterator: Any, start_step: int) -> dict[str, float]:
         """Train, save, report.
@@ -66,16 +78,15 @@ class TrainingLoop:
             Preempted: asked to stop, after saving what was reached.
         """
         state = _State(start_step)
-        metrics: dict[str, float] = {}
         self._recorder.begin(start_step)
         with self._saver.patient():
             while state.step < self._plan.total_steps:
                 self._call(iterator, state)
-                metrics = self._end_epoch(state) or metrics
+                self._end_epoch(state)
                 self._save(state)
-            self._saver.finish(state.step, self._plan.epochs_done(state.step), lambda: read(self._groups))
-        self._recorder.end(state.step, metrics)
-        return metrics
+            self._saver.finish(state.step, self._plan.epochs_done(state.step), self._snapshot)
+        self._recorder.end(state.step, self._last_epoch)
+        return dict(self._last_epoch)
 
     def _call(self, iterator: Any, state: _State) -> None:
         periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
@@ -100,13 +111,11 @@ class TrainingLoop:
             )
             state.wanted = steps_a_call(nanoseconds / _NANOSECONDS)
 
-    def _end_epoch(self, state: _State) -> dict[str, float] | None:
-        if not self._is_epoch_end(state.step):
-            return None
-        metrics = self._engine.reduced_metrics()
-        self._engine.reset()
-        self._recorder.record_epoch(state.step, metrics)
-        return metrics
+    def _end_epoch(self, state: _State) -> None:
+        if self._is_epoch_end(state.step):
+            self._last_epoch = self._engine.reduced_metrics()
+            self._engine.reset()
+            self._recorder.record_epoch(state.step, self._last_epoch)
 
     def _is_epoch_end(self, step: int) -> bool:
         return step == self._plan.total_steps or step % (self._plan.epoch_steps or step + 1) == 0
@@ -114,4 +123,10 @@ class TrainingLoop:
     def _save(self, state: _State) -> None:
         due = state.step % self._plan.checkpoint_every == 0
         epoch = self._plan.epochs_done(state.step)
-        self._saver.between_steps(state.step, epoch, due, lambda: read(self._groups))
+        self._saver.between_steps(state.step, epoch, due, self._snapshot)
+
+    def _snapshot(self) -> HostGroups:
+        last_epoch = [
+            NamedArray(name, np.array(value, "float64")) for name, value in self._last_epoch.items()
+        ]
+        return {**read(self._groups), _METRICS: self._engine.metric_state, _LAST_EPOCH: last_epoch}

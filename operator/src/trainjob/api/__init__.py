@@ -2,13 +2,16 @@
 
 from trainjob.api.errors import FieldError, InvalidTrainJob
 from trainjob.api.group import (
+    AGENT_PORT,
     API_VERSION,
+    BUNDLE_VOLUME,
     CONTROLLER,
     GROUP,
     KIND,
     OUTPUT_VOLUME,
     PLURAL,
     PORT,
+    STATE_VOLUME,
     TRAINER_CONTAINER,
     VERSION,
 )
@@ -27,18 +30,22 @@ from trainjob.api.status import (
     OutputStatus,
     Progress,
     Restarts,
+    Spent,
     TrainJobStatus,
     WorkerStatus,
 )
 
 __all__ = [
+    "AGENT_PORT",
     "API_VERSION",
+    "BUNDLE_VOLUME",
     "CONTROLLER",
     "GROUP",
     "KIND",
     "OUTPUT_VOLUME",
     "PLURAL",
     "PORT",
+    "STATE_VOLUME",
     "TRAINER_CONTAINER",
     "VERSION",
     "ChiefRole",
@@ -57,6 +64,7 @@ __all__ = [
     "Progress",
     "Restarts",
     "Role",
+    "Spent",
     "TrainJob",
     "TrainJobSpec",
     "TrainJobStatus",

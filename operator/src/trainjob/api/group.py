@@ -20,8 +20,19 @@ TRAINER_CONTAINER = "trainer"
 OUTPUT_VOLUME = "trainjob-output"
 """The volume that is added to each pod, and mounted in the trainer container, for the output."""
 
+BUNDLE_VOLUME = "trainjob-bundle"
+"""The volume that is added for the agent, the trainer library and the job's token."""
+
+STATE_VOLUME = "trainjob-state"
+"""The volume that is added for what the training process tells its agent."""
+
+ADDED_VOLUMES = (OUTPUT_VOLUME, BUNDLE_VOLUME, STATE_VOLUME)
+
 PORT = 2222
 """The port of every replica's address in TF_CONFIG; TensorFlow's own examples use it."""
+
+AGENT_PORT = 2223
+"""The port on which each replica's agent listens."""
 
 RESERVED_LABEL_PREFIX = f"{GROUP}/"
 RESERVED_ENV_NAME = "TF_CONFIG"

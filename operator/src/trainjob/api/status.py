@@ -28,6 +28,10 @@ class WorkerStatus(Reported):
 
     active: NotNegative = Field(0, description="Workers whose pods exist and haven't ended.")
     ready: NotNegative = Field(0, description="Workers whose pods are ready.")
+    size: NotNegative | None = Field(None, description="Workers that training was last resized to.")
+    without: Annotated[tuple[str, ...], Strict(False)] = Field(
+        (), description="Those that can't be had: training goes on without them (minReplicas)."
+    )
     summary: str = Field("", description="Ready and desired workers, such as 2/2.")
     selector: str = Field("", description="Label selector of the worker pods, for the scale subresource.")
 
@@ -37,9 +41,30 @@ class Restarts(Reported):
 
     charged: NotNegative = Field(0, description="Restarts that count against maxRestarts.")
     uncharged: NotNegative = Field(0, description="Restarts after preemption, lost nodes and the like.")
+    refunded: NotNegative = Field(
+        0, description="Charged ones that count no more, since training has come further than ever before."
+    )
     since_progress: NotNegative = Field(0, description="Restarts in a row without a new step.")
     furthest_step: Int64 | None = Field(None, description="The furthest step at which training has failed.")
+    steps_lost: NotNegative = Field(
+        0, description="Steps that were done and had to be done again, as far as they were reported."
+    )
+    same: NotNegative = Field(0, description="How many times in a row the latest failure was the same.")
     last_time: Timestamp | None = Field(None, description="When the latest restart was decided.")
+    replaced: Annotated[tuple[str, ...], Strict(False)] = Field(
+        (), description="Pods that the latest decision replaces."
+    )
+
+
+class Spent(Reported):
+    """Where the job's time has gone, in whole seconds, up to the latest change of its state."""
+
+    starting: NotNegative = Field(0, description="Until training first ran, and after a suspension.")
+    training: NotNegative = Field(0, description="While training ran.")
+    restarting: NotNegative = Field(0, description="From each failure until training ran again.")
+    evaluating: NotNegative = Field(0, description="After training, until the final checkpoint was scored.")
+    suspended: NotNegative = Field(0, description="While the user held it.")
+    since: Timestamp | None = Field(None, description="When the state last changed.")
 
 
 class Progress(Reported):
@@ -52,6 +77,7 @@ class Progress(Reported):
     examples_per_second: Annotated[float, Strict(False)] | None = Field(
         None, description="Examples a second of all workers together."
     )
+    global_batch: Int64 | None = Field(None, description="Examples a step, of all workers together.")
     metrics: Metrics = Field(default_factory=dict, description="Latest values, loss included, as strings.")
     time: Timestamp | None = Field(None, description="When this was reported.")
 
@@ -96,6 +122,7 @@ class TrainJobStatus(Reported):
     completion_time: Timestamp | None = Field(None, description="When the job finished, well or not.")
     worker: WorkerStatus | None = Field(None, description="The workers.")
     restarts: Restarts = Field(default_factory=Restarts, description="How often training was restarted.")
+    spent: Spent = Field(default_factory=Spent, description="Where the time has gone, in seconds.")
     attempt: Int64 | None = Field(None, description="The current attempt, the first is 1.")
     progress: Progress | None = Field(None, description="How far training is.")
     output: OutputStatus | None = Field(None, description="What lies in the output.")

@@ -54,6 +54,7 @@ class Advice:
 
 _SAME_EVERYWHERE = {
     "Stalled": "look in the log for what it waits for; spec.stallTimeoutSeconds is how long it may",
+    "Fenced": "a newer start of this job writes its output: look at that one",
     "PeerLost": "look at the logs of the other replicas, one of which failed first",
 }
 
@@ -88,7 +89,7 @@ ON_CLUSTER = Advice(
         "OutputFinished": "ask for more epochs, or start over in a new folder with spec.output.resume: Never",
         "OutputUnwritable": "let the pods write into the output: see their securityContext.fsGroup",
         "OutputFull": "make room in the output's volume, or name a larger one in spec.output",
-        "PortInUse": "another container of the pod has port 2222: leave it to the trainer",
+        "PortInUse": "another container of the pod has port 2222 or 2223: leave them to the trainer",
         "CheckpointMismatch": "the checkpoint is of another model: start over with spec.output.resume: Never",
         "OutOfMemory": "raise resources.limits.memory of the container trainer, or give it a smaller batch",
     },

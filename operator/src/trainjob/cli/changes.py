@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from trainjob.api import FirstFailure
 from trainjob.cli.figures import format_metric
 from trainjob.cli.view import JobView, ReplicaView
 from trainjob.core.reports import EvaluationResult
@@ -28,6 +29,9 @@ def resumed_from(view: JobView) -> int | None:
 
 
 def _lines(before: JobView | None, after: JobView) -> Iterator[str]:
+    failure = _failure_between(before, after) if before is not None else None
+    if failure is not None:
+        yield f"{after.name}: Restarting: {failure.message}"
     known = None if before is None else (before.status.state, before.message)
     if after.status.state and known != (after.status.state, after.message):
         yield f"{after.name}: {after.state}" + (f": {after.message}" if after.message else "")
@@ -42,6 +46,14 @@ def _lines(before: JobView | None, after: JobView) -> Iterator[str]:
     if evaluation is not None and (before is None or before.evaluation != evaluation):
         final = ", final checkpoint" if evaluation.final else ""
         yield f"{after.name}: evaluation at {describe_evaluation(evaluation)}{final}"
+
+
+def _failure_between(before: JobView, after: JobView) -> FirstFailure | None:
+    """Return the failure after which training runs again already: agents need less time than a view."""
+    failure = after.status.first_failure
+    is_new = after.status.restarts.last_time != before.status.restarts.last_time
+    is_told = failure == before.status.first_failure or (failure and failure.message == after.message)
+    return failure if is_new and not is_told else None
 
 
 def _replica_lines(before: ReplicaView | None, after: ReplicaView) -> Iterator[str]:

@@ -17,6 +17,7 @@ from trainjob.cluster.kube.access import Access, InvalidAccess, in_cluster
 from trainjob.cluster.kube.kubeconfig import from_kubeconfig
 from trainjob.cluster.kube.pace import Pace
 from trainjob.core.settings import Isolation, Settings
+from trainjob.operator.agent_key import KeyPlace
 from trainjob.operator.exits import ExitCode
 from trainjob.operator.logs import LogFormat, start_logging
 from trainjob.operator.settings import Election, OperatorSettings
@@ -68,6 +69,13 @@ def _read_rules(
 )
 @click.option("--lease-name", default="trainjob-controller", show_default=True)
 @click.option("--lease-namespace", help="Where the Lease is; the pod's own namespace without this.")
+@click.option(
+    "--agent-key",
+    default="trainjob-agent-key",
+    show_default=True,
+    help="The Secret with the key that the tokens of jobs' agents are derived from. It lies where the Lease "
+    "does, or without election in the account's own namespace, and is made if it isn't there.",
+)
 @click.option(
     "--http-address",
     default="0.0.0.0:8080",
@@ -124,8 +132,10 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
     """
     own_namespace = environment.get("POD_NAMESPACE")
     host, port = options["http_address"]
+    access = _find_access(options["kubeconfig"], options["context"])
     return OperatorSettings(
-        access=_find_access(options["kubeconfig"], options["context"]),
+        access=access,
+        key=KeyPlace(options["lease_namespace"] or own_namespace or access.namespace, options["agent_key"]),
         identity=f"{environment.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         namespace=options["namespace"] or None,
         election=_read_election(options, own_namespace),

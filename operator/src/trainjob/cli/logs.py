@@ -26,7 +26,7 @@ _EXITS = {
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is over, through restarts.")
 @click.option("--role", type=click.Choice([*TRAINING_ROLES, EVALUATOR]), help="Only replicas of this role.")
 @click.option("--index", type=click.IntRange(0), help="Only replicas with this index.")
-@click.option("-p", "--previous", is_flag=True, help="The attempt before, as far as its pods are left.")
+@click.option("-p", "--previous", is_flag=True, help="The pods before, as far as they are left.")
 @click.option("--tail", type=click.IntRange(0), help="Only this many last lines of each replica.")
 @click.option("--timestamps", is_flag=True, help="Print when each line was written.")
 @cluster_options

@@ -40,7 +40,7 @@ _INTERRUPTED = 130
 @click.option(
     "--base-port",
     type=click.IntRange(1024, 65000),
-    help="First replica's port, the next one's is one higher.",
+    help="First replica's port for TensorFlow, the next one's is one higher; agents take any that are free.",
 )
 @click.option(
     "--volume",
@@ -162,12 +162,16 @@ def _places(cluster: LocalCluster, job: TrainJob, ending: Ending) -> Places:
     first = ending.view.status.first_failure
     if first is not None and first.rank and first.pod:
         pods[first.rank] = first.pod
+    tails = {pod: cluster.log_tail(pod) for pod in pods.values()}
+    if job.spec.restart_strategy == "InPlace" and first is not None and first.pod and first.log_tail:
+        # The pod's own log goes on after the failure, with what its agent says and later attempts.
+        tails[first.pod] = tuple(first.log_tail.splitlines())
     logs = {replica: cluster.log_path(pod) for replica, pod in pods.items()}
     root = cluster.output_root
     return Places(
         output=_shown(root) if root else root_folder(job),
         logs={replica: _shown(path) for replica, path in logs.items() if path},
-        tails={pod: cluster.log_tail(pod) for pod in pods.values()},
+        tails=tails,
         command=shlex.join(["trainjob", *sys.argv[1:]]),
         starts_over=job.spec.output.resume == "Never",
     )

@@ -1,6 +1,7 @@
 """One job, run to its end on this machine while a screen shows it."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from trainjob.cluster.local import LocalCluster
 from trainjob.cluster.waiting import happens_within
 from trainjob.controller import Controller
 from trainjob.core.names import Replica
+from trainjob.core.settings import Bundle, Settings
 
 # Of the 5 s after Ctrl-C, what replicas have to save a checkpoint before they are killed.
 GRACE_SECONDS = 3.5
@@ -86,7 +88,8 @@ class Supervision:
     async def _until_end(self, interruption: Interruption) -> Outcome:
         if interruption.asked.is_set():
             return Outcome.INTERRUPTED  # before anything was started
-        finished = asyncio.ensure_future(Controller(self._cluster).run_until_finished(self._cluster.key))
+        controller = Controller(self._cluster, settings=_settings())
+        finished = asyncio.ensure_future(controller.run_until_finished(self._cluster.key))
         asked = asyncio.ensure_future(interruption.asked.wait())
         try:
             await asyncio.wait([finished, asked], return_when=asyncio.FIRST_COMPLETED)
@@ -109,3 +112,8 @@ class Supervision:
 
     def _view(self) -> JobView:
         return build_view(self._cluster.snapshot(), self._replicas, since=self._since, now=self._clock())
+
+
+def _settings() -> Settings:
+    # The agents of this run alone have this key; the local cluster has their program by itself.
+    return Settings(bundle=Bundle(pyz=b"", key=secrets.token_bytes(32)))

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainjob.api import TrainJobStatus
 from trainjob.cluster import Snapshot
+from trainjob.core.gang import Gang, read_gang
 from trainjob.core.names import Replica
 from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.reports import EvaluationResult, Report, read_report
@@ -84,7 +85,8 @@ def build_view(snapshot: Snapshot, replicas: Iterable[Replica], *, since: dateti
         now: the time.
     """
     pods = _newest(snapshot.pods)
-    shown = tuple(_replica_view(replica, pods.get(replica), snapshot.progress) for replica in replicas)
+    gang = read_gang(snapshot.gang or {})
+    shown = tuple(_replica_view(replica, pods.get(replica), snapshot.progress, gang) for replica in replicas)
     scored = (view.report.evaluation for view in shown if view.name.startswith(f"{EVALUATOR}-"))
     return JobView(
         name=snapshot.job["metadata"]["name"],
@@ -98,7 +100,8 @@ def build_view(snapshot: Snapshot, replicas: Iterable[Replica], *, since: dateti
 
 def _newest_checkpoint(snapshot: Snapshot) -> int | None:
     # Of all pods, those that are gone too: what they saved is still there.
-    steps = (read_report(raw).checkpoint_step for raw in snapshot.progress.values())
+    steps = [read_report(raw).checkpoint_step for raw in snapshot.progress.values()]
+    steps.append(((snapshot.job.get("status") or {}).get("output") or {}).get("checkpointStep"))
     return max((step for step in steps if step is not None), default=None)
 
 
@@ -111,14 +114,14 @@ def _newest(manifests: Iterable[Mapping[str, Any]]) -> dict[Replica, Pod]:
 
 
 def _replica_view(
-    replica: Replica, pod: Pod | None, progress: Mapping[str, Mapping[str, Any]]
+    replica: Replica, pod: Pod | None, progress: Mapping[str, Mapping[str, Any]], gang: Gang
 ) -> ReplicaView:
     if pod is None:
         return ReplicaView(replica.name)
     report = read_report(progress[pod.name]) if pod.name in progress else _NO_REPORT
     return ReplicaView(
         name=replica.name,
-        state=_state(pod, report),
+        state=_state(pod, report, gang),
         report=report,
         pod=pod.name,
         exit_code=pod.exit_code,
@@ -126,7 +129,7 @@ def _replica_view(
     )
 
 
-def _state(pod: Pod, report: Report) -> str:
+def _state(pod: Pod, report: Report, gang: Gang) -> str:
     if pod.state is PodState.SUCCEEDED:
         return "finished"
     if pod.state is PodState.FAILED:
@@ -134,5 +137,13 @@ def _state(pod: Pod, report: Report) -> str:
     if pod.deleting:
         return "stopping"
     if pod.state is PodState.RUNNING:
-        return report.state or "running"
+        return _state_in_gang(pod, gang) or report.state or "running"
     return "starting"
+
+
+def _state_in_gang(pod: Pod, gang: Gang) -> str | None:
+    """Return what keeps a pod's training process from running, or None while it runs."""
+    member = gang.members.get(pod.replica)
+    if member is None or member.pod != pod.name:
+        return None
+    return {"idle": "waiting", "stopping": "stopping"}.get(member.state)

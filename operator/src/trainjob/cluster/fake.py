@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from trainjob.cluster.errors import AlreadyExists, Conflict, NotFound
@@ -26,6 +26,7 @@ class FakeCluster:
     Attributes:
         writes: every write that succeeded, as `create Pod digits-worker-0-…`.
         events: (reason, message) of every event, oldest first.
+        orders: the latest order for each job's agents.
         fault: asked before each write; None lets it through.
         fault_after: asked after each write: the write is done, but its answer is lost.
     """
@@ -34,9 +35,11 @@ class FakeCluster:
         self._clock = clock
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._progress: dict[str, Mapping[str, Any]] = {}
+        self._gangs: dict[JobKey, dict[str, Any]] = {}
         self._watchers: list[Callable[[JobKey], None]] = []
         self._version = 0
         self._uids = 0
+        self.orders: dict[JobKey, Mapping[str, Any] | None] = {}
         self.writes: list[str] = []
         self.events: list[tuple[str, str]] = []
         self.fault: Fault = lambda _operation, _manifest: None
@@ -61,6 +64,7 @@ class FakeCluster:
             claim=deepcopy(self._objects.get(("PersistentVolumeClaim", key.namespace, f"{key.name}-output"))),
             network_policy=deepcopy(self._objects.get(("NetworkPolicy", key.namespace, key.name))),
             progress=dict(self._progress),
+            gang=deepcopy(self._gangs.get(key)),
         )
 
     async def create(self, manifest: Manifest) -> None:
@@ -83,7 +87,10 @@ class FakeCluster:
         stored = self._find(ref)
         self._check("delete", stored)
         if ref.kind == "Pod" and grace_seconds != 0 and not _has_ended(stored):
-            stored["metadata"].setdefault("deletionTimestamp", self._clock().isoformat())
+            grace = stored["spec"].get("terminationGracePeriodSeconds", 30)
+            due = self._clock() + timedelta(seconds=grace)
+            stored["metadata"].setdefault("deletionTimestamp", due.isoformat())
+            stored["metadata"].setdefault("deletionGracePeriodSeconds", grace)
             self._store(stored)
         else:
             self._remove(stored)
@@ -115,6 +122,10 @@ class FakeCluster:
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:  # noqa: ARG002
         """See `Cluster.post_event`."""
         self.events.append((reason, message))
+
+    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
+        """See `Cluster.set_order`; what the agents make of it is for `answer` to say."""
+        self.orders[key] = order
 
     # -- what users, kubelets and nodes do --------------------------------------------------------------
 
@@ -202,6 +213,12 @@ class FakeCluster:
         """The training process reports progress."""
         self._progress[pod["metadata"]["name"]] = dict(report)
         self._notify(pod)
+
+    def answer(self, key: JobKey, gang: Mapping[str, Any]) -> None:
+        """The job's leading agent answers the controller."""
+        self._gangs[key] = {"age": 0.0, "unreachableSeconds": 0.0, **gang}
+        for watcher in self._watchers:
+            watcher(key)
 
     # -- inside -----------------------------------------------------------------------------------------
 

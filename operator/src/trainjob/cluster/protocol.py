@@ -30,6 +30,9 @@ class Snapshot:
         network_policy: the NetworkPolicy of the job's name, whoever owns it.
         progress: the latest progress report of each pod that has one, by pod name
             (the keys of a report are in `docs/contract.md`).
+        gang: what the job's leading agent said last (its keys are in `docs/contract.md`), with `age`, the
+            seconds since then, and `unreachableSeconds`, for how long nobody has answered; None before it
+            has ever answered.
     """
 
     job: Manifest
@@ -38,6 +41,7 @@ class Snapshot:
     claim: Manifest | None = None
     network_policy: Manifest | None = None
     progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    gang: Mapping[str, Any] | None = None
 
 
 class Cluster(Protocol):
@@ -74,6 +78,12 @@ class Cluster(Protocol):
         Raises:
             NotFound: the job is gone.
             Conflict: the job has changed since it had `resource_version`, or is another one of that name.
+        """
+
+    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
+        """Keep telling the job's leading agent this from now on; None: it is not to be asked any more.
+
+        Its answers appear in snapshots as `gang`.
         """
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:

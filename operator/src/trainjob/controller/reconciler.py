@@ -73,10 +73,12 @@ class Reconciler:
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
             self._pasts.pop(key, None)
+            self._cluster.set_order(key, None)
             return None
         past = self._past_of(key, snapshot)
         observed = self._read(snapshot, past)
         planned = plan(observed, self._clock())
+        self._cluster.set_order(key, planned.order)
         # Once only: what can't be created must not keep the status from being written.
         ahead = planned.only_creates and not past.ahead
         if ahead:
@@ -108,6 +110,7 @@ class Reconciler:
             progress=snapshot.progress,
             refusal=past.refusal,
             settings=self._settings,
+            gang=snapshot.gang,
         )
 
     async def _record(self, snapshot: Snapshot, observed: Observed, planned: Plan) -> None:
@@ -145,11 +148,13 @@ class Reconciler:
         told = (Refused, AlreadyExists, Unavailable) if is_told else (Refused,)
         for group in _groups(planned.actions):
             results = await asyncio.gather(*map(self._execute, group), return_exceptions=True)
-            failed = [(a, e) for a, e in zip(group, results, strict=True) if e is not None]
+            failed = [
+                (a, e) for a, e in zip(group, results, strict=True) if e is not None and not _is_fine(a, e)
+            ]
             refusals = [_refusal_of(a, e) for a, e in failed if isinstance(a, Create) and isinstance(e, told)]
             if refusals:
                 return next((r for r in refusals if r.permanent), refusals[0])
-            errors = [e for a, e in failed if isinstance(a, Create) or not isinstance(e, NotFound)]
+            errors = [e for _, e in failed]
             if errors:
                 raise next((e for e in errors if not isinstance(e, AlreadyExists)), errors[0])
         return None
@@ -177,6 +182,13 @@ def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
     """Divide the actions into runs of one kind: pods only after what they need, deletions after labels."""
     for _, group in groupby(actions, _kind):
         yield tuple(group)
+
+
+def _is_fine(action: Action, error: BaseException) -> bool:
+    """Tell whether the action has come to nothing because all is as it should be."""
+    if isinstance(action, Create):
+        return action.may_exist and isinstance(error, AlreadyExists)
+    return isinstance(error, NotFound)
 
 
 def _kind(action: Action) -> tuple[type[Action], bool]:

@@ -15,7 +15,7 @@ from trainjob.convert.metadata import convert_metadata
 from trainjob.convert.origins import Origins
 from trainjob.convert.output import choose_output
 from trainjob.convert.replicas import ReplicaSet, read_replicas
-from trainjob.convert.restarts import max_restarts
+from trainjob.convert.restarts import max_restarts, restart_settings
 from trainjob.convert.roles import assign_roles
 from trainjob.convert.run_policy import RunPolicy, run_settings
 from trainjob.convert.scheduling import priority_class, set_priority_class
@@ -88,6 +88,7 @@ def _convert_spec(
         "output": output,
         **run_settings(policy, ledger),
         "maxRestarts": max_restarts(roles, limit.value, limit.path, ledger),
+        **restart_settings(roles, ledger),
         **({"template": templates["worker"]} if "worker" in templates else {}),
     }
 

@@ -1,13 +1,15 @@
-"""How often the TrainJob restarts training: from each role's restartPolicy and the job's backoffLimit."""
+"""How often and how the TrainJob restarts training: by restartPolicy, backoffLimit and the commands."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from trainjob.api.paths import mapping_at, value_at
 from trainjob.api.wording import shown, suggestion
 from trainjob.convert.ledger import Ledger, Path
 from trainjob.convert.replicas import ReplicaSet
+from trainjob.convert.trainer import find_trainer
 
 POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 DEFAULT_RESTARTS = 3
@@ -71,3 +73,25 @@ def _limited(training: list[ReplicaSet], limit: Any, ledger: Ledger) -> Any:
 def _problem(policy: Any) -> str:
     choices = f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}"
     return f"must be {choices}, got {shown(policy)}{suggestion(policy, POLICIES)}"
+
+
+def restart_settings(roles: Mapping[str, ReplicaSet], ledger: Ledger) -> dict[str, str]:
+    """Return `spec.restartStrategy` where it isn't the default, which needs commands for agents to start."""
+    without = [path for replicas in roles.values() if (path := _missing_command(replicas)) is not None]
+    for path in without:
+        ledger.note(
+            path,
+            "there is none, and an image's own can't be seen from here: spec.restartStrategy is Recreate, by"
+            " which a failure replaces all pods; to restart training in living pods write the image's command"
+            " here and leave restartStrategy out",
+        )
+    return {"restartStrategy": "Recreate"} if without else {}
+
+
+def _missing_command(replicas: ReplicaSet) -> Path | None:
+    """Return where the command of the container that trains should stand, or None where there is one."""
+    pod = mapping_at(replicas.template, "spec")
+    index = find_trainer(pod)
+    if index is None or value_at(pod, "containers", index, "command") not in (None, []):
+        return None
+    return (*replicas.path, "template", "spec", "containers", index, "command")

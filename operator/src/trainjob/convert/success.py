@@ -39,7 +39,7 @@ def note_dynamic_workers(enabled: Any, ledger: Ledger) -> None:
         ledger.note(
             path,
             "left out: TF_CONFIG always has the whole cluster; kubectl scale changes the number of workers,"
-            " and spec.worker.minReplicas is how few may go on",
+            " and with restartStrategy InPlace spec.worker.minReplicas is how few may go on",
         )
     elif enabled not in (None, False):
         ledger.refuse(path, f"must be true or false, got {shown(enabled)}")

@@ -15,9 +15,14 @@ from trainjob.core.pods import Pod
 
 @dataclass(frozen=True)
 class Create:
-    """Create this object; that it exists already is no error, it is looked at again."""
+    """Create this object; that it exists already is no error, it is looked at again.
+
+    Attributes:
+        may_exist: nobody can look at it, and one that is there is as good.
+    """
 
     manifest: dict[str, Any]
+    may_exist: bool = False
 
     def __str__(self) -> str:
         return f"create {self.manifest['kind']} {self.manifest['metadata']['name']}"
@@ -67,12 +72,14 @@ class Plan:
 
     Attributes:
         requeue: when to look again although nothing may have changed, or None.
+        order: what to keep telling the job's leading agent, or None.
     """
 
     status: TrainJobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue: timedelta | None = None
+    order: dict[str, Any] | None = None
 
     @property
     def only_creates(self) -> bool:

@@ -35,6 +35,7 @@ EXITS: dict[int, ExitMeaning] = {
     86: ExitMeaning("Preempted", "was asked to stop and left", charged=False),
     87: ExitMeaning("CheckpointMismatch", "found a checkpoint of another model", permanent=True),
     88: ExitMeaning("Stalled", "made no progress for too long"),
+    89: ExitMeaning("Fenced", "found a newer start of this job writing its output", charged=False),
 }
 
 OUTPUT_UNWRITABLE = 82

@@ -5,18 +5,41 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from trainjob.api import FirstFailure
+from trainjob.core.backoff import time_left
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.exits import PEER_LOST, meaning_of
+from trainjob.core.gang import LOST, ChildFailure
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
+from trainjob.core.topology import leader
 from trainjob.core.wording import last_line, printable
+
+UNREACHABLE = timedelta(seconds=10)
+"""How long an agent whose connection is lost may stay away before its pod is given up with its node."""
 
 _LOG_TAIL = 2048
 _LATEST = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a replica failed.
+
+    Attributes:
+        reason: CamelCase, for the condition.
+        text: what happened, to follow the replica's name.
+        permanent: a restart can't help.
+        charged: a restart for it counts against `maxRestarts`.
+    """
+
+    reason: str
+    text: str
+    permanent: bool = False
+    charged: bool = True
 
 
 @dataclass(frozen=True)
@@ -25,44 +48,82 @@ class Failure:
 
     Attributes:
         pod: None when the pod is gone without a trace.
-        reason: CamelCase, for the condition.
-        text: what happened, to follow the replica's name.
-        permanent: a restart can't help.
-        charged: a restart for it counts against `maxRestarts`.
         step: the last step it reported, or None.
         checkpoint_step: the step that training can go on from, or None.
+        exit_code: of the training process, or None.
+        log: its last lines.
+        given_up: its agents have decided that training isn't started again.
+        repeated: because it came several times in a row.
     """
 
     replica: Replica
     pod: Pod | None
-    reason: str
-    text: str
-    permanent: bool = False
-    charged: bool = True
+    cause: Cause
     step: int | None = None
     checkpoint_step: int | None = None
+    exit_code: int | None = None
+    log: str = ""
+    given_up: bool = False
+    repeated: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Return the cause in one word."""
+        return self.cause.reason
 
     @property
     def sentence(self) -> str:
         """Return `worker 1 crashed (exit code 1: ValueError: boom) at step 30`."""
-        return f"{self.replica.title} {self.text}" + ("" if self.step is None else f" at step {self.step}")
+        return f"{self.replica.title} {self.cause.text}" + (
+            "" if self.step is None else f" at step {self.step}"
+        )
 
 
-def first_failure(observed: Observed, replicas: Iterable[Replica]) -> Failure | None:
+def first_failure(observed: Observed, replicas: Iterable[Replica], now: datetime) -> Failure | None:
     """Return the failure that started it among these seats of the current attempt, or None.
 
     A pod that is missing counts once its gang has run: it was taken away. A process that says that it lost a
     peer (exit code 85) is only named when nobody else can be; so is one that ended later than another.
     """
-    bad = [p for p in observed.training_pods if p.taken or p.state is PodState.FAILED]
+    bad = bad_pods(observed, now)
+    given_up = next((p.words.failure for p in bad if p.words and p.words.gave_up and p.words.failure), None)
+    if given_up is not None:
+        return describe_child(observed, given_up, given_up=True)
     first = min(bad, key=_blame, default=None)
     if first is not None and not _lost_a_peer(first):
         return _describe(observed, first)
     missing = _missing(observed, replicas)
     if missing is not None:
-        step = _checkpoint_step(observed)
-        return Failure(missing, None, "PodLost", "lost its pod", charged=False, checkpoint_step=step)
+        cause = Cause("PodLost", "lost its pod", charged=False)
+        return Failure(missing, None, cause, checkpoint_step=checkpoint_step(observed))
     return _describe(observed, first) if first is not None else None
+
+
+def bad_pods(observed: Observed, now: datetime) -> list[Pod]:
+    """Return the training pods that have failed, were taken away, or can't be reached."""
+    return [
+        p
+        for p in observed.training_pods
+        if p.taken or p.state is PodState.FAILED or _is_unreachable(observed, p, now)
+    ]
+
+
+def _is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
+    """Tell whether the others have missed this pod's agent for too long, or the leading one's."""
+    gang, longest = observed.gang, UNREACHABLE.total_seconds()
+    if gang is None or pod.state is not PodState.RUNNING:
+        return False
+    if pod.started_at is not None and time_left(pod.started_at, UNREACHABLE, now) > timedelta(0):
+        return False  # they miss the one before it
+    if pod.replica == leader(observed.job.spec):
+        return gang.unreachable > longest and (gang.leader_lost or 0.0) > longest
+    member = gang.members.get(pod.replica)
+    return (
+        member is not None
+        and gang.unreachable <= longest
+        and (member.pod, member.state) == (pod.name, LOST)
+        and member.seconds > longest
+    )
 
 
 def _lost_a_peer(pod: Pod) -> bool:
@@ -86,30 +147,74 @@ def _blame(pod: Pod) -> tuple[bool, datetime, Replica]:
 
 def _describe(observed: Observed, pod: Pod) -> Failure:
     report = observed.reports.get(pod.name)
+    child = pod.words.failure if pod.words is not None else None
+    if child is not None and child.pod == pod.name and not (pod.taken or pod.infrastructure):
+        return describe_child(observed, child)
     return Failure(
         pod.replica,
         pod,
-        *_cause(pod),
+        _cause(pod),
         step=report.step if report else None,
-        checkpoint_step=_checkpoint_step(observed),
+        checkpoint_step=checkpoint_step(observed),
+        exit_code=pod.exit_code,
+        log=pod.message if pod.words is None else "",
     )
 
 
-def _cause(pod: Pod) -> tuple[str, str, bool, bool]:
-    """Return reason, text, permanent and charged of a pod that ended badly, or was taken away."""
+def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = False) -> Failure:
+    """Return a training process's failure as its agent has told it."""
+    return Failure(
+        child.seat,
+        next((p for p in observed.pods if p.name == child.pod), None),
+        _cause_of_child(child),
+        step=child.step,
+        checkpoint_step=checkpoint_step(observed),
+        exit_code=child.exit_code,
+        log=child.log_tail,
+        given_up=given_up,
+        repeated=child.repeated,
+    )
+
+
+def _cause(pod: Pod) -> Cause:
+    detail = _detail(pod.message) if pod.words is None else ""
     if pod.infrastructure:
-        return pod.reason, f"was taken away by the cluster ({pod.reason}{_detail(pod)})", False, False
+        text = f"was taken away by the cluster ({pod.reason}{detail})"
+        return Cause(pod.reason, text, charged=False)
     if pod.taken:
-        return "PodDeleted", "was deleted", False, False
+        return Cause("PodDeleted", "had its pod deleted", charged=False)
     code = pod.exit_code
+    if code is None and pod.state is PodState.RUNNING:
+        return Cause("Unreachable", "can't be reached by the others", charged=False)
     if code is None:
         why = last_line(pod.message) or pod.reason or "the cluster doesn't say why"
-        return pod.reason or "PodFailed", f"failed before its training began ({why})", False, True
+        return Cause(pod.reason or "PodFailed", f"failed before its training began ({why})")
     if pod.reason == "OOMKilled":
-        return "OutOfMemory", f"ran out of memory (OOMKilled, {code})", False, True
-    meaning = meaning_of(code)
-    what = _signal_name(code) or f"exit code {code}"
-    return meaning.name, f"{meaning.text} ({what}{_detail(pod)})", meaning.permanent, meaning.charged
+        return _out_of_memory(code)
+    return _cause_of_code(code, detail)
+
+
+def _cause_of_child(child: ChildFailure) -> Cause:
+    if child.reason == "OutOfMemory":
+        return _out_of_memory(child.exit_code or 128 + signal.SIGKILL)
+    message = last_line(child.message)
+    if child.reason == "Stalled":
+        return Cause(child.reason, f"stalled ({message or 'no progress'})", charged=child.charged)
+    if child.exit_code is None:
+        return Cause(child.reason, message or "took part in training no longer", charged=child.charged)
+    return _cause_of_code(child.exit_code, _detail(child.message))
+
+
+def _out_of_memory(code: int) -> Cause:
+    return Cause("OutOfMemory", f"ran out of memory (OOMKilled, {code})")
+
+
+def _cause_of_code(code: int, detail: str) -> Cause:
+    meaning, sent = meaning_of(code), _signal_name(code)
+    what = sent or f"exit code {code}"
+    if sent in ("SIGKILL", "SIGTERM"):
+        detail = ""  # whatever its log says last, it isn't why
+    return Cause(meaning.name, f"{meaning.text} ({what}{detail})", meaning.permanent, meaning.charged)
 
 
 def _signal_name(code: int) -> str | None:
@@ -119,15 +224,30 @@ def _signal_name(code: int) -> str | None:
         return None
 
 
-def _detail(pod: Pod) -> str:
-    line = last_line(pod.message)
+def _detail(message: str) -> str:
+    line = last_line(message)
     return f": {line}" if line else ""
 
 
-def _checkpoint_step(observed: Observed) -> int | None:
+def checkpoint_step(observed: Observed) -> int | None:
+    """Return the step of the newest whole checkpoint that anybody has told of, or None."""
     steps = [r.checkpoint_step for r in observed.reports.values() if r.checkpoint_step is not None]
     known = observed.status.output.checkpoint_step if observed.status.output else None
     return max([*steps, *([known] if known is not None else [])], default=None)
+
+
+def reached_step(observed: Observed, failure: Failure) -> int | None:
+    """Return how far training had come when it failed, or None."""
+    names = {p.name for p in observed.training_pods}
+    steps = [r.step for name, r in observed.reports.items() if name in names and r.step is not None]
+    return max([*steps, *([failure.step] if failure.step is not None else [])], default=None)
+
+
+def lost_steps(failure: Failure) -> int:
+    """Return how many steps have to be done again, as far as anybody has told."""
+    if failure.step is None:
+        return 0
+    return max(0, failure.step - (failure.checkpoint_step or 0))
 
 
 def to_status(failure: Failure, message: str) -> FirstFailure:
@@ -138,8 +258,8 @@ def to_status(failure: Failure, message: str) -> FirstFailure:
         node=pod.node if pod else "",
         rank=failure.replica.name,
         reason=failure.reason,
-        exit_code=pod.exit_code if pod else None,
+        exit_code=failure.exit_code,
         step=failure.step,
-        log_tail=printable(pod.message)[-_LOG_TAIL:] if pod else "",
+        log_tail=printable(failure.log)[-_LOG_TAIL:],
         message=message,
     )

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
 from trainjob.api.paths import value_at
+from trainjob.core.agent import has_agent
 from trainjob.core.backoff import refusal_delay, time_left
+from trainjob.core.gang import MEETING, STOPPING, Gang, Member, read_gang
 from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
 from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.reports import Report, read_report
 from trainjob.core.settings import Settings
 from trainjob.core.termination import last_words
-from trainjob.core.topology import EVALUATOR, is_training
+from trainjob.core.topology import EVALUATOR, desired_replicas, is_training, leader, replica_counts
+
+FIRST_ANSWER = timedelta(seconds=5)
+"""How long after their start agents may take to answer the controller for the first time."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,9 @@ class Observed:
         strangers: pods that our Service would name though another job, gone by now, owns them.
         network_policy: of the job's name, or None.
         settings: what holds for every job.
+        gang: what the job's agents say; None while nobody has heard of them, or where there are none.
+        refused_size: workers that were asked for and can't share the global batch, or 0; `parsed` has the
+            number before that.
     """
 
     meta: ObjectMeta
@@ -105,6 +115,8 @@ class Observed:
     strangers: tuple[Pod, ...] = ()
     network_policy: Dependent | None = None
     settings: Settings = field(default_factory=Settings)
+    gang: Gang | None = None
+    refused_size: int = 0
 
     @property
     def job(self) -> TrainJob:
@@ -123,24 +135,55 @@ class Observed:
         return JobKey(self.meta.namespace, self.meta.name)
 
     @property
+    def seats(self) -> tuple[Replica, ...]:
+        """Return the seats that training goes on with: all, but for those that it has been going without."""
+        without = self.status.worker.without if self.status.worker else ()
+        return tuple(r for r in desired_replicas(self.job.spec) if is_training(r) and r.name not in without)
+
+    @property
+    def in_place(self) -> bool:
+        """Tell whether pods outlive the training processes in them: each is replaced for itself."""
+        return self.parsed is not None and has_agent(self.parsed.spec)
+
+    @property
     def attempt(self) -> int:
         """Return the current attempt, from 1.
 
         A pod of a later one than the status knows was created by its record: the job was read before that.
+        Agents begin attempts of their own.
         """
-        return max([self.status.attempt or 1, *(p.incarnation for p in self.pods if is_training(p.replica))])
+        incarnations = (p.incarnation for p in self.pods if is_training(p.replica))
+        agents = self.gang.ledger.attempt if self.gang is not None else 0
+        return max([self.status.attempt or 1, agents, *incarnations])
 
     @property
     def training_pods(self) -> tuple[Pod, ...]:
-        """Return the current attempt's pods that take part in training."""
-        attempt = self.attempt
-        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation == attempt)
+        """Return the pods that take part in training: the current attempt's, or in place each seat's last."""
+        return tuple(p for p in self.pods if is_training(p.replica) and self._takes_part(p))
 
     @property
     def stale_pods(self) -> tuple[Pod, ...]:
-        """Return what is left of earlier attempts."""
-        attempt = self.attempt
-        return tuple(p for p in self.pods if is_training(p.replica) and p.incarnation != attempt)
+        """Return what is left of earlier attempts, and what is being replaced."""
+        return tuple(p for p in self.pods if is_training(p.replica) and not self._takes_part(p))
+
+    def _takes_part(self, pod: Pod) -> bool:
+        if not self.in_place:
+            return pod.incarnation == self.attempt
+        if not pod.live or pod.name in self.status.restarts.replaced:
+            return False
+        wanted = pod.replica.index < self._counts.get(pod.replica.role, 0)
+        return wanted and pod.incarnation == self._newest[pod.replica]
+
+    @cached_property
+    def _counts(self) -> Mapping[str, int]:
+        return replica_counts(self.job.spec)
+
+    @cached_property
+    def _newest(self) -> Mapping[Replica, int]:
+        newest: dict[Replica, int] = {}
+        for pod in self.pods:
+            newest[pod.replica] = max(pod.incarnation, newest.get(pod.replica, 0))
+        return newest
 
     @property
     def evaluator_pods(self) -> tuple[Pod, ...]:
@@ -156,13 +199,55 @@ class Observed:
         """Return the newest report of this seat: a training one's of this attempt, an evaluator's of any."""
         pods = [p for p in self.pods if p.replica == replica and p.name in self.reports]
         if is_training(replica):
-            pods = [p for p in pods if p.incarnation == self.attempt]
+            pods = [p for p in pods if self._takes_part(p)]
         return self.reports[max(pods, key=lambda p: p.incarnation).name] if pods else None
 
     @property
     def gang_refusal(self) -> Refusal | None:
         """Return the refusal if it keeps the training from starting: the evaluator's doesn't."""
         return self.refusal if self.refusal is not None and self.refusal.role != EVALUATOR else None
+
+    @property
+    def global_batch(self) -> int | None:
+        """Return the examples a step, as the training has reported them."""
+        known = self.status.progress.global_batch if self.status.progress else None
+        return next((r.global_batch for r in self.reports.values() if r.global_batch), known)
+
+    @property
+    def size_refusal(self) -> str:
+        """Return why training can't go on with as many workers as were asked for, or nothing."""
+        if not self.refused_size:
+            return ""
+        batch = f"the global batch of {self.global_batch} can't be divided by them"
+        return f"can't go on with {self.refused_size} workers: {batch}"
+
+    def divides_batch(self, workers: int) -> bool:
+        """Tell whether so many workers can share the global batch, as far as it is known."""
+        sharing = workers + int(self.job.spec.chief is not None and self.job.spec.ps is None)
+        return self.global_batch is None or self.global_batch % sharing == 0
+
+    def trains(self, replicas: Iterable[Replica], now: datetime) -> bool:
+        """Tell whether training goes on in all of these seats, as far as their agents say."""
+        if not self.is_running(replicas):
+            return False
+        if not self.in_place or all(p.ended for p in self.training_pods):
+            return True
+        if self.gang is None or not self._is_current(self.gang):
+            # A controller that can't reach pods, on somebody's laptop, learns no more than that they run.
+            return self.first_answer_left(now) <= timedelta(0)
+        wanted = dict(Counter(seat.role for seat in self.seats))
+        return self.gang.phase not in (MEETING, STOPPING) and self.gang.world in ({}, wanted)
+
+    def first_answer_left(self, now: datetime) -> timedelta:
+        """Return how long to wait for the agents' first word, 0 or less for no longer."""
+        started = max((p.started_at for p in self.training_pods if p.started_at), default=None)
+        return time_left(started, FIRST_ANSWER, now) if started is not None else timedelta(0)
+
+    def _is_current(self, gang: Gang) -> bool:
+        """Tell whether this was said by the agent of the pod that leads now."""
+        seat = leader(self.job.spec)
+        said_by = gang.members.get(seat, Member()).pod
+        return any(p.name == said_by for p in self.training_pods if p.replica == seat)
 
     def is_running(self, replicas: Iterable[Replica]) -> bool:
         """Tell whether each of these seats has a pod of the current attempt that runs, or has ended well."""
@@ -180,6 +265,7 @@ def read_observed(
     network_policy: Mapping[str, Any] | None = None,
     refusal: Refusal | None = None,
     settings: Settings | None = None,
+    gang: Mapping[str, Any] | None = None,
 ) -> Observed:
     """Read Kubernetes objects into what the rules look at; a job that can't be read carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
@@ -191,7 +277,8 @@ def read_observed(
         errors = invalid.errors
     read = [(_owner(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
     own = [pod for ours, pod in read if ours]
-    return Observed(
+    agents = read_gang(gang) if gang is not None else None
+    observed = Observed(
         meta=meta,
         parsed=parsed,
         errors=errors,
@@ -200,12 +287,36 @@ def read_observed(
         service=_dependent(service, meta.uid),
         claim=_dependent(claim, meta.uid),
         network_policy=_dependent(network_policy, meta.uid),
-        reports={name: read_report(raw) for name, raw in {**last_words(own), **(progress or {})}.items()},
+        reports={
+            **last_words(own),
+            **_told_by_agents(agents),
+            **{name: read_report(raw) for name, raw in (progress or {}).items()},
+        },
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
         strangers=tuple(pod for ours, pod in read if not ours and pod.live and not pod.ended),
         settings=settings or Settings(),
+        gang=agents,
     )
+    return _without_bad_size(observed)
+
+
+def _without_bad_size(observed: Observed) -> Observed:
+    """Return the job as it was before it was scaled to what its global batch can't be divided by."""
+    size = observed.status.worker.size if observed.status.worker else None
+    if observed.parsed is None or size is None:
+        return observed
+    wanted = observed.parsed.spec.worker.replicas
+    if wanted == size or observed.divides_batch(wanted):
+        return observed
+    worker = observed.parsed.spec.worker.model_copy(update={"replicas": size})
+    spec = observed.parsed.spec.model_copy(update={"worker": worker})
+    return replace(observed, parsed=observed.parsed.model_copy(update={"spec": spec}), refused_size=wanted)
+
+
+def _told_by_agents(gang: Gang | None) -> dict[str, Report]:
+    members = gang.members.values() if gang is not None else ()
+    return {m.pod: m.report for m in members if m.pod and m.report is not None}
 
 
 def _status(job: Mapping[str, Any]) -> TrainJobStatus:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from trainjob.api import Evaluation, OutputStatus, Progress, TrainJob, TrainJobStatus, WorkerStatus
+from trainjob.core.accounting import with_time_spent
 from trainjob.core.backoff import time_left
+from trainjob.core.budget import restarts_of
 from trainjob.core.names import LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica
 from trainjob.core.observed import Observed
 from trainjob.core.output import root_folder
@@ -25,19 +27,25 @@ def with_overview(
     observed: Observed, status: TrainJobStatus, now: datetime
 ) -> tuple[TrainJobStatus, timedelta | None]:
     """Return the status with its figures up to date, and when to look again if they were held back."""
-    status = _stamp(status, observed.meta.generation)
+    status = with_time_spent(observed.status, _stamp(status, observed.meta.generation), now)
     if observed.parsed is None:
         return status, None
     fresh = _figures(observed, observed.parsed, status, now)
     if fresh == observed.status:
         return fresh, None
-    if _outline(status) == _outline(observed.status):
+    if _outline(status) == _outline(observed.status) and not _first_step(observed.status, fresh):
         written = status.progress.time if status.progress else None
         left = time_left(written, INTERVAL, now) if written else timedelta(0)
         if left > timedelta(0):
             return observed.status, left
     progress = (fresh.progress or Progress()).model_copy(update={"time": now})
     return fresh.model_copy(update={"progress": progress}), None
+
+
+def _first_step(before: TrainJobStatus, status: TrainJobStatus) -> bool:
+    """Tell whether this is the first that is heard of any step: somebody is waiting for it."""
+    known = before.progress.step if before.progress else None
+    return known is None and status.progress is not None and status.progress.step is not None
 
 
 def _outline(status: TrainJobStatus) -> tuple[object, ...]:
@@ -55,7 +63,7 @@ def _stamp(status: TrainJobStatus, generation: int) -> TrainJobStatus:
 def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
     report = observed.report_of(leader(job.spec))
     scored = observed.report_of(Replica(EVALUATOR, 0))
-    changes: dict[str, object] = {"worker": _workers(observed, job)}
+    changes: dict[str, object] = {"worker": _workers(observed, job, status), **_attempts(observed, status)}
     if report is not None and report.step is not None:
         changes["progress"] = _progress(report, status, now)
     if report is not None and report.checkpoint_step is not None:
@@ -66,7 +74,17 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     return status.model_copy(update=changes)
 
 
-def _workers(observed: Observed, job: TrainJob) -> WorkerStatus:
+def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:
+    """Return what the agents' own restarts change; a failure has to come first, to be put on record."""
+    if status.attempt is None or status.restarts.replaced != observed.status.restarts.replaced:
+        return {}
+    attempt = max(status.attempt, observed.gang.ledger.attempt if observed.gang else 0)
+    refunded = max(status.restarts.refunded, restarts_of(observed).refunded)
+    return {"attempt": attempt, "restarts": status.restarts.model_copy(update={"refunded": refunded})}
+
+
+def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> WorkerStatus:
+    known = status.worker or WorkerStatus()
     workers = [p for p in observed.training_pods if p.replica.role == "worker" and not p.ended]
     ready = sum(p.ready and p.state is PodState.RUNNING for p in workers)
     return WorkerStatus(
@@ -74,6 +92,8 @@ def _workers(observed: Observed, job: TrainJob) -> WorkerStatus:
         ready=ready,
         summary=f"{ready}/{job.spec.worker.replicas}",
         selector=f"{LABEL_JOB}={job.metadata.name},{LABEL_ROLE}=worker,{LABEL_LIVE}=true",
+        size=known.size or job.spec.worker.replicas,
+        without=known.without,
     )
 
 
@@ -88,6 +108,7 @@ def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress
         epoch=report.epoch,
         eta=_eta(report, before, now),
         examples_per_second=report.examples_per_second,
+        global_batch=report.global_batch or (before.global_batch if before else None),
         metrics=metrics,
         time=before.time if before else None,
     )

@@ -10,14 +10,17 @@ from trainjob.api import CONTROLLER
 from trainjob.core.actions import Plan
 from trainjob.core.backoff import soonest
 from trainjob.core.observed import Observed
+from trainjob.core.order import build_order
 from trainjob.core.overview import with_overview
 from trainjob.core.policies.creation import incomplete
 from trainjob.core.policies.deadline import overdue, time_left
+from trainjob.core.policies.elasticity import elastic
 from trainjob.core.policies.failing import failing
 from trainjob.core.policies.finished import finished
+from trainjob.core.policies.giving_way import gave_way
 from trainjob.core.policies.invalid import invalid
 from trainjob.core.policies.resizing import resized
-from trainjob.core.policies.restarts import failed
+from trainjob.core.policies.restarts import failed, restarted_in_place
 from trainjob.core.policies.success import succeeded
 from trainjob.core.policies.suspension import suspended
 
@@ -30,8 +33,11 @@ CHAIN: tuple[Policy, ...] = (
     suspended,
     succeeded,
     overdue,
+    restarted_in_place,
     failed,
     resized,
+    elastic,
+    gave_way,
     incomplete,
 )
 """In order: the first policy that has a plan decides. The last one always has."""
@@ -52,7 +58,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     decided = next(made for policy in CHAIN if (made := policy(observed, now)) is not None)
     status, look_again = with_overview(observed, decided.status, now)
     requeue = soonest(decided.requeue, look_again, _deadline(observed, now))
-    return replace(decided, status=status, requeue=requeue)
+    return replace(decided, status=status, requeue=requeue, order=build_order(observed, status))
 
 
 def _deadline(observed: Observed, now: datetime) -> timedelta | None:

@@ -6,6 +6,7 @@ whose child was killed for memory ends with exit code 0 and the reason OOMKilled
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER
+from trainjob.core.gang import AgentWords, read_agent_words
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, Replica
 from trainjob.core.tf_config import training_world
 from trainjob.core.wording import quoted
@@ -53,8 +55,11 @@ class Pod:
         infrastructure: it ended by what the cluster did (eviction, preemption, a lost node).
         created_at: by the API server's clock.
         deleted_at: when it was asked to end, or None.
+        due_at: when the grace for that is over, or None.
+        started_at: when the training container started, as far as the kubelet says.
         finished_at: when the training container ended, as far as the kubelet says.
         world: replicas of each training role, as its TF_CONFIG has them.
+        words: what its agent left behind when it ended badly, or None.
     """
 
     name: str
@@ -72,8 +77,11 @@ class Pod:
     infrastructure: bool = False
     created_at: datetime | None = None
     deleted_at: datetime | None = None
+    due_at: datetime | None = None
+    started_at: datetime | None = None
     finished_at: datetime | None = None
     world: Mapping[str, int] | None = None
+    words: AgentWords | None = None
 
     @property
     def deleting(self) -> bool:
@@ -107,6 +115,8 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     ended = container.get("terminated")
     state = _state(status, container)
     infrastructure = _is_infrastructure(status)
+    message = (ended or {}).get("message") or status.get("message") or ""
+    due_at = read_time(meta.get("deletionTimestamp"))
     return Pod(
         name=meta["name"],
         uid=meta.get("uid", ""),
@@ -121,13 +131,25 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         waiting=_waiting(status, container),
         exit_code=ended.get("exitCode") if ended else None,
         reason=_end_reason(status, ended, infrastructure),
-        message=(ended or {}).get("message") or status.get("message") or "",
+        message=message,
         infrastructure=infrastructure,
         created_at=read_time(meta.get("creationTimestamp")),
-        deleted_at=_deleted_at(meta),
+        deleted_at=_deleted_at(meta, due_at),
+        due_at=due_at,
+        started_at=read_time((ended or container.get("running") or {}).get("startedAt")),
         finished_at=read_time((ended or {}).get("finishedAt")),
         world=_world(spec),
+        words=read_agent_words(read_json(message)) if state is PodState.FAILED else None,
     )
+
+
+def read_json(message: str) -> Mapping[str, Any]:
+    """Return the JSON object that a termination message is, or an empty one if it is other text."""
+    try:
+        words = json.loads(message) if message.startswith("{") else None
+    except (ValueError, RecursionError):
+        return {}  # the user's program wrote it
+    return words if isinstance(words, dict) else {}
 
 
 def read_time(text: object) -> datetime | None:
@@ -141,9 +163,8 @@ def read_time(text: object) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _deleted_at(meta: Mapping[str, Any]) -> datetime | None:
+def _deleted_at(meta: Mapping[str, Any], over: datetime | None) -> datetime | None:
     """Return when the end was asked for: `deletionTimestamp` is when the grace for it is over."""
-    over = read_time(meta.get("deletionTimestamp"))
     return over - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if over else None
 
 
@@ -179,11 +200,16 @@ def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[s
     if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         # The kubelet tells the two in turns, for one and the same trouble.
         reason = "ImagePullBackOff" if waiting["reason"] == "ErrImagePull" else waiting["reason"]
-        return reason, quoted(waiting.get("message") or "")
+        return reason, _clause(waiting.get("message") or "")
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False" and scheduled.get("reason"):
-        return scheduled["reason"], quoted(scheduled.get("message") or "")
+        return scheduled["reason"], _clause(scheduled.get("message") or "")
     return None
+
+
+def _clause(sentence: str) -> str:
+    """Return what the cluster said, for others to go on after it."""
+    return quoted(sentence).rstrip(".")
 
 
 def _is_infrastructure(status: Mapping[str, Any]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainjob.api import GROUP, KIND, PORT, VERSION, TrainJob
+from trainjob.api import AGENT_PORT, PORT, TrainJob
 from trainjob.api.paths import mapping_at
+from trainjob.core.agent import agent_environment, agent_mounts, agent_volumes, has_agent, wrapped_command
+from trainjob.core.kueue import queue_annotations, queue_labels
 from trainjob.core.names import (
     CONTROLLER_LABELS,
     LABEL_JOB,
@@ -17,6 +19,7 @@ from trainjob.core.names import (
     pod_name,
 )
 from trainjob.core.output import VOLUME, claim_name, folder_name, output_folders
+from trainjob.core.owners import owner_references
 from trainjob.core.roles import role_template, trainer_container
 from trainjob.core.settings import Isolation
 from trainjob.core.templates import render_template
@@ -45,7 +48,7 @@ def build_service(job: TrainJob) -> Manifest:
         "service.yaml.j2",
         job=job.metadata,
         labels=job_labels(job.metadata.name),
-        owners=_owners(job),
+        owners=owner_references(job),
         selector={LABEL_JOB: job.metadata.name, LABEL_LIVE: "true"},
         port=PORT,
     )
@@ -57,7 +60,7 @@ def build_network_policy(job: TrainJob, isolation: Isolation) -> Manifest:
         "network_policy.yaml.j2",
         job=job.metadata,
         labels=job_labels(job.metadata.name),
-        owners=_owners(job),
+        owners=owner_references(job),
         selector={LABEL_JOB: job.metadata.name},
         controller_namespace=isolation.controller_namespace,
         controller_labels=CONTROLLER_LABELS,
@@ -75,7 +78,7 @@ def build_claim(job: TrainJob) -> Manifest | None:
         job=job.metadata,
         claim_name=claim_name(job),
         labels=job_labels(job.metadata.name),
-        owners=_owners(job),
+        owners=owner_references(job),
         claim=claim,
     )
 
@@ -92,32 +95,27 @@ def build_pod(job: TrainJob, *, role: str, index: int, incarnation: int, attempt
     """
     replica = Replica(role, index)
     template = role_template(job.spec, role)
+    agent = has_agent(job.spec)
+    container = trainer_container(template["spec"])
+    env = _environment(job, replica, attempt, container)
+    if agent:
+        container["command"] = wrapped_command(container["command"])
+        env |= agent_environment(job, replica, incarnation, template["spec"])
     overlay = render_template(
         "pod.yaml.j2",
         job=job.metadata,
         pod_name=pod_name(job.metadata.name, job.metadata.uid, replica, incarnation),
-        labels=pod_labels(job.metadata.name, replica, incarnation),
-        owners=_owners(job),
+        labels={**queue_labels(job), **pod_labels(job.metadata.name, replica, incarnation)},
+        owners=owner_references(job),
         hostname=hostname(job.metadata.name, replica),
-        volumes=_volumes(job),
-        mounts=_mounts(job, replica),
-        env=_environment(job, replica, attempt, trainer_container(template["spec"])),
+        volumes=[*_volumes(job), *(agent_volumes(job) if agent else [])],
+        mounts=[*_mounts(job, replica), *(agent_mounts() if agent else [])],
+        env=env,
         port=PORT,
+        agent=agent,
+        agent_port=AGENT_PORT,
     )
-    return _merge(template, overlay)
-
-
-def _owners(job: TrainJob) -> list[Manifest]:
-    return [
-        {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": KIND,
-            "name": job.metadata.name,
-            "uid": job.metadata.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-    ]
+    return _merge(template, overlay, queue_annotations(job))
 
 
 def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manifest) -> dict[str, str]:
@@ -169,7 +167,7 @@ def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
     ]
 
 
-def _merge(template: Manifest, overlay: Manifest) -> Manifest:
+def _merge(template: Manifest, overlay: Manifest, annotations: dict[str, str]) -> Manifest:
     """Put the overlay over the user's template: what TrainJob promises wins, all else stays the user's."""
     pod_spec = template["spec"]
     container = trainer_container(pod_spec)
@@ -178,15 +176,16 @@ def _merge(template: Manifest, overlay: Manifest) -> Manifest:
     # `env:` with nothing behind it is null, and means none.
     container["env"] = [*ours["env"], *(container.get("env") or [])]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *ours["volumeMounts"]]
-    container["ports"] = _with_port(container.get("ports") or [], ours["ports"][0])
+    for port in ours["ports"]:
+        container["ports"] = _with_port(container.get("ports") or [], port)
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     pod_spec.setdefault("enableServiceLinks", False)
     pod_spec["volumes"] = [*(pod_spec.get("volumes") or []), *overlay["spec"].pop("volumes")]
     pod_spec.update(overlay["spec"])
     users, metadata = mapping_at(template, "metadata"), overlay["metadata"]
     metadata["labels"] = {**mapping_at(users, "labels"), **metadata["labels"]}
-    if annotations := mapping_at(users, "annotations"):
-        metadata["annotations"] = dict(annotations)
+    if annotations := {**mapping_at(users, "annotations"), **annotations}:
+        metadata["annotations"] = annotations
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
 
 

@@ -31,6 +31,7 @@ class Report:
         epoch: the current one, from 1.
         checkpoint_step: the step of the newest whole checkpoint.
         resumed_from: the step that this process resumed from.
+        global_batch: examples a step, of all workers together.
     """
 
     state: str = ""
@@ -43,6 +44,7 @@ class Report:
     metrics: Mapping[str, str] = field(default_factory=dict)
     checkpoint_step: int | None = None
     resumed_from: int | None = None
+    global_batch: int | None = None
     evaluation: EvaluationResult | None = None
 
 
@@ -60,6 +62,7 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         metrics=_metrics(raw.get("metrics")),
         checkpoint_step=_integer(raw.get("checkpointStep")),
         resumed_from=_integer(raw.get("resumedFrom")),
+        global_batch=_integer(raw.get("globalBatch")),
         evaluation=_evaluation(evaluation) if isinstance(evaluation, Mapping) else None,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -21,11 +21,26 @@ class Isolation:
 
 
 @dataclass(frozen=True)
+class Bundle:
+    """What every pod with an agent is given.
+
+    Attributes:
+        pyz: the agent and the trainer library, one zip that Python runs.
+        key: the controller's own, from which each job's token is derived.
+    """
+
+    pyz: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings that decisions depend on.
 
     Attributes:
         isolation: what each job's NetworkPolicy lets in, or None for no NetworkPolicy.
+        bundle: for jobs that restart in place.
     """
 
     isolation: Isolation | None = None
+    bundle: Bundle = field(default_factory=lambda: Bundle(b"", b""))

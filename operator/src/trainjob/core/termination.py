@@ -1,23 +1,19 @@
-"""The termination message of a container that ended well: its last progress report."""
+"""The termination message of a container: what its training process reported last."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from trainjob.core.pods import Pod, PodState
-
-
-def last_words(pods: Iterable[Pod]) -> dict[str, Mapping[str, Any]]:
-    """Return the last report of each pod that left one, by pod name, as it was written."""
-    words = {p.name: _read(p.message) for p in pods if p.state is PodState.SUCCEEDED}
-    return {name: report for name, report in words.items() if report is not None}
+from trainjob.core.pods import Pod, PodState, read_json
+from trainjob.core.reports import Report, read_report
 
 
-def _read(message: str) -> Mapping[str, Any] | None:
-    try:
-        report = json.loads(message)
-    except ValueError:
-        return None  # the user's program wrote it, or nobody did
-    return report if isinstance(report, dict) else None
+def last_words(pods: Iterable[Pod]) -> dict[str, Report]:
+    """Return the last report of each pod that left one, by pod name: itself, or by its agent."""
+    words: dict[str, Report] = {}
+    for pod in pods:
+        if pod.state is PodState.SUCCEEDED and (report := read_json(pod.message)):
+            words[pod.name] = read_report(report)
+        elif pod.words is not None and pod.words.report is not None:
+            words[pod.name] = pod.words.report
+    return words

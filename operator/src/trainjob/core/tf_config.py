@@ -19,7 +19,7 @@ _TASK = ',"task":'
 
 def address(job: TrainJob, replica: Replica) -> str:
     """Return `host:port` of a replica, the same for every pod that takes this seat."""
-    return _address(job.metadata.namespace, job.metadata.name, replica)
+    return f"{host(job, replica)}:{PORT}"
 
 
 def build_tf_config(job: TrainJob, replica: Replica) -> str:
@@ -30,8 +30,13 @@ def build_tf_config(job: TrainJob, replica: Replica) -> str:
     return f'{{"cluster":{cluster}{_TASK}{task}}}'
 
 
-def _address(namespace: str, job: str, replica: Replica) -> str:
-    return f"{hostname(job, replica)}.{job}.{namespace}.svc:{PORT}"
+def host(job: TrainJob, replica: Replica) -> str:
+    """Return the DNS name of a replica, the same for every pod that takes this seat."""
+    return _host(job.metadata.namespace, job.metadata.name, replica)
+
+
+def _host(namespace: str, job: str, replica: Replica) -> str:
+    return f"{hostname(job, replica)}.{job}.{namespace}.svc"
 
 
 @lru_cache(maxsize=16)
@@ -41,7 +46,10 @@ def _cluster_text(namespace: str, job: str, counts: tuple[tuple[str, int], ...])
     It is the same text for all of a job's pods: written anew for each of 2,000 it takes ten seconds.
     """
     return _dump(
-        {role: [_address(namespace, job, Replica(role, i)) for i in range(count)] for role, count in counts}
+        {
+            role: [f"{_host(namespace, job, Replica(role, i))}:{PORT}" for i in range(count)]
+            for role, count in counts
+        }
     )
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from trainjob.api import TrainJobStatus
+from trainjob.api import TrainJobStatus, WorkerStatus
 from trainjob.core import conditions as c
-from trainjob.core.failure import Failure, to_status
+from trainjob.core.budget import alike, restarts_of
+from trainjob.core.failure import Failure, lost_steps, reached_step, to_status
 from trainjob.core.observed import Observed
 
 ENDED_WELL = "Complete"
+START_TIMEOUT = "StartTimeout"
 
 
 def start(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
@@ -40,39 +42,92 @@ def run(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
     return _set(observed, status, c.RUNNING, True, "AllReplicasRunning", message, now)
 
 
-def restart(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
-    """The gang is started anew; a failure further on than the last one resets the back-off."""
-    restarts = observed.status.restarts
-    furthest = -1 if restarts.furthest_step is None else restarts.furthest_step
-    progressed = failure.step is not None and failure.step > furthest
+def restart(
+    observed: Observed, failure: Failure, message: str, now: datetime, *, replaced: tuple[str, ...] = ()
+) -> TrainJobStatus:
+    """Training is started anew; a failure further on than the last one resets the back-off."""
+    known = restarts_of(observed)
+    charged = failure.cause.charged
+    furthest = -1 if known.furthest_step is None else known.furthest_step
+    reached = reached_step(observed, failure)
+    progressed = reached is not None and reached > furthest
+    changes = {
+        "charged": known.charged + int(charged),
+        "uncharged": known.uncharged + int(not charged),
+        "furthest_step": reached if progressed else known.furthest_step,
+        "since_progress": 1 if progressed else known.since_progress + 1,
+        "steps_lost": known.steps_lost + lost_steps(failure),
+        "same": alike(observed, failure),
+        "last_time": now,
+        "replaced": replaced,
+    }
     status = observed.status.model_copy(
         update={
             "state": "Restarting",
             "message": message,
             "attempt": observed.attempt + 1,
             "first_failure": to_status(failure, message),
-            "restarts": restarts.model_copy(
-                update={
-                    "charged": restarts.charged + int(failure.charged),
-                    "uncharged": restarts.uncharged + int(not failure.charged),
-                    "furthest_step": failure.step if progressed else restarts.furthest_step,
-                    "since_progress": 1 if progressed else restarts.since_progress + 1,
-                    "last_time": now,
-                }
-            ),
+            "restarts": known.model_copy(update=changes),
         }
     )
     status = _set(observed, status, c.RUNNING, False, failure.reason, message, now)
     return _set(observed, status, c.RESTARTING, True, failure.reason, message, now)
 
 
-def resize(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """The user asked for another number of workers: a new gang, nobody's fault."""
+def restarted_in_place(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
+    """The agents have started training anew, or are about to: it runs again once they say so."""
+    lost = observed.status.restarts.steps_lost + lost_steps(failure)
+    changes = {"steps_lost": lost, "same": alike(observed, failure), "last_time": now}
     status = observed.status.model_copy(
-        update={"state": "Restarting", "message": message, "attempt": observed.attempt + 1}
+        update={
+            "state": "Restarting",
+            "message": message,
+            "attempt": observed.attempt,
+            "first_failure": to_status(failure, message),
+            "restarts": restarts_of(observed).model_copy(update=changes),
+        }
+    )
+    status = _set(observed, status, c.RUNNING, False, failure.reason, message, now)
+    return _set(observed, status, c.RESTARTING, True, failure.reason, message, now)
+
+
+def resize(
+    observed: Observed, message: str, now: datetime, *, without: tuple[str, ...] = ()
+) -> TrainJobStatus:
+    """Training starts anew with another number of workers, nobody's fault; some may be missing."""
+    workers = observed.status.worker or WorkerStatus()
+    status = observed.status.model_copy(
+        update={
+            "state": "Restarting",
+            "message": message,
+            "attempt": observed.attempt + 1,
+            "worker": workers.model_copy(
+                update={"size": observed.job.spec.worker.replicas, "without": without}
+            ),
+        }
     )
     status = _set(observed, status, c.RUNNING, False, "Resized", message, now)
     return _set(observed, status, c.RESTARTING, True, "Resized", message, now)
+
+
+def give_way(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """Not all replicas could be had in time: those that are there make room, and all try again later."""
+    known = restarts_of(observed)
+    changes = {
+        "uncharged": known.uncharged + 1,
+        "last_time": now,
+        "replaced": tuple(p.name for p in observed.training_pods),
+    }
+    status = observed.status.model_copy(
+        update={
+            "state": "Restarting",
+            "message": message,
+            "attempt": observed.attempt + 1,
+            "restarts": known.model_copy(update=changes),
+        }
+    )
+    status = _set(observed, status, c.RUNNING, False, START_TIMEOUT, message, now)
+    return _set(observed, status, c.RESTARTING, True, START_TIMEOUT, message, now)
 
 
 def suspend(observed: Observed, message: str, now: datetime, *, reached: bool) -> TrainJobStatus:
@@ -90,7 +145,10 @@ def resume(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
         update={
             "state": "Evaluating" if c.is_true(observed.status, c.SUCCESS_CRITERIA_MET) else "Pending",
             "message": message,
-            "attempt": before + 1 if before else None,
+            "attempt": observed.attempt + 1 if before else None,
+            "restarts": observed.status.restarts.model_copy(
+                update={"replaced": tuple(p.name for p in observed.training_pods)}
+            ),
         }
     )
     return _set(observed, status, c.SUSPENDED, False, "Resumed", message, now)

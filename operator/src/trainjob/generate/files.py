@@ -13,8 +13,9 @@ from trainjob.generate.crd import released_crd_text
 from trainjob.generate.repository import Repository
 
 _MOST_LINES = 40
-_NAME = '{{ include "trainjob.name" . | quote }}'
-"""The chart puts it in."""
+_LEASE = '{{ include "trainjob.name" . | quote }}'
+_KEY = '{{ include "trainjob.agentKey" . | quote }}'
+"""The chart puts the names in."""
 
 GENERATED: Mapping[str, Callable[[str], str]] = {
     "manifests/crd.yaml": released_crd_text,
@@ -24,7 +25,7 @@ GENERATED: Mapping[str, Callable[[str], str]] = {
     "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
     "charts/trainjob/files/crd.yaml": released_crd_text,
     "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
-    "charts/trainjob/files/election-rules.yaml": lambda _: rbac.rules_text(rbac.election_rules(_NAME)),
+    "charts/trainjob/files/own-rules.yaml": lambda _: rbac.rules_text(rbac.own_rules(lease=_LEASE, key=_KEY)),
     "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
     "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
     "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),

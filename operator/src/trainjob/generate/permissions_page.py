@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainjob.generate.rbac import EDIT_RULES, VIEW_RULES, Rule, controller_rules, election_rules
+from trainjob.generate.rbac import EDIT_RULES, VIEW_RULES, Rule, controller_rules, own_rules
 
 _PAGE = """\
 # Permissions
@@ -16,11 +16,12 @@ against the calls really made, and runs the controller with no more than it. How
 ## The controller, in the namespaces that it looks after
 
 {controller}
-It has no permission for Secrets, for `pods/exec` or `pods/log`, for nodes, or for anything of another kind.
+It can't read Secrets, and has no permission for `pods/exec` or `pods/log`, for nodes, or for anything of
+another kind.
 
 ## The controller, in its own namespace
 
-{election}
+{own}
 ## People
 
 Two ClusterRoles come with the chart and the kustomize base. They aggregate: whoever has Kubernetes' own
@@ -41,7 +42,7 @@ def page_text() -> str:
     """Return `docs/reference/permissions.md`."""
     return _PAGE.format(
         controller=_table(controller_rules()),
-        election=_table(election_rules("the election's")),
+        own=_table(own_rules(lease="the election's", key="the key's")),
         edit=_table(EDIT_RULES),
         view=_table(VIEW_RULES),
     )

@@ -54,13 +54,14 @@ def controller_rules() -> tuple[Rule, ...]:
     return _rules(p for p in PERMISSIONS if p.scope is Scope.JOBS)
 
 
-def election_rules(lease: str) -> tuple[Rule, ...]:
-    """Return what the controller needs in its own namespace; all but creating, for one Lease alone."""
+def own_rules(*, lease: str, key: str) -> tuple[Rule, ...]:
+    """Return what the controller needs in its own namespace; all but creating, for these two alone."""
+    names = {"leases": lease, "secrets": key}
     return tuple(
         rule
         for permission in PERMISSIONS
         if permission.scope is Scope.OPERATOR
-        for rule in _for_one_object(permission, lease)
+        for rule in _for_one_object(permission, names[permission.resource])
     )
 
 
@@ -78,7 +79,7 @@ def cluster_wide_text() -> str:
         (
             _role("ClusterRole", f"{scoped}:controller", controller_rules()),
             _binding("ClusterRole", f"{scoped}:controller"),
-            *_election(),
+            *_own(),
             _role("ClusterRole", f"{scoped}:edit", EDIT_RULES, aggregate_to=("admin", "edit")),
             _role("ClusterRole", f"{scoped}:view", VIEW_RULES, aggregate_to=("view",)),
         )
@@ -95,11 +96,9 @@ def one_namespace_text() -> str:
     )
 
 
-def _election() -> tuple[str, str]:
-    name = f"{NAME}-election"
-    return _role("Role", name, election_rules(NAME), namespace=NAMESPACE), _binding(
-        "Role", name, namespace=NAMESPACE
-    )
+def _own() -> tuple[str, str]:
+    name, rules = f"{NAME}-own", own_rules(lease=NAME, key=f"{NAME}-agent-key")
+    return _role("Role", name, rules, namespace=NAMESPACE), _binding("Role", name, namespace=NAMESPACE)
 
 
 def _for_one_object(permission: Permission, name: str) -> Iterable[Rule]:

@@ -20,6 +20,7 @@ _POLL_SECONDS = 1.0
 _LONGEST_ANSWER = 1000
 _DRY_RUN = (("dryRun", "All"), ("fieldValidation", "Strict"))
 
+_TRAINER = {"name": TRAINER_CONTAINER, "image": "example.com/job:1", "command": ["python", "train.py"]}
 EXAMPLE: dict[str, Any] = {
     "apiVersion": API_VERSION,
     "kind": KIND,
@@ -27,7 +28,7 @@ EXAMPLE: dict[str, Any] = {
     "spec": {
         "worker": {"replicas": 2},
         "output": {"claim": {"claimName": "training"}},
-        "template": {"spec": {"containers": [{"name": TRAINER_CONTAINER, "image": "example.com/job:1"}]}},
+        "template": {"spec": {"containers": [_TRAINER]}},
     },
 }
 """Never created: it is sent as a dry run."""

@@ -7,16 +7,22 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from trainjob.cluster.agents.bundle import build_bundle
+from trainjob.cluster.kube.agents import Asking
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.controller import Controller
+from trainjob.core.settings import Bundle
+from trainjob.core.token import job_token
+from trainjob.operator.agent_key import KeyStore
 from trainjob.operator.depth import allow_deep_objects
 from trainjob.operator.elector import ANSWER_SECONDS, Elector
 from trainjob.operator.exits import ExitCode, leave_within
 from trainjob.operator.guard import guarded
-from trainjob.operator.health import Check, Health, check_caches, check_watch, check_work
+from trainjob.operator.health import Check, Health, check_caches, check_key, check_watch, check_work
 from trainjob.operator.job_watch import JobWatch
 from trainjob.operator.leases import ApiLeases
 from trainjob.operator.lifetime import cancel, first_end, start
@@ -68,7 +74,10 @@ class Operator:
             namespace=settings.namespace,
             on_restart=self._metrics.count_restart,
             pace=settings.pace,
+            asking=Asking(token_of=self._token_of, on_call=self._metrics.count_agent_call),
         )
+        self._bundle: Bundle | None = None
+        self._is_equipped = asyncio.Event()
         self._jobs = JobWatch(
             settings.access,
             self._cluster.take_job_event,
@@ -115,7 +124,9 @@ class Operator:
         return code
 
     async def _compete(self) -> None:
-        await self._cluster.synced()  # a replica that can't read must not lead
+        # A replica that can't read must not lead, nor one that can't speak to agents.
+        await self._cluster.synced()
+        await self._is_equipped.wait()
         if self._elector is None:
             await asyncio.Event().wait()
         else:
@@ -123,6 +134,7 @@ class Operator:
                 await self._elector.run()
 
     async def _work(self) -> None:
+        bundle = await self._need_bundle()
         await self._cluster.synced()
         if self._elector is not None:
             _log.info("All caches are filled; waiting for the lease")
@@ -131,7 +143,7 @@ class Operator:
         controller = self._controller = Controller(
             self._cluster,
             workers=self._settings.workers,
-            settings=self._settings.plan,
+            settings=replace(self._settings.plan, bundle=bundle),
             on_reconciled=self._metrics.count_reconcile,
         )
         self._metrics.show_leader()
@@ -139,6 +151,17 @@ class Operator:
         for key in self._cluster.job_keys():
             controller.add(key)
         await controller.run()
+
+    async def _need_bundle(self) -> Bundle:
+        key = await KeyStore(self._api, self._settings.key).need()
+        self._bundle = Bundle(build_bundle(), key)
+        self._is_equipped.set()
+        return self._bundle
+
+    def _token_of(self, uid: str) -> str:
+        if self._bundle is None:
+            raise RuntimeError("agents are asked before the key is known")
+        return job_token(self._bundle.key, uid)
 
     def _build_elector(self) -> Elector | None:
         election = self._settings.election
@@ -163,7 +186,7 @@ class Operator:
 
     def _look_ready(self) -> list[Check]:
         stopping = Check("process", "stopping" if self._stop.is_set() else "")
-        return [check_caches(self._cluster.health().synced), stopping]
+        return [check_caches(self._cluster.health().synced), check_key(self._is_equipped.is_set()), stopping]
 
     def _hear_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -45,6 +45,11 @@ def check_caches(is_synced: bool) -> Check:
     return Check("caches", "" if is_synced else "not filled for the first time yet")
 
 
+def check_key(is_known: bool) -> Check:
+    """Tell whether jobs' agents can be given tokens, and be asked."""
+    return Check("agent key", "" if is_known else "not read yet")
+
+
 @dataclass(frozen=True)
 class Health:
     """What is looked at, when asked.

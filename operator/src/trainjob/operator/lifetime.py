@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Collection, Coroutine
 
+from trainjob.cluster.agents.bundle import BundleMissing
+from trainjob.operator.agent_key import InvalidKey
 from trainjob.operator.elector import LeaseLost
 from trainjob.operator.exits import ExitCode
 
@@ -42,6 +44,9 @@ def _tell_end(part: Part) -> ExitCode:
     if isinstance(error, LeaseLost):
         _log.error("The lease is lost: %s. Leaving, so that only one replica works", error)
         return ExitCode.LEASE_LOST
+    if isinstance(error, (InvalidKey, BundleMissing)):
+        _log.error("%s: stopping", error)
+        return ExitCode.FAILED
     if error is None:
         _log.error("%s has ended by itself: stopping", part.get_name())
     else:

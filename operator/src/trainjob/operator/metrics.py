@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,13 +14,15 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from trainjob.cluster import JobKey, Manifest
+from trainjob.cluster.kube.agents import Outcome
 from trainjob.cluster.kube.calls import Call
+from trainjob.operator.job_metrics import JobFigures, JobsByState
 
 _RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_AGENT_CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, of no use here
 
@@ -54,6 +55,18 @@ class Metrics:
             ("resource",),
             registry=self._registry,
         )
+        self._agent_calls = Counter(
+            "trainjob_agent_calls",
+            "Calls to the jobs' agents: answered, unreachable, or refused by what isn't one of ours.",
+            ("outcome",),
+            registry=self._registry,
+        )
+        self._agent_seconds = Histogram(
+            "trainjob_agent_call_seconds",
+            "Time of one call to an agent that answered.",
+            buckets=_AGENT_CALL_BUCKETS,
+            registry=self._registry,
+        )
         self._leader = Gauge(
             "trainjob_leader", "Whether this replica is the one at work.", registry=self._registry
         )
@@ -65,6 +78,12 @@ class Metrics:
     def count_restart(self, resource: str) -> None:
         """A watch ended before its time."""
         self._restarts.labels(resource).inc()
+
+    def count_agent_call(self, outcome: Outcome, seconds: float) -> None:
+        """An agent was asked."""
+        self._agent_calls.labels(outcome).inc()
+        if outcome == "answered":
+            self._agent_seconds.observe(seconds)
 
     def count_reconcile(self, _key: JobKey, seconds: float) -> None:
         """A worker is done with a job for now."""
@@ -80,29 +99,9 @@ class Metrics:
 
     def show_jobs(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
         """Ask this for all jobs whenever the metrics are read."""
-        self._registry.register(_JobsByState(jobs))
+        self._registry.register(JobsByState(jobs))
+        self._registry.register(JobFigures(jobs))
 
     def render(self) -> bytes:
         """Return all of it as Prometheus reads it."""
         return generate_latest(self._registry)
-
-
-class _JobsByState(Collector):
-    """Counts when asked: a count that is kept drifts from what it counts."""
-
-    def __init__(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
-        self._jobs = jobs
-
-    def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
-        tally = Tally(_state(job) for job in self._jobs())
-        family = GaugeMetricFamily(
-            "trainjob_jobs", "Jobs by what `kubectl get tj` calls their state.", labels=("state",)
-        )
-        for state in sorted(tally):
-            family.add_metric((state,), tally[state])
-        yield family
-
-
-def _state(job: Manifest) -> str:
-    return (job.get("status") or {}).get("state") or "New"

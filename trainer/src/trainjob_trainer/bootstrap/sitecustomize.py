@@ -1,7 +1,7 @@
 """Python runs this when it starts, if this folder is on PYTHONPATH: the way into an unmodified script.
 
 Whoever starts a replica puts the folder there. Every Python process of a job runs this file, so it is
-small, and without TF_CONFIG does nothing but let the next `sitecustomize` have its turn.
+small, and without TF_CONFIG does little but let the next `sitecustomize` have its turn.
 """
 
 # ruff: noqa: PTH100, PTH120, BLE001 - pathlib is not loaded yet, and nothing may break the interpreter
@@ -9,6 +9,8 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+IS_STANDBY = os.environ.pop("TRAINJOB_STANDBY", "") != ""
+STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 
 
 def run_the_next_sitecustomize() -> None:
@@ -24,6 +26,32 @@ def run_the_next_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
+def show_stacks_on_request() -> None:
+    """Print the stacks of all threads on a signal that a watchdog sends; see `agent/stacks.py`."""
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - `signal` would load `enum` into every process
+    import faulthandler  # noqa: PLC0415
+
+    if hasattr(_signal, "SIGRTMIN"):
+        faulthandler.register(_signal.SIGRTMIN + 5, all_threads=True)
+
+
+def wait_for_activation() -> None:
+    """Get no further, and so not to the user's script, before this process is wanted."""
+    try:
+        import trainjob_standby  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+
+        trainjob_standby.wait(STARTED_WITH)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+try:
+    if IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE"):
+        show_stacks_on_request()
+except Exception as error:
+    print(f"trainjob: no stacks on request: {type(error).__name__}: {error}", file=sys.stderr)
+
 try:
     if os.environ.get("TF_CONFIG", "").strip():
         import trainjob_import_hook  # type: ignore[import-not-found,unused-ignore]
@@ -36,3 +64,6 @@ try:
     run_the_next_sitecustomize()
 except Exception as error:
     print(f"trainjob: another sitecustomize failed: {type(error).__name__}: {error}", file=sys.stderr)
+
+if IS_STANDBY:
+    wait_for_activation()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LIBRARY = "trainjob_trainer"
 SEEDED = {"random", "numpy.random.mtrand"}
+UNDISTURBED = {"tensorflow", "keras", "rich.style"}
+"""Their imports draw no random numbers from the script's: a warm standby has imported them before."""
 PREPARED = {
     "tensorflow.python.eager.context",
     "tensorflow.python.distribute.collective_all_reduce_strategy",
@@ -44,12 +46,27 @@ def job_seed() -> int:
     return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())
 
 
+def renew() -> None:
+    """Do again what depends on the environment: it has changed since the modules were imported."""
+    for name in _seeded:
+        sys.modules[name].seed(job_seed())
+    process: Any = sys.modules.get(f"{LIBRARY}.plain.process")
+    if process is not None:
+        from trainjob_trainer.plain.install import prepare_loaded
+
+        process.current_process.cache_clear()
+        prepare_loaded()
+
+
+_seeded: list[str] = []
+
+
 class _Finder:
     """Finds the library, and wraps the loaders of the modules that are waited for."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._awaited = SEEDED | PREPARED
+        self._awaited = SEEDED | PREPARED | UNDISTURBED
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name == LIBRARY:
@@ -83,16 +100,41 @@ class _Loader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        states = _random_states() if module.__name__ in UNDISTURBED else None
         self._loader.exec_module(module)
         try:
-            _prepare(module)
+            if states is not None:
+                _restore_random_states(states)
+            else:
+                _prepare(module)
         except Exception as error:
             print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {}
+    for name in _seeded:
+        module = sys.modules[name]
+        states[name] = module.getstate() if name == "random" else module.get_state()
+    return states
+
+
+def _restore_random_states(states: dict[str, Any]) -> None:
+    """As before the import; of generators that came with it, as they are at first."""
+    for name in _seeded:
+        module = sys.modules[name]
+        if name not in states:
+            module.seed(job_seed())
+        elif name == "random":
+            module.setstate(states[name])
+        else:
+            module.set_state(states[name])
 
 
 def _prepare(module: Any) -> None:
     if module.__name__ in SEEDED:
         module.seed(job_seed())
+        _seeded.append(module.__name__)
         return
     from trainjob_trainer.plain.install import prepare
 

@@ -20,6 +20,22 @@ class Files:
         """Create a folder and its parents; an existing one is fine."""
         path.mkdir(parents=True, exist_ok=True)
 
+    def create_folder(self, path: Path) -> None:
+        """Create a folder in one that is there.
+
+        Raises:
+            FileExistsError: it exists.
+            FileNotFoundError: its parent doesn't.
+        """
+        path.mkdir()
+
+    def names(self, path: Path) -> list[str]:
+        """What is in a folder; nothing is in one that doesn't exist."""
+        try:
+            return [entry.name for entry in path.iterdir()]
+        except FileNotFoundError:
+            return []
+
     def write(self, path: Path, text: str) -> None:
         """Write a file in place, down to the disk."""
         with path.open("w", encoding="utf-8") as file:
@@ -45,13 +61,6 @@ class Files:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-    def replace(self, path: Path, text: str) -> None:
-        """Write a small file so that a reader sees the old or the new one, never a part."""
-        temporary = path.with_name(TEMPORARY + path.name)
-        self.write(temporary, text)
-        self.rename(temporary, path)
-        self.sync(path.parent)
 
 
 def explain_write_error(error: BaseException, path: Path) -> TrainerError | None:

@@ -45,7 +45,7 @@ def assign(groups: VariableGroups, host: HostGroups) -> None:
     """
     pairs = [pair for group, variables in groups.items() for pair in _match(group, variables, host)]
     for variable, array in pairs:
-        for component in _components(variable):
+        for component in local_components(variable):
             component.assign(array.value)
 
 
@@ -54,7 +54,7 @@ def variable_name(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def _components(variable: Any) -> Sequence[Any]:
+def local_components(variable: Any) -> Sequence[Any]:
     """The local components of a Keras, TensorFlow or distributed variable; itself when it is plain."""
     inner = variable
     while not hasattr(inner, "values") and hasattr(inner, "value") and not callable(inner.value):
@@ -64,7 +64,7 @@ def _components(variable: Any) -> Sequence[Any]:
 
 
 def _host_copy(variable: Any) -> np.ndarray[Any, Any]:
-    return np.array(_components(variable)[0].numpy())
+    return np.array(local_components(variable)[0].numpy())
 
 
 def _match(group: str, variables: Sequence[Any], host: HostGroups) -> list[tuple[Any, NamedArray]]:
@@ -92,7 +92,7 @@ def _match(group: str, variables: Sequence[Any], host: HostGroups) -> list[tuple
 
 
 def _check_same_kind(group: str, variable: Any, array: NamedArray) -> None:
-    component = _components(variable)[0]
+    component = local_components(variable)[0]
     shape, dtype = tuple(component.shape), str(component.dtype.name)
     if shape != array.value.shape or dtype != array.value.dtype.name:
         raise CheckpointMismatch(

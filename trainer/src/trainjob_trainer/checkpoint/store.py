@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifest, write_bundle
-from trainjob_trainer.checkpoint.files import TEMPORARY, Files, explain_write_error
+from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.publishing import Publisher
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
-from trainjob_trainer.errors import CheckpointUnreadable, TrainerError
+from trainjob_trainer.errors import CheckpointUnreadable
 
 _FOLDER = re.compile(r"step-(\d{8,})")
+_DAMAGED = "damaged-"
 _FINAL = "final.json"
 _STATE = "checkpoint"
 
@@ -67,6 +70,7 @@ class CheckpointStore:
         *,
         now: Callable[[], float] = time.time,
         files: Files | None = None,
+        fence: Fence | None = None,
     ) -> None:
         """Look at a folder, which need not exist yet.
 
@@ -75,11 +79,13 @@ class CheckpointStore:
             keep: how many of the newest stay; the final one stays as well.
             now: seconds since 1970, for tests.
             files: the file operations, for tests.
+            fence: the writer's claim to this folder or one above it; without it nobody else may write.
         """
         self.directory = Path(directory)
         self._keep = max(1, keep)
         self._now = now
         self._files = files or Files()
+        self._publisher = Publisher(self.directory, self._files, fence)
 
     def save(self, step: int, epoch: int, groups: HostGroups, job_uid: str) -> Checkpoint:
         """Write a checkpoint, so that it appears whole or not at all, then drop the oldest.
@@ -92,23 +98,23 @@ class CheckpointStore:
 
         Raises:
             OutputFull: no space; OutputUnwritable: no permission, a read-only or vanished volume.
+            Fenced, OutputTaken: somebody else writes here now.
         """
         target = self._folder(step)
         facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
-        temporary = target.with_name(TEMPORARY + target.name)
+        temporary = self._publisher.place(target.name)
         try:
-            self._files.remove(temporary)
-            self._files.make_folder(temporary)
+            self._publisher.new_folder(target.name)
             write_bundle(temporary, groups, facts, self._files)
             if target.exists():  # an older attempt's, perhaps damaged
-                self._discard(target)
-            self._files.rename(temporary, target)
+                self._publisher.discard(target)
+            self._publisher.move(temporary, target)
             self._files.sync(self.directory)
             self._prune(newest=step)
             self._write_state()
         except Exception as error:
             self._files.remove(temporary)
-            raise self._explained(error, target) from error
+            raise self._publisher.explained(error, target) from error
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
 
     def steps(self) -> list[int]:
@@ -158,15 +164,27 @@ class CheckpointStore:
             CheckpointUnreadable: it is damaged or gone.
             CheckpointMismatch: it is another model's; nothing has been assigned then.
         """
-        assign(groups, read_bundle(checkpoint.path))
+        assign(groups, self.read(checkpoint))
+
+    def read(self, checkpoint: Checkpoint) -> HostGroups:
+        """Everything that a checkpoint holds.
+
+        Raises:
+            CheckpointUnreadable: it is damaged or gone.
+        """
+        return read_bundle(checkpoint.path)
 
     def mark_final(self, step: int, job_uid: str) -> None:
-        """Say that training is finished at `step`, whose checkpoint is in place."""
+        """Say that training is finished at `step`, whose checkpoint is in place.
+
+        Raises:
+            OutputFull, OutputUnwritable, Fenced, OutputTaken: as `save`.
+        """
         marker = {"step": step, "jobUid": job_uid, "time": self._now()}
         try:
-            self._files.replace(self.directory / _FINAL, json.dumps(marker))
+            self._publisher.replace(self.directory / _FINAL, json.dumps(marker))
         except Exception as error:
-            raise self._explained(error, self.directory / _FINAL) from error
+            raise self._publisher.explained(error, self.directory / _FINAL) from error
 
     def final(self) -> FinalMarker | None:
         """The final marker, if training is finished."""
@@ -177,34 +195,71 @@ class CheckpointStore:
             return None
 
     def clear_final(self) -> None:
-        """Take the marker away: training goes on."""
-        self._files.remove(self.directory / _FINAL)
-
-    def prepare(self) -> None:
-        """Before the first write: make the folder, prove that it can be written, sweep what a crash left.
+        """Take the marker away: training goes on.
 
         Raises:
-            OutputUnwritable, OutputFull: as `save`.
+            OutputUnwritable, Fenced, OutputTaken: as `save`.
         """
-        probe = self.directory / (TEMPORARY + "probe")
+        path = self.directory / _FINAL
         try:
-            self._files.make_folder(self.directory)
-            for leftover in self.directory.glob(TEMPORARY + "*"):
-                self._files.remove(leftover)
-            self._files.write(probe, "")
-            self._files.remove(probe)
+            if path.exists():
+                self._publisher.discard(path)
+        except Exception as error:
+            raise self._publisher.explained(error, path) from error
+
+    def prepare(self) -> None:
+        """Before the first write: claim the folder, prove that it can be written, sweep what a crash left.
+
+        Raises:
+            OutputUnwritable, OutputFull, Fenced, OutputTaken: as `save`.
+        """
+        try:
+            self._publisher.prepare()
+        except Exception as error:
+            raise self._publisher.explained(error, self.directory) from error
+
+    def check_claim(self) -> None:
+        """Make sure that this is still the process that writes here, if there is a fence.
+
+        Raises:
+            OutputUnwritable, Fenced, OutputTaken: as `save`.
+        """
+        try:
+            self._publisher.check()
         except OSError as error:
-            raise self._explained(error, self.directory) from error
+            raise self._publisher.explained(error, self.directory) from error
+
+    def set_aside(self, beyond: int) -> list[int]:
+        """Rename the checkpoints after a step, which are damaged; the next one that is saved removes them.
+
+        They are not deleted at once, since a disk that can't be read now may be readable later.
+
+        Returns:
+            Their steps.
+
+        Raises:
+            OutputUnwritable, Fenced, OutputTaken: as `save`.
+        """
+        damaged = [step for step in self.steps() if step > beyond]
+        try:
+            for step in damaged:
+                self._rename_damaged(self._folder(step))
+            if damaged and self.steps():
+                self._write_state()
+        except Exception as error:
+            raise self._publisher.explained(error, self.directory) from error
+        return damaged
+
+    def _rename_damaged(self, folder: Path) -> None:
+        place, aside = self._publisher.place(folder.name), folder.with_name(_DAMAGED + folder.name)
+        self._files.remove(place)
+        self._publisher.move(folder, place)
+        if aside.exists():
+            self._publisher.discard(aside)
+        self._publisher.move(place, aside)
 
     def _folder(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
-
-    def _discard(self, folder: Path) -> None:
-        """Rename first: a half-removed checkpoint must not be taken for one."""
-        doomed = folder.with_name(f"{TEMPORARY}old-{folder.name}")
-        self._files.remove(doomed)
-        self._files.rename(folder, doomed)
-        self._files.remove(doomed)
 
     def _prune(self, newest: int) -> None:
         """Drop the oldest, and whatever lies beyond the newest: damaged, or else it had been resumed from."""
@@ -214,16 +269,13 @@ class CheckpointStore:
         surplus = older[: max(0, len(older) + 1 - self._keep)]
         for step in surplus + beyond:
             if final is None or step != final.step:
-                self._discard(self._folder(step))
+                self._publisher.discard(self._folder(step))
+        for damaged in self.directory.glob(_DAMAGED + "*"):
+            self._publisher.discard(damaged)
 
     def _write_state(self) -> None:
         """TensorFlow's own index of the folder, for `tf.train.latest_checkpoint`."""
         prefixes = [f"{self._folder(step).name}/{PREFIX}" for step in self.steps()]
         lines = [f'model_checkpoint_path: "{prefixes[-1]}"']
         lines += [f'all_model_checkpoint_paths: "{prefix}"' for prefix in prefixes]
-        self._files.replace(self.directory / _STATE, "\n".join(lines) + "\n")
-
-    def _explained(self, error: Exception, path: Path) -> Exception:
-        if isinstance(error, TrainerError):
-            return error
-        return explain_write_error(error, path) or error
+        self._publisher.replace(self.directory / _STATE, "\n".join(lines) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,19 +12,32 @@ from trainjob_trainer.plain.fit_call import FitCall, Turn
 from trainjob_trainer.plain.memory import put_back
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import save
+from trainjob_trainer.speed import StepClock
 
 
 class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """First in the list: the user's callbacks see the restored model."""
+    """First in the list: the user's callbacks see the restored model, and write only if they may."""
 
-    def __init__(self, restore: Callable[[], None]) -> None:
-        """Call `restore` once, when the model has been built and no step has been taken."""
+    def __init__(self, restore: Callable[[], None], claim_output: Callable[[], None]) -> None:
+        """Call `restore` once, when the model has been built and no step has been taken.
+
+        `claim_output` is asked before the other callbacks write or delete; it raises if they must not.
+        """
         super().__init__()
         self._restore = restore
+        self._claim_output = claim_output
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""
         self._restore()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras."""
+        self._claim_output()
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras; BackupAndRestore deletes its folder now."""
+        self._claim_output()
 
 
 class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -37,7 +49,7 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._process = process
         self._call = call
         self._users = users
-        self._speed = _Speed()
+        self._clock = StepClock()
         self._step_before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
@@ -60,6 +72,7 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             total_steps=call.record.step + int(steps) * (call.epochs - epoch) if steps else None,
             epoch=epoch + 1,
             total_epochs=call.epochs,
+            global_batch=call.batch_size,
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -69,7 +82,7 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._call.record.step = self._step_before + done
         self._process.progress.update(
             step=self._call.record.step,
-            examples_per_second=self._speed.at(self._call.record.step, self._call.batch_size),
+            **self._clock.look(self._call.record.step, self._call.batch_size),
             **_figures(logs),
         )
 
@@ -84,27 +97,6 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         ends = epoch + 1 >= call.epochs or bool(self.model.stop_training)
         if self._process.is_writer and not ends:
             save(self._process, call, self.model, self._users)
-
-
-class _Speed:
-    """Examples a second, without the first steps, which trace."""
-
-    def __init__(self) -> None:
-        self._since: tuple[int, float] | None = None
-        self._last: float | None = None
-
-    def at(self, step: int, batch_size: int | None) -> float | None:
-        """The speed over the last second or so, once there is one."""
-        now = time.monotonic()
-        if self._since is None or not batch_size:
-            self._since = step, now
-            return None
-        steps, seconds = step - self._since[0], now - self._since[1]
-        if seconds >= 1.0 or (self._last is None and steps > 0 and seconds > 0):
-            self._last = steps * batch_size / seconds
-            if seconds >= 1.0:
-                self._since = step, now
-        return self._last
 
 
 def listed(callbacks: Any) -> list[Any]:

@@ -13,9 +13,11 @@ import sys
 import threading
 from typing import Any
 
+from trainjob_trainer.edge import leave
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.fit_call import ModelRecord
 from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.writers import remove_private_folder
 
 
 def expect(process: PlainProcess, record: ModelRecord) -> None:
@@ -32,8 +34,8 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
         try:
             record.store.mark_final(record.step, process.environment.uid)
         except TrainerError as error:
-            print(f"trainjob: {error}", file=sys.stderr)
-            return
+            remove_private_folder()
+            leave(process.task, process.progress, error)
     process.progress.update(state="finished", step=record.step)
     process.progress.flush()
 

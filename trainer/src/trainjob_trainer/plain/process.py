@@ -8,6 +8,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trainjob_trainer.checkpoint.fence import Fence, build_fence
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
@@ -30,6 +31,7 @@ class PlainProcess:
         call: the `fit` under way.
         failed: whether the script is on its way out with an error.
         stop: whether the process has been asked to stop.
+        fence: the writer's claim to the checkpoints, if an agent has started it.
     """
 
     task: Task
@@ -40,11 +42,21 @@ class PlainProcess:
     call: FitCall | None = None
     failed: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
+    fence: Fence | None = None
 
     @property
     def is_writer(self) -> bool:
         """Whether files written by this replica are the job's."""
         return self.task.is_writer
+
+    def claim_output(self) -> None:
+        """Before anything is written: make sure that this is the process to write it.
+
+        Raises:
+            Fenced, OutputTaken, OutputUnwritable, OutputFull: as `Fence.claim`.
+        """
+        if self.fence is not None:
+            self.fence.claim()
 
 
 @functools.lru_cache(maxsize=1)
@@ -56,4 +68,5 @@ def current_process() -> PlainProcess:
     """
     task = Task.from_environment(os.environ)
     environment = Environment.from_environment(os.environ, task)
-    return PlainProcess(task, environment, ProgressFile.from_environment(os.environ))
+    fence = build_fence(task, environment)
+    return PlainProcess(task, environment, ProgressFile.from_environment(os.environ), fence=fence)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.checkpoint.bundle import read_bundle
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.collective import broadcast, check_same_weights
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
+from trainjob_trainer.model_state import further_optimizers
 from trainjob_trainer.plain.fit_call import FitCall, FitState, Turn, choose_turn
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.memory import keep_files
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
-from trainjob_trainer.resume import announce
+from trainjob_trainer.resume import ARRIVAL_SECONDS, announce, read_agreed, set_aside_damaged
 
 
 def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
@@ -31,8 +31,7 @@ def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) 
     step, finished = _agreed(process, model, store)
     if not step:
         return
-    checkpoint = store.at(step)
-    host = read_bundle(checkpoint.path)
+    checkpoint, host = read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
     state = FitState.from_groups(host, checkpoint, finished=finished)
     call.turn = choose_turn(state, number=call.number, epochs=call.epochs, script_finished=finished)
     if call.turn is Turn.FINISHED:
@@ -59,6 +58,8 @@ def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[
     if process.is_writer or not collective:
         newest = store.latest()
         view = [newest.step if newest else 0, int(store.final() is not None)]
+        if process.is_writer:
+            set_aside_damaged(store, view[0])
     if collective:
         view = broadcast(strategy, process.task, view)
     return view[0], bool(view[1])
@@ -81,7 +82,10 @@ def _check_built(model: Any, store: CheckpointStore) -> None:
 
 
 def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimizer: bool) -> None:
-    groups = groups_of(model, with_optimizer=with_optimizer)
+    groups = dict(groups_of(model, with_optimizer=with_optimizer))
+    if with_optimizer:
+        further = further_optimizers(model)
+        groups.update({name: further[name] for name in further if name in host})
     assign(groups, host)
     if is_collective(model.distribute_strategy):
         check_same_weights(model.distribute_strategy, process.task, groups)

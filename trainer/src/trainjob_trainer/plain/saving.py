@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
+from trainjob_trainer.model_state import further_optimizers
 from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall
 from trainjob_trainer.plain.memory import remembered, remembered_weights
 from trainjob_trainer.plain.process import PlainProcess
@@ -52,7 +53,7 @@ def save(
     )
     process.progress.update(state="saving")
     groups = {
-        **read(groups_of(model, with_optimizer=True)),
+        **read({**groups_of(model, with_optimizer=True), **further_optimizers(model)}),
         GROUP: state.to_arrays(),
         **remembered_weights(users),
     }

@@ -34,6 +34,8 @@ def prepare_strategy(module: ModuleType) -> None:
     ) -> None:
         process = current_process()
         _end_if_finished(process)
+        process.claim_output()
+        process.progress.keep_fresh()
         if process.task.is_evaluator:
             cluster_resolver = _own_resolver(process.task)
         end_on_request(process)

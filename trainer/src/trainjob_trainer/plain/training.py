@@ -29,10 +29,12 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     Raises:
         InvalidConfiguration: several workers would hang with the model's optimizer.
         OutputFinished: another job finished in this folder, and no more epochs are asked for.
+        Fenced: a newer start of this job writes it.
         SystemExit: this job did.
     """
     if is_collective(model.distribute_strategy):
         refuse_loss_scaling(model, model.distribute_strategy)
+    process.progress.keep_fresh()
     users = listed(arguments.get("callbacks"))
     call = _begin(process, model, arguments)
     _warn_if_alone(process, call, model)
@@ -41,7 +43,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         writers.isolate(users)
     arguments["callbacks"] = with_ours(
         arguments.get("callbacks"),
-        AtBegin(lambda: restore(process, call, model, users)),
+        AtBegin(lambda: restore(process, call, model, users), process.claim_output),
         AtEnd(process, call, users),
         model,
     )
@@ -71,7 +73,7 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> FitC
 
 def _store(process: PlainProcess, number: int) -> CheckpointStore:
     folder = process.environment.checkpoint_dir
-    return CheckpointStore(folder if number == 1 else folder / f"model-{number}")
+    return CheckpointStore(folder if number == 1 else folder / f"model-{number}", fence=process.fence)
 
 
 def _warn_if_alone(process: PlainProcess, call: FitCall, model: Any) -> None:

@@ -101,7 +101,10 @@ def _redirect(owner: Any, name: str, position: int, choose: Callable[[Any], Any]
 
     @functools.wraps(original)
     def redirected(*args: Any, **kwargs: Any) -> Any:
-        if not current_process().is_writer:
+        process = current_process()
+        if process.is_writer and choose is _for_writing:
+            process.claim_output()
+        if not process.is_writer:
             if len(args) > position:
                 args = (*args[:position], choose(args[position]), *args[position + 1 :])
             elif "filepath" in kwargs:

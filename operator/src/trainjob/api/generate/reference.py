@@ -42,6 +42,7 @@ _SECTIONS = (
     ("status.conditions[]", "Conditions"),
     ("status.worker", "Workers as seen"),
     ("status.restarts", "Restarts"),
+    ("status.spent", "Time spent"),
     ("status.progress", "Progress"),
     ("status.output", "Output as seen"),
     ("status.evaluation", "Evaluation"),

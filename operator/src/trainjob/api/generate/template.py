@@ -46,6 +46,7 @@ def template_schema(description: str) -> Schema:
         "required": ["name"],
         "properties": {
             "name": _text(63),
+            "command": {"type": "array", "items": {"type": "string"}},
             "env": _list_of("EnvVar", "name"),
             "volumeMounts": _list_of("VolumeMount", "mountPath", 64),
         },

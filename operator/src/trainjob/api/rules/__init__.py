@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainjob.api.errors import FieldError
-from trainjob.api.rules import name, output, roles, template
+from trainjob.api.rules import name, output, restarts, roles, template
 
 
 def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
     """Check a TrainJob as plain JSON, whatever its shape: values of a wrong type are passed over."""
-    for rule_set in (name, roles, output, template):
+    for rule_set in (name, roles, output, template, restarts):
         yield from rule_set.check(raw)

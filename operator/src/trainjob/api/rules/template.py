@@ -7,7 +7,7 @@ from typing import Any
 
 from trainjob.api.errors import FieldError
 from trainjob.api.group import (
-    OUTPUT_VOLUME,
+    ADDED_VOLUMES,
     RESERVED_ENV_NAME,
     RESERVED_ENV_PREFIX,
     RESERVED_LABEL_PREFIX,
@@ -55,8 +55,16 @@ ENV = Rule(
 ROLE_ENV = tuple(Rule(at=f"spec.{role}.env", cel=f"self.{_FREE}", message=ENV.message) for role in ROLES)
 VOLUME = Rule(
     at=f"{_POD}.volumes",
-    cel=f"self.all(v, v.name != '{OUTPUT_VOLUME}')",
-    message=f"{OUTPUT_VOLUME} is the volume that is added for the output; choose another name",
+    cel=f"self.all(v, !(v.name in {list(ADDED_VOLUMES)}))",
+    message=f"{', '.join(ADDED_VOLUMES)} are volumes that are added; choose another name",
+)
+COMMAND = Rule(
+    at="spec",
+    cel="self.restartStrategy == 'Recreate' || self.template.spec.containers.all(c,"
+    f" c.name != '{TRAINER_CONTAINER}' || has(c.command) && size(c.command) > 0)",
+    message="the container that trains needs a command, which the agent starts (an image's own can't be seen"
+    " from here); or set spec.restartStrategy: Recreate",
+    field_path=".template.spec.containers",
 )
 MOUNT = Rule(
     at="spec",
@@ -72,17 +80,32 @@ LABELS = Rule(
 )
 ANNOTATIONS = Rule(at="spec.template.metadata.annotations", cel=LABELS.cel, message=LABELS.message)
 
-RULES = (TRAINER, RESTART_POLICY, HOST_NETWORK, HOST_NAME, ENV, *ROLE_ENV, VOLUME, MOUNT, LABELS, ANNOTATIONS)
+RULES = (
+    TRAINER,
+    RESTART_POLICY,
+    HOST_NETWORK,
+    HOST_NAME,
+    ENV,
+    *ROLE_ENV,
+    VOLUME,
+    MOUNT,
+    COMMAND,
+    LABELS,
+    ANNOTATIONS,
+)
 
 
 def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
     """Check the pod templates of the job and of its roles, and the roles' env."""
     mount_path = value_at(raw, "spec", "output", "mountPath") or "/output"
+    in_place = value_at(raw, "spec", "restartStrategy") in (None, "InPlace")
     places: list[tuple[Step, ...]] = [("spec",), *(("spec", role) for role in ROLES)]
     for place in places:
         template = value_at(raw, *place, "template")
         if isinstance(template, Mapping):
             yield from _check_template(template, (*place, "template"), mount_path)
+            if in_place:
+                yield from _check_command(template, (*place, "template"))
             yield from check_shape(template, TEMPLATE, (*place, "template"))
         if len(place) > 1:
             yield from _check_env(mapping_at(raw, *place), place)
@@ -106,7 +129,9 @@ def _check_template(
     yield from _check_containers(pod, (*pod_path, "containers"), mount_path)
 
 
-_EXAMPLE = '"spec: {containers: [{name: trainer, image: ghcr.io/acme/digits:1}]}"'
+_EXAMPLE = (
+    '"spec: {containers: [{name: trainer, image: ghcr.io/acme/digits:1, command: [python, train.py]}]}"'
+)
 
 
 def _check_pod(pod: Mapping[str, Any], path: tuple[Step, ...]) -> Iterator[FieldError]:
@@ -119,7 +144,7 @@ def _check_pod(pod: Mapping[str, Any], path: tuple[Step, ...]) -> Iterator[Field
         if pod.get(field) is not None:
             yield FieldError(format_path((*path, field)), HOST_NAME.message)
     for index, volume in objects_at(pod, "volumes"):
-        if volume.get("name") == OUTPUT_VOLUME:
+        if volume.get("name") in ADDED_VOLUMES:
             yield FieldError(format_path((*path, "volumes", index, "name")), VOLUME.message)
 
 
@@ -147,6 +172,12 @@ def _check_containers(
     if TRAINER_CONTAINER not in names:
         found = f"; got {', '.join(map(shown, names))}" if names else ""
         yield FieldError(format_path(path), TRAINER.message + found)
+
+
+def _check_command(template: Mapping[str, Any], path: tuple[Step, ...]) -> Iterator[FieldError]:
+    for index, container in objects_at(mapping_at(template, "spec"), "containers"):
+        if container.get("name") == TRAINER_CONTAINER and container.get("command") in (None, []):
+            yield FieldError(format_path((*path, "spec", "containers", index, "command")), COMMAND.message)
 
 
 def _problem_of_name(name: object, earlier: list[str]) -> str:

@@ -84,24 +84,31 @@ class LogShowing:
         return Exit.GOOD
 
     def show_previous(self) -> Exit:
-        """Show what was written in the attempt before."""
+        """Show what was written in the attempt before, or in place by the pods before."""
         job = self._find()
-        attempt = job.status.attempt or 1
         every = own_pods(pods_of(self._server, self._namespace, self._name), job.uid)
+        attempt = None if job.in_place else job.status.attempt or 1
         pods = [pod for pod in earlier_pods(every, self._wanted, attempt) if has_log(pod)]
         if pods:
             self._print(pods)
-            return Exit.GOOD
-        first = job.status.first_failure
-        if attempt < 2 or job.is_over or first is None or not first.log_tail:
-            self._printer.note(f"no earlier pods of {self._name} are left (this is attempt {attempt})")
-            return Exit.GOOD
-        self._printer.note(
-            f"the pods of attempt {attempt - 1} are gone; of {first.rank}, which failed first, this is left:"
+        else:
+            self._show_what_is_kept(job, {pod.name for pod in every})
+        return Exit.GOOD
+
+    def _show_what_is_kept(self, job: Job, pods: set[str]) -> None:
+        """Show the end of a log that the status has, where nothing else is left of a failure."""
+        attempt, first = job.status.attempt or 1, job.status.first_failure
+        lives_on = job.in_place and first is not None and first.pod in pods
+        if attempt < 2 or job.is_over or first is None or not first.log_tail or lives_on:
+            whole = "; a pod's log holds every attempt that it has lived through" if job.in_place else ""
+            self._printer.note(f"no earlier pods of {self._name} are left (this is attempt {attempt}){whole}")
+            return
+        gone = (
+            f"an earlier pod of {first.rank} is" if job.in_place else f"the pods of attempt {attempt - 1} are"
         )
+        self._printer.note(f"{gone} gone; of {first.rank}, which failed first, this is left:")
         for line in first.log_tail.splitlines():
             self._printer.text(first.rank, printable(line))
-        return Exit.GOOD
 
     def _find(self) -> Job:
         return read_job(find_job(self._server, self._namespace, self._name))

@@ -11,6 +11,7 @@ from trainjob.cli.cluster.reading import Job, Outcome
 from trainjob.cli.cluster.selection import has_log, why_no_log
 from trainjob.cli.cluster.table import layout
 from trainjob.cli.figures import format_metric, format_rate
+from trainjob.core.budget import used
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.wording import printable, short_duration
 
@@ -56,9 +57,10 @@ def _figures(job: Job) -> Iterator[str]:
         yield f"  evaluation    step {status.evaluation.step}: {_metrics(status.evaluation.metrics)}"
     restarts = status.restarts
     most = job.spec.get("maxRestarts", 3)
+    good = f", {restarts.refunded} more that training has got beyond" if restarts.refunded else ""
     free = f", {restarts.uncharged} that the job isn't charged for" if restarts.uncharged else ""
     last = f", attempt {status.attempt}" if status.attempt else ""
-    yield f"  restarts      {restarts.charged} of {most}{free}{last}"
+    yield f"  restarts      {used(restarts)} of {most}{good}{free}{last}"
 
 
 def _progress(progress: Progress, *, going_on: bool) -> str:

@@ -45,6 +45,11 @@ class Job:
     deleting: bool = False
 
     @property
+    def in_place(self) -> bool:
+        """Tell whether its training restarts in pods that live on."""
+        return self.spec.get("restartStrategy") != "Recreate"
+
+    @property
     def outcome(self) -> Outcome:
         """Return how far it is."""
         if is_true(self.status, COMPLETE):

@@ -35,14 +35,18 @@ def newest_pods(pods: Iterable[Pod], wanted: Wanted) -> tuple[Pod, ...]:
     return tuple(newest.values())
 
 
-def earlier_pods(pods: Iterable[Pod], wanted: Wanted, attempt: int) -> tuple[Pod, ...]:
-    """Return what is left of the attempt before, for each replica that is asked for.
+def earlier_pods(pods: Iterable[Pod], wanted: Wanted, attempt: int | None) -> tuple[Pod, ...]:
+    """Return what is left of the pods before, for each replica that is asked for.
 
-    Training replicas start anew together, their incarnation is the attempt; an evaluator counts its own.
+    Args:
+        pods: of one job.
+        wanted: which replicas.
+        attempt: of a job whose training replicas are replaced together, so that their incarnation is the
+            attempt; None where agents restart them in place. An evaluator counts its own in any case.
     """
     every = tuple(pods)
     newest = newest_pods(every, wanted)
-    current = {p.replica: attempt if is_training(p.replica) else p.incarnation for p in newest}
+    current = {p.replica: attempt if attempt and is_training(p.replica) else p.incarnation for p in newest}
     return newest_pods((p for p in every if p.incarnation < current.get(p.replica, 0)), wanted)
 
 

@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound
+from trainjob.cluster.kube.agents import AgentPoller, Asking
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.event_sender import EventSender
 from trainjob.cluster.kube.foreign import ForeignObjects
@@ -25,6 +27,7 @@ from trainjob.cluster.kube.resources import (
     PODS,
     SERVICES,
     TRAINJOBS,
+    UNREAD,
     Resource,
 )
 from trainjob.cluster.kube.store import Place, Store, place_of
@@ -57,6 +60,7 @@ class KubeCluster:
         on_restart: called with a resource's plural whenever its watch broke.
         clock: returns the time, with zone.
         pace: how long to wait for what.
+        asking: how the jobs' agents are asked.
     """
 
     def __init__(
@@ -67,12 +71,15 @@ class KubeCluster:
         on_restart: Callable[[str], None] = lambda _resource: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         pace: Pace | None = None,
+        asking: Asking | None = None,
     ) -> None:
         pace = pace or Pace()
         self._api = api
         self._watchers: list[Callable[[JobKey], None]] = []
         self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=pace.sweep)
-        self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS}
+        self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, asking or Asking())
+        self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS if r != PODS}
+        self._stores[PODS] = Store(_job_of_label, self._take_pod_change)
         self._foreign = ForeignObjects(_time)
         self._events = EventSender(api, clock)
         self._informers = {
@@ -89,12 +96,13 @@ class KubeCluster:
     # -- the caches -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the caches and send events, until cancelled."""
+        """Keep the caches, send events and ask agents, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
             group.create_task(self._jobs.run())
             group.create_task(self._events.run())
+            group.create_task(self._agents.run())
 
     async def synced(self) -> None:
         """Return once every cache has been filled; until then no job can be observed."""
@@ -143,20 +151,24 @@ class KubeCluster:
             service=self._find(SERVICES, (key.namespace, key.name)),
             claim=self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
             network_policy=self._find(NETWORK_POLICIES, (key.namespace, key.name)),
+            gang=self._agents.gang(key),
         )
 
     async def create(self, manifest: Manifest) -> None:
         """See `Cluster.create`."""
         resource, place = BY_KIND[manifest["kind"]], place_of(manifest)
+        is_read = resource not in UNREAD
         try:
             created = await self._api.create(resource, manifest)
         except AlreadyExists:
-            await self._look(resource, place)
+            if is_read:
+                await self._look(resource, place)
             raise
         except NotFound:
             self._jobs.ask_for_sweep()  # its namespace is gone, and so is the job
             raise
-        self._take(resource, created)
+        if is_read:
+            self._take(resource, created)
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """See `Cluster.delete`."""
@@ -201,11 +213,26 @@ class KubeCluster:
             await self._put_right(TRAINJOBS, (key.namespace, key.name), uid, error)
             raise
 
+    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
+        """See `Cluster.set_order`."""
+        self._agents.set_order(key, order)
+
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
         """See `Cluster.post_event`. It is sent in the background."""
         self._events.post(job, type_=type_, reason=reason, message=message)
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _uid_of(self, key: JobKey) -> str | None:
+        job = self._jobs.store.get((key.namespace, key.name))
+        return job["metadata"]["uid"] if job is not None else None
+
+    def _pods_of(self, key: JobKey) -> tuple[Manifest, ...]:
+        return self._stores[PODS].of_job(key)
+
+    def _take_pod_change(self, key: JobKey) -> None:
+        self._agents.hasten(key)
+        self._notify(key)
 
     def _store(self, resource: Resource) -> Store:
         return self._jobs.store if resource == TRAINJOBS else self._stores[resource]

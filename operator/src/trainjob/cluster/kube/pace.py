@@ -1,4 +1,4 @@
-"""How often the caches are held against the API server, and how long its silence is put up with."""
+"""How often others are asked, and how long their silence is put up with."""
 
 from __future__ import annotations
 
@@ -24,3 +24,22 @@ class Pace:
     sweep: float = 300.0
     first_retry: float = 0.2
     longest_retry: float = 30.0
+
+
+@dataclass(frozen=True)
+class AgentPace:
+    """How often the jobs' agents are asked, in seconds.
+
+    Attributes:
+        steady: between two calls for one job; a random part, up to a tenth, comes on top.
+        hasty: the same for a while after something changed.
+        hasty_for: how long that while is.
+        witness: how long a leading agent may be silent before others are asked about it.
+        timeout: of one call.
+    """
+
+    steady: float = 5.0
+    hasty: float = 1.0
+    hasty_for: float = 30.0
+    witness: float = 10.0
+    timeout: float = 3.0

@@ -65,12 +65,20 @@ PERMISSIONS: tuple[Permission, ...] = (
     Permission("", "services", (*_READ, "create"), "the replicas' DNS names"),
     Permission("", "persistentvolumeclaims", (*_READ, "create"), "the output of jobs that ask for a size"),
     Permission("networking.k8s.io", "networkpolicies", (*_READ, "create"), "who may reach the replicas"),
+    Permission("", "secrets", ("create",), "each job's agent and token; none is ever read"),
     Permission("", "events", ("create", "patch"), "what `kubectl describe` tells; patch counts repetitions"),
     Permission(
         "coordination.k8s.io",
         "leases",
         ("get", "create", "update"),
         "which of the controller's replicas is at work",
+        Scope.OPERATOR,
+    ),
+    Permission(
+        "",
+        "secrets",
+        ("get", "create"),
+        "the controller's own key, from which the jobs' tokens are derived",
         Scope.OPERATOR,
     ),
 )

@@ -41,9 +41,13 @@ PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+SECRETS = Resource("", "v1", "secrets", "Secret")
 EVENTS = Resource("", "v1", "events", "Event")
 
 DEPENDENTS = (PODS, SERVICES, CLAIMS, NETWORK_POLICIES)
 """What a job is made of: each is watched by its label."""
 
-BY_KIND = {resource.kind: resource for resource in (TRAINJOBS, *DEPENDENTS, EVENTS)}
+UNREAD = (SECRETS,)
+"""What is created for jobs and never looked at again: whoever can read one Secret can read all."""
+
+BY_KIND = {resource.kind: resource for resource in (TRAINJOBS, *DEPENDENTS, *UNREAD, EVENTS)}

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from trainjob.cluster.errors import AlreadyExists, Conflict, Refused, Unavailable
 from trainjob.cluster.local.launch import Launch, hostname_of
+from trainjob.cluster.local.leading_agent import Leader, LeadingAgent, find_leader
 from trainjob.cluster.local.place import Place
 from trainjob.cluster.local.pod import LocalPod, PodSetting
 from trainjob.cluster.local.refusal import CannotRunHere
@@ -16,7 +18,7 @@ from trainjob.cluster.local.store import ObjectStore
 from trainjob.cluster.local.workplace import Workplace, replica_name
 from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
 
-_KINDS = ("Pod", "Service", "PersistentVolumeClaim")
+_KINDS = ("Pod", "Secret", "Service", "PersistentVolumeClaim")
 _PROGRESS_SECONDS = 0.5
 
 # Beyond the grace period: SIGKILL is sent, the rest is the system's work.
@@ -41,7 +43,7 @@ class LocalCluster:
     Args:
         job: the TrainJob; it gets a uid of this run's own.
         place: this machine.
-        base_port: the first replica's port, or None for any that are free.
+        base_port: the first replica's port for TensorFlow, or None for any that are free.
         on_line: gets a replica's name, such as `worker-0`, and each line of its log. Must not raise.
         on_event: gets type, reason and message of each event about the job.
         clock: gives the time.
@@ -70,6 +72,7 @@ class LocalCluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Task[None] | None = None
         self._workplace = Workplace(place, base_port)
+        self._leading_agent = LeadingAgent(self._find_leader, self._notify)
         self._closing = False
 
     @property
@@ -107,6 +110,7 @@ class LocalCluster:
             service=deepcopy(services[0]) if services else None,
             claim=deepcopy(claims[0]) if claims else None,
             progress={name: deepcopy(dict(file.report)) for name, file in reports.items() if file.report},
+            gang=deepcopy(self._leading_agent.gang),
         )
 
     @property
@@ -148,6 +152,8 @@ class LocalCluster:
             raise Refused("Invalid", f"{manifest['kind']} can't be had on this machine")
         if manifest["kind"] == "Pod":
             self._create_pod(manifest)
+        elif manifest["kind"] == "Secret":
+            self._create_bundle(manifest)
         else:
             self._store.add(manifest)
 
@@ -184,6 +190,11 @@ class LocalCluster:
         job["status"] = deepcopy(status)
         self._store.touch(job)
 
+    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
+        """Keep telling the job's leading agent this from now on; None: it is not to be asked any more."""
+        if key == self.key and not self._closing:
+            self._leading_agent.set_order(deepcopy(order))
+
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
         """Hand on what happened to the job; `type_` is `Normal` or `Warning`."""
         del job  # there is only one
@@ -204,6 +215,7 @@ class LocalCluster:
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
+        await self._leading_agent.close()
         self._workplace.leave()
 
     def _notify(self) -> None:
@@ -213,10 +225,27 @@ class LocalCluster:
     def _live_pods(self) -> list[LocalPod]:
         return [pod for pod in self._pods.values() if not pod.has_ended]
 
+    def _find_leader(self, world: Mapping[str, Any]) -> Leader | None:
+        pod, token = find_leader(self._pods.values(), world), self._workplace.token
+        if pod is None or token is None:
+            return None
+        return Leader(pod.name, pod.setting.ports.agent, token)
+
+    def _create_bundle(self, manifest: Manifest) -> None:
+        self._check_name(manifest)
+        try:
+            self._workplace.unpack(manifest)
+        except CannotRunHere as cannot:
+            raise Refused("Invalid", str(cannot)) from cannot
+        self._store.add(manifest)
+
+    def _check_name(self, manifest: Manifest) -> None:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        if self._store.find(kind, metadata.get("namespace", "default"), metadata["name"]) is not None:
+            raise AlreadyExists(f"{kind} {metadata['name']} is there already")
+
     def _create_pod(self, manifest: Manifest) -> None:
-        metadata = manifest["metadata"]
-        if self._store.find("Pod", metadata.get("namespace", "default"), metadata["name"]) is not None:
-            raise AlreadyExists(f"Pod {metadata['name']} is there already")
+        self._check_name(manifest)
         try:
             launch = self._workplace.admit(manifest)
         except CannotRunHere as cannot:
@@ -237,7 +266,7 @@ class LocalCluster:
         logs = launch.root or self._workplace.folder / self.key.name
         return PodSetting(
             replica=replica,
-            port=self._workplace.port_of(pod),
+            ports=self._workplace.ports_of(pod),
             base_port=self._workplace.base_port,
             private=self._workplace.private_folder(pod),
             log_path=replica_log_path(logs, replica),

@@ -9,9 +9,11 @@ from trainjob.api import TRAINER_CONTAINER
 from trainjob.cluster.local.environment import Variables, resolve_variables
 from trainjob.cluster.local.expansion import expand
 from trainjob.cluster.local.place import Place
+from trainjob.cluster.local.ports import ReplicaPorts
 from trainjob.cluster.local.refusal import CannotRunHere
 from trainjob.cluster.local.rewriting import find_hosts, rewrite_addresses, rewrite_paths
 from trainjob.cluster.local.volumes import VolumeFolder, mounted_folders, resolve_volumes
+from trainjob.core.render import TERMINATION_LOG
 from trainjob.core.resources import count_gpus
 
 DEFAULT_GRACE_SECONDS = 30
@@ -35,6 +37,9 @@ class Launch:
         output: where this replica writes, or None when that is not on this machine.
         root: the job's output folder, which all its replicas share, or None likewise.
         grace_seconds: from the request to end until it is killed.
+        progress: the file with what the training process reports.
+        termination_log: the file with the container's last words.
+        has_agent: whether the program is the agent, which starts the user's.
         notes: what differs from a cluster, one line each.
     """
 
@@ -45,16 +50,21 @@ class Launch:
     output: Path | None
     root: Path | None
     grace_seconds: float
+    progress: Path
+    termination_log: Path
+    has_agent: bool
     notes: tuple[str, ...]
 
 
-def build_launch(pod: Mapping[str, Any], place: Place, ports: Mapping[str, int], private: Path) -> Launch:
+def build_launch(
+    pod: Mapping[str, Any], place: Place, ports: Mapping[str, ReplicaPorts], private: Path
+) -> Launch:
     """Translate a pod into a process: pure, the machine speaks through `place`.
 
     Args:
         pod: the manifest as it would go to a cluster.
         place: this machine.
-        ports: the port of each hostname.
+        ports: the ports of each hostname.
         private: a folder of the pod's own.
 
     Raises:
@@ -63,7 +73,9 @@ def build_launch(pod: Mapping[str, Any], place: Place, ports: Mapping[str, int],
     container = trainer_of(pod)
     variables, volumes = _resolve(pod, container, place, private)
     mounts = mounted_folders(container, volumes, variables.all())
+    termination_log = private / "termination-log"
     folders = {path: volume.folder for path, volume in mounts.items()}
+    folders[container.get("terminationMessagePath") or TERMINATION_LOG] = termination_log
 
     def _local(text: str) -> str:
         addressed = rewrite_addresses(text, subdomain=_subdomain(pod), namespace=_namespace(pod), ports=ports)
@@ -74,14 +86,20 @@ def build_launch(pod: Mapping[str, Any], place: Place, ports: Mapping[str, int],
     command = [*(container.get("command") or ()), *(container.get("args") or ())]
     cwd, cwd_notes = _working_folder(container, place, _local)
     output = _local_folder(written.get("TRAINJOB_OUTPUT_DIR"))
+    state = written.get("TRAINJOB_STATE_DIR") if "TRAINJOB_AGENT" in written else None
+    progress = (Path(state) if state else private) / "progress.json"
+    env = _environment({**written, **variables.given}, place, _gpu_variables(pod, place))
     return Launch(
         argv=tuple(_local(expand(str(part), known)) for part in command),
-        env=_environment({**written, **variables.given}, place, _gpu_variables(pod, place), private),
+        env=env if state else _with_help(env, place, progress),
         cwd=cwd,
         folders=tuple(dict.fromkeys(volume.folder for volume in mounts.values() if volume.ours)),
         output=output,
         root=_root(written, output),
         grace_seconds=_grace_seconds(pod["spec"].get("terminationGracePeriodSeconds")),
+        progress=progress,
+        termination_log=termination_log,
+        has_agent=bool(state),
         notes=(
             *_notes(pod, container, place),
             *_volume_notes(container, volumes),
@@ -155,18 +173,21 @@ def _resolve(
     return variables, volumes
 
 
-def _environment(
-    own: Mapping[str, str], place: Place, gpus: Mapping[str, str], private: Path
-) -> dict[str, str]:
+def _environment(own: Mapping[str, str], place: Place, gpus: Mapping[str, str]) -> dict[str, str]:
     env = {name: value for name, value in place.environ.items() if not name.startswith(_OF_AN_OUTER_JOB)}
     env.setdefault("PYTHONUNBUFFERED", "1")
     env |= gpus
     env |= own
     env["PATH"] = _joined(place.programs, env.get("PATH"))
-    if place.bootstrap is not None:
-        env["PYTHONPATH"] = _joined(place.bootstrap, env.get("PYTHONPATH"))
-    env["TRAINJOB_PROGRESS_FILE"] = str(private / "progress.json")
     return env
+
+
+def _with_help(env: Mapping[str, str], place: Place, progress: Path) -> dict[str, str]:
+    """Add what an agent would give the training process that it starts."""
+    helped = {**env, "TRAINJOB_PROGRESS_FILE": str(progress)}
+    if place.bootstrap is not None:
+        helped["PYTHONPATH"] = _joined(place.bootstrap, env.get("PYTHONPATH"))
+    return helped
 
 
 def _joined(first: Path, others: str | None) -> str:

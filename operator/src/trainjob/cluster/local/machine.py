@@ -1,16 +1,14 @@
 """Looks at this machine, once, for the translation of pods."""
 
-import importlib.util
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainjob.cluster.agents import BundleMissing, find_package
 from trainjob.cluster.local.gpus import find_gpus
 from trainjob.cluster.local.place import Place
-
-_TRAINER_PACKAGE = "trainjob_trainer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +19,8 @@ class LocalOptions:
         folder: where claims and other volumes become folders.
         job_folder: the folder of the job's file, in which its commands are started.
         volumes: folders for volumes that only a cluster has, by volume name.
-        base_port: the first replica's port, the next one's is one higher; None for any that are free.
+        base_port: the first replica's port for TensorFlow, the next one's is one higher; None for any that
+            are free.
     """
 
     folder: Path = Path("runs")
@@ -47,9 +46,7 @@ def survey(options: LocalOptions, environ: Mapping[str, str]) -> Place:
 
 def _find_bootstrap() -> Path | None:
     """Return the trainer's start-up folder without importing the trainer: it is another package's code."""
-    spec = importlib.util.find_spec(_TRAINER_PACKAGE)
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location) / "bootstrap"
-        if folder.is_dir():
-            return folder
-    return None
+    try:
+        return find_package() / "bootstrap"
+    except BundleMissing:
+        return None

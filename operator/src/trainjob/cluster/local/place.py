@@ -20,6 +20,7 @@ class Place:
         gpus_of: which of them each hostname gets.
         is_folder: whether a path is a folder here.
         node: the name of this machine.
+        bundles: where agents lie, each in a folder of its Secret's name.
     """
 
     folder: Path
@@ -32,3 +33,4 @@ class Place:
     gpus_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_folder: Callable[[Path], bool] = Path.is_dir
     node: str = "localhost"
+    bundles: Path = Path("bundles")

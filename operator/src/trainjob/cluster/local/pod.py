@@ -13,11 +13,12 @@ from trainjob.cluster.local import pod_status
 from trainjob.cluster.local.launch import Launch
 from trainjob.cluster.local.lines import LogTail
 from trainjob.cluster.local.output_folder import check_writable
-from trainjob.cluster.local.ports import is_free, port_in_use_message
+from trainjob.cluster.local.ports import ReplicaPorts, agent_port_in_use_message, is_free, port_in_use_message
 from trainjob.cluster.local.process import Exit, ReplicaProcess
 from trainjob.cluster.local.progress import ProgressFile
 from trainjob.cluster.local.refusal import CannotRunHere
 from trainjob.cluster.local.replica_log import ReplicaLog
+from trainjob.cluster.local.termination_log import read_termination_log
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.exits import OUTPUT_UNWRITABLE, PORT_IN_USE
 
@@ -31,7 +32,7 @@ class PodSetting:
 
     Attributes:
         replica: such as `worker-0`.
-        port: of its hostname.
+        ports: of its hostname.
         base_port: what the caller chose, for messages.
         private: the pod's own folder, created here and removed with the pod.
         log_path: the file that keeps its log.
@@ -42,7 +43,7 @@ class PodSetting:
     """
 
     replica: str
-    port: int
+    ports: ReplicaPorts
     base_port: int | None
     private: Path
     log_path: Path
@@ -66,7 +67,7 @@ class LocalPod:
         self.launch = launch
         self.setting = setting
         self.tail = LogTail()
-        self.progress = ProgressFile(Path(launch.env["TRAINJOB_PROGRESS_FILE"]))
+        self.progress = ProgressFile(launch.progress)
         self._process: ReplicaProcess | None = None
         self._log: ReplicaLog | None = None
         self._ended = asyncio.Event()
@@ -84,6 +85,11 @@ class LocalPod:
     def has_ended(self) -> bool:
         """Tell whether nothing of it runs or will run."""
         return self._ended.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether its process runs."""
+        return self._process is not None and not self.has_ended
 
     @property
     def is_deleting(self) -> bool:
@@ -133,18 +139,30 @@ class LocalPod:
         self._set_status(pod_status.running_status(self._image, started))
         end = await self._process.wait()
         self.progress.has_changed()
-        self._set_terminated(started, end, self.progress.error_message or self.tail.text)
+        self._set_terminated(started, end, self._last_words(end))
 
     def _start(self) -> ReplicaProcess:
         self._prepare_folders()
-        if not is_free(self.setting.port):
-            raise _NotStarted(PORT_IN_USE, port_in_use_message(self.setting.port, self.setting.base_port))
-        attempt = self.launch.env.get("TRAINJOB_ATTEMPT", "1")
-        time = pod_status.format_time(self.setting.clock())
-        self._log = ReplicaLog(self.setting.log_path, f"--- attempt {attempt}, pod {self.name}, {time} ---")
+        self._check_ports()
+        self._log = ReplicaLog(self.setting.log_path, self._header())
         if self._log.problem:
             self.setting.on_line(self.setting.replica, f"trainjob: {self._log.problem}")
         return ReplicaProcess(self.launch, self._take_line, self.setting.held)
+
+    def _check_ports(self) -> None:
+        ports = self.setting.ports
+        if not is_free(ports.tensorflow):
+            message = port_in_use_message(ports.tensorflow, self.setting.base_port)
+        elif self.launch.has_agent and not is_free(ports.agent):
+            message = agent_port_in_use_message(ports.agent)
+        else:
+            return
+        raise _NotStarted(PORT_IN_USE, message)
+
+    def _header(self) -> str:
+        # An agent starts training more than once, and says so by itself.
+        attempt = "" if self.launch.has_agent else f"attempt {self.launch.env.get('TRAINJOB_ATTEMPT', '1')}, "
+        return f"--- {attempt}pod {self.name}, {pod_status.format_time(self.setting.clock())} ---"
 
     def _prepare_folders(self) -> None:
         try:
@@ -159,6 +177,18 @@ class LocalPod:
             except OSError as error:
                 message = f"can't create the folder {folder}: {error.strerror}"
                 raise _NotStarted(_CANNOT_START, message) from error
+        self.launch.termination_log.touch()
+
+    def _last_words(self, end: Exit) -> str:
+        """Return the termination message, by the rule of `FallbackToLogsOnError`."""
+        said = read_termination_log(self.launch.termination_log)
+        if said or not end.code:
+            return said
+        # What a training process said under an agent may be of an earlier attempt.
+        explained = None if self.launch.has_agent else self.progress.error_message
+        if explained and not self.tail.lines:
+            self._take_line(f"trainjob: {explained}")
+        return explained or self.tail.text
 
     def _take_line(self, line: str) -> None:
         self.tail.add(line)
@@ -169,11 +199,11 @@ class LocalPod:
                 self.setting.on_line(self.setting.replica, f"trainjob: {self._log.problem}")
 
     def _set_not_started(self, started: datetime, code: int, message: str) -> None:
+        if not self.tail.lines:
+            self._take_line(f"trainjob: {message}")
         self._set_terminated(started, Exit(code, None, self.setting.clock()), message)
 
     def _set_terminated(self, started: datetime, end: Exit, message: str) -> None:
-        if end.code and message and not self.tail.lines:
-            self._take_line(f"trainjob: {message}")
         status = pod_status.terminated_status(
             self._image,
             exit_code=end.code,

@@ -41,7 +41,7 @@ def terminated_status(
         signal: that signal, or None.
         started: when the process started.
         finished: when it ended.
-        message: the termination message; kept for failures only.
+        message: the termination message.
     """
     ended: dict[str, Any] = {
         "exitCode": exit_code,
@@ -51,7 +51,7 @@ def terminated_status(
     }
     if signal is not None:
         ended["signal"] = signal
-    if exit_code and message:
+    if message:
         ended["message"] = message
     return {
         "phase": "Failed" if exit_code else "Succeeded",

@@ -13,7 +13,8 @@ class ProgressFile:
     """Reads the file again only when it has been replaced.
 
     Attributes:
-        report: the latest whole report, or None.
+        report: the latest whole report, or None. One that is taken away is forgotten: an agent does that
+            when it starts the training process anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,11 +31,20 @@ class ProgressFile:
                 return False
             self._seen = seen
             report = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return self._is_taken_away()
         except (OSError, ValueError):
             return False
         if not isinstance(report, dict):
             return False
         self.report = report
+        return True
+
+    def _is_taken_away(self) -> bool:
+        # With its folder gone the pod is gone, and what it said last stays.
+        if self.report is None or not self.path.parent.exists():
+            return False
+        self.report = self._seen = None
         return True
 
     @property

@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-CLUSTER_PORT = 2222
+from trainjob.api import AGENT_PORT, PORT
+from trainjob.cluster.local.ports import ReplicaPorts
+
 LOOPBACK = "127.0.0.1"
 
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
@@ -19,11 +21,12 @@ def find_hosts(text: str, *, subdomain: str, namespace: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def rewrite_addresses(text: str, *, subdomain: str, namespace: str, ports: Mapping[str, int]) -> str:
+def rewrite_addresses(text: str, *, subdomain: str, namespace: str, ports: Mapping[str, ReplicaPorts]) -> str:
     """Turn `<host>.<subdomain>.<namespace>.svc:2222` into the loopback address and that host's own port.
 
     Every pod has an address of its own on a cluster and all share one here, so only the port can tell them
-    apart. Another port stays: the program that listens on it does not learn of the change.
+    apart: TensorFlow's and the agent's are replaced. Another port stays: the program that listens on it does
+    not learn of the change.
     Hosts missing from `ports` are left alone.
     """
 
@@ -33,7 +36,8 @@ def rewrite_addresses(text: str, *, subdomain: str, namespace: str, ports: Mappi
             return match.group()
         if port is None:
             return LOOPBACK
-        return f"{LOOPBACK}:{ports[host] if int(port) == CLUSTER_PORT else port}"
+        local = {str(PORT): ports[host].tensorflow, str(AGENT_PORT): ports[host].agent}
+        return f"{LOOPBACK}:{local.get(port, port)}"
 
     return _address(subdomain, namespace).sub(_local, text)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainjob.api import OUTPUT_VOLUME
+from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME
 from trainjob.cluster.local.expansion import expand
 from trainjob.cluster.local.place import Place
 from trainjob.cluster.local.refusal import CannotRunHere
@@ -77,6 +77,8 @@ def _resolve(volume: Mapping[str, Any], place: Place, private: Path) -> VolumeFo
     source = volume.get(kind) or {}
     if name in place.volumes:
         return VolumeFolder(place.volumes[name], ours=False)
+    if name == BUNDLE_VOLUME and kind == "secret":
+        return _bundle(source["secretName"], place)
     if kind == "persistentVolumeClaim":
         return _kept(place.folder / source["claimName"], f"claim {source['claimName']}")
     if kind in _SHARED_BY_NAME:
@@ -90,6 +92,17 @@ def _resolve(volume: Mapping[str, Any], place: Place, private: Path) -> VolumeFo
     raise CannotRunHere(
         [f"volume {name} ({kind}) is kept by a cluster: name a folder with --volume {name}=FOLDER"]
     )
+
+
+def _bundle(secret: str, place: Place) -> VolumeFolder:
+    if place.bootstrap is None:
+        raise CannotRunHere(
+            [
+                "the package trainjob-trainer is not installed, which restarts training in place: "
+                "install it, or set spec.restartStrategy: Recreate"
+            ]
+        )
+    return VolumeFolder(place.bundles / secret, ours=False)
 
 
 def _kept(folder: Path, what: str) -> VolumeFolder:

@@ -1,18 +1,21 @@
 """What the pods of one run share on this machine: ports, GPUs, the output and room for private files."""
 
+import base64
 import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from trainjob.cluster.agents import BundleMissing, lay_out
 from trainjob.cluster.local.gpus import share_gpus
 from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
 from trainjob.cluster.local.output_folder import OutputLock, check_writable
 from trainjob.cluster.local.place import Place
-from trainjob.cluster.local.ports import PortBook
+from trainjob.cluster.local.ports import PortBook, ReplicaPorts
 from trainjob.cluster.local.refusal import CannotRunHere
 from trainjob.cluster.protocol import Manifest
+from trainjob.core.agent import PROGRAM, TOKEN
 from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
 from trainjob.core.resources import count_gpus
 
@@ -22,12 +25,13 @@ class Workplace:
 
     Args:
         place: this machine.
-        base_port: the first replica's port, or None for any that are free.
+        base_port: the first replica's port for TensorFlow, or None for any that are free.
 
     Attributes:
         root: the job's output folder, once a pod with one has been admitted and it is on this machine.
         folder: where volumes become folders.
         base_port: as given.
+        token: what the job's agents and the controller know each other by, once there are to be any.
 
     Raises:
         CannotRunHere: there is no room for temporary files.
@@ -37,10 +41,11 @@ class Workplace:
         self.root: Path | None = None
         self.folder = place.folder
         self.base_port = base_port
-        self._place = place
+        self.token: str | None = None
         self._book = PortBook(base_port)
         self._lock: OutputLock | None = None
         self._private = _create_private_folder()
+        self._place = replace(place, bundles=self._private / "bundles")
 
     def admit_all(self, pods: list[Manifest]) -> tuple[str, ...]:
         """Share out GPUs and ports, create the output folder and hold it against other runs.
@@ -81,12 +86,29 @@ class Workplace:
             self.root = launch.root
         return launch
 
+    def unpack(self, secret: Manifest) -> None:
+        """Lay out the bundle that a job's pods are given.
+
+        Raises:
+            CannotRunHere: it is another Secret, or the bundle can't be had.
+        """
+        name, data = secret["metadata"]["name"], secret.get("data") or {}
+        if set(data) != {PROGRAM, TOKEN}:
+            raise CannotRunHere([f"Secret {name} can't be had on this machine"])
+        folder = self._place.bundles / name
+        try:
+            self.token = base64.b64decode(data[TOKEN], validate=True).decode()
+            shutil.rmtree(folder, ignore_errors=True)
+            lay_out(folder, self.token)
+        except (BundleMissing, OSError, ValueError) as error:
+            raise CannotRunHere([f"can't lay out the agent: {error}"]) from error
+
     def private_folder(self, pod: Manifest) -> Path:
         """Return the folder of a pod's own, which whoever runs it creates."""
         return self._private / str(pod["metadata"]["name"])
 
-    def port_of(self, pod: Manifest) -> int:
-        """Return the port of an admitted pod's hostname."""
+    def ports_of(self, pod: Manifest) -> ReplicaPorts:
+        """Return the ports of an admitted pod's hostname."""
         return self._book.ports[hostname_of(pod)]
 
     @property

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.core import transitions
 from trainjob.core.actions import Action, Create, Event, Plan, stop_pods
+from trainjob.core.agent import build_bundle_secret
 from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed, Refusal
 from trainjob.core.pods import Pod
+from trainjob.core.policies.elasticity import patience_left
 from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
+from trainjob.core.policies.giving_way import pause_left, start_time_left
 from trainjob.core.render import build_claim, build_network_policy, build_pod, build_service
 from trainjob.core.topology import desired_replicas, is_training, replica_counts
 from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)
 """How long a pod may take to end before the user is told that the job waits for it."""
+
+OVERDUE = timedelta(seconds=10)
+"""How long after its grace period a pod that is still there is waited for."""
 
 
 def incomplete(observed: Observed, now: datetime) -> Plan:
@@ -32,7 +39,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     if obstacle is not None:
         return obstacle
     left_over = stop_pods(observed, observed.stale_pods)
-    leaving = [p for p in observed.stale_pods if not p.ended]
+    leaving = _in_the_way(observed, now)
     if leaving:
         return replace(_leaving(observed, leaving, now), actions=left_over)
     delay = _delay_left(observed, now)
@@ -40,19 +47,54 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
         return Plan(observed.status, left_over, requeue=delay)
     seats = [r for r in desired_replicas(observed.job.spec) if is_training(r)]
     evaluator = evaluator_step(observed, now)
-    creations = (*_missing_dependents(observed), *_missing_pods(observed, seats), *evaluator.actions)
+    pods = _missing_pods(observed, seats)
+    creations = (*_missing_dependents(observed), *_bundle(observed, pods), *pods, *evaluator.actions)
     refusal = observed.gang_refusal
     if refusal is not None and refusal.patience_left(now) > timedelta(0):
         # Every event of a pod that is there would ask again for all that are not.
         creations = tuple(action for action in creations if not isinstance(action, Create))
-    running = observed.is_running(seats)
-    plan = _running(observed, evaluator, now) if running else _waiting(observed, seats, now)
+    running = observed.trains(observed.seats, now)
+    plan = _running(observed, evaluator, now) if running else _waiting(observed, now)
     return Plan(
         plan.status,
         (*left_over, *creations),
         plan.events,
-        soonest(plan.requeue, evaluator.requeue, refusal.next_attempt(now) if refusal else None),
+        soonest(
+            plan.requeue,
+            evaluator.requeue,
+            refusal.next_attempt(now) if refusal else None,
+            _time_to_meet(observed, now),
+        ),
     )
+
+
+def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
+    """Return when something has to be decided about a gang that is getting together."""
+    times = (
+        start_time_left(observed, now),
+        patience_left(observed, now),
+        observed.first_answer_left(now) if observed.in_place else None,
+    )
+    return soonest(*(left for left in times if left is not None and left > timedelta(0)))
+
+
+def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
+    """Return the earlier pods that a successor waits for: in place, only those of its own seat.
+
+    One whose time to end ran out a while ago has a node that can't be asked. Whatever it still does, it
+    doesn't write: the output is fenced.
+    """
+    stale = [p for p in observed.stale_pods if not p.ended and _time_to_end(p, now) > timedelta(0)]
+    if not observed.in_place:
+        return stale
+    seated = {p.replica for p in observed.training_pods}
+    wanted = set(desired_replicas(observed.job.spec)) - seated
+    return [p for p in stale if p.replica in wanted]
+
+
+def _time_to_end(pod: Pod, now: datetime) -> timedelta:
+    """Return how long to wait for this pod's end; for ever until it has been asked to."""
+    return pod.due_at + OVERDUE - now if pod.due_at is not None else timedelta.max
 
 
 def _obstacle(observed: Observed, now: datetime) -> Plan | None:
@@ -89,17 +131,25 @@ def _told(refusal: Refusal) -> str:
 def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
     """Wait for pods of the attempt before; one that takes long is named: its node may be gone."""
     since, pod = min(((p.deleted_at or now, p) for p in pods), key=lambda each: (each[0], each[1].replica))
+    due = min(_time_to_end(p, now) for p in pods)
     left = time_left(since, SLOW_TO_END, now)
     if left > timedelta(0):
-        return Plan(observed.status, requeue=left)
+        return Plan(observed.status, requeue=min(left, due))
     place = f" on node {pod.node}" if pod.node else ""
     message = f"waiting for {pod.replica.title} to end: its pod {pod.name}{place} takes longer than a minute"
-    return Plan(transitions.wait(observed, "PodTerminating", message, now))
+    return Plan(transitions.wait(observed, "PodTerminating", message, now), requeue=due)
 
 
 def _delay_left(observed: Observed, now: datetime) -> timedelta:
     restarts = observed.status.restarts
-    if not is_true(observed.status, RESTARTING) or restarts.last_time is None or observed.training_pods:
+    begun = any(p.incarnation == observed.attempt for p in observed.training_pods)
+    if not is_true(observed.status, RESTARTING) or restarts.last_time is None or begun:
+        return timedelta(0)
+    pause = pause_left(observed, now)
+    if pause > timedelta(0):
+        return pause
+    seats = (r for r in desired_replicas(observed.job.spec) if is_training(r))
+    if {p.replica for p in observed.training_pods}.issuperset(seats):
         return timedelta(0)
     return time_left(restarts.last_time, restart_delay(restarts.since_progress), now)
 
@@ -122,13 +172,18 @@ def _missing_pods(observed: Observed, seats: list[Replica]) -> tuple[Action, ...
     )
 
 
+def _bundle(observed: Observed, pods: tuple[Action, ...]) -> tuple[Action, ...]:
+    """Return what brings the agents into these pods; it can't be looked up, so it is created each time."""
+    if not pods or not observed.in_place:
+        return ()
+    return (Create(build_bundle_secret(observed.job, observed.settings.bundle), may_exist=True),)
+
+
 def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Plan:
-    counts = {r: n for r, n in replica_counts(observed.job.spec).items() if is_training(Replica(r, 0))}
-    message = f"training on {count_roles(counts)}"
+    message = f"training on {count_roles(Counter(seat.role for seat in observed.seats))}"
     if observed.attempt > 1:
         message += f", attempt {observed.attempt}"
-    if evaluator.trouble:
-        message += f"; {evaluator.trouble}"
+    message += "".join(f"; {trouble}" for trouble in (observed.size_refusal, evaluator.trouble) if trouble)
     if not is_true(observed.status, RUNNING):
         return Plan(transitions.run(observed, message, now), events=(Event("Normal", "Started", message),))
     if message == observed.status.message or (evaluator.creating and not evaluator.trouble):
@@ -136,13 +191,13 @@ def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Pla
     return Plan(transitions.run(observed, message, now))
 
 
-def _waiting(observed: Observed, seats: list[Replica], now: datetime) -> Plan:
+def _waiting(observed: Observed, now: datetime) -> Plan:
     """Say what keeps the gang from running: a refused creation, or the first pod that tells a reason."""
     refusal = observed.gang_refusal
     if refusal is not None:
         return Plan(transitions.wait(observed, "CreationRefused", _told(refusal), now))
     for pod in observed.training_pods:
-        if pod.waiting is not None:
+        if pod.waiting is not None and pod.replica in observed.seats:
             reason, detail = pod.waiting
             message = f"{pod.replica.title} can't start: {reason}" + (f": {detail}" if detail else "")
             return Plan(transitions.wait(observed, reason, message, now))
@@ -151,4 +206,6 @@ def _waiting(observed: Observed, seats: list[Replica], now: datetime) -> Plan:
         return Plan(observed.status)
     if again is not None and again.status == "True" and again.message == observed.status.message:
         return Plan(observed.status)  # why it restarts is worth more than that it starts
-    return Plan(transitions.wait(observed, "Starting", f"starting {len(seats)} training replicas", now))
+    return Plan(
+        transitions.wait(observed, "Starting", f"starting {len(observed.seats)} training replicas", now)
+    )

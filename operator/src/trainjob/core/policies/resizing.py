@@ -1,4 +1,4 @@
-"""Another number of workers means another world: the gang is started anew with it."""
+"""Another number of workers means another world: training is started anew with it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ from trainjob.core.wording import count_roles
 
 
 def resized(observed: Observed, now: datetime) -> Plan | None:
-    """Start a new attempt when a pod's TF_CONFIG has another world than the spec."""
+    """Start a new attempt when training goes on with another world than the spec's."""
     wanted = {r: n for r, n in replica_counts(observed.job.spec).items() if is_training(Replica(r, 0))}
-    if all(pod.world in (None, wanted) for pod in observed.training_pods):
+    if _is_current(observed, wanted):
         return None
     message = f"resized to {count_roles(wanted)}; going on from the last checkpoint"
     return Plan(transitions.resize(observed, message, now), events=(Event("Normal", "Resized", message),))
+
+
+def _is_current(observed: Observed, wanted: dict[str, int]) -> bool:
+    """Tell whether this is what is running: agents give a pod that stays its new TF_CONFIG."""
+    if observed.in_place:
+        size = observed.status.worker.size if observed.status.worker else None
+        return size in (None, wanted["worker"])
+    return all(pod.world in (None, wanted) for pod in observed.training_pods)

@@ -1,4 +1,8 @@
-"""A failed worker restarts the gang from the last checkpoint, as often as `spec.maxRestarts` allows."""
+"""A failed worker restarts the training from the last checkpoint, as often as `spec.maxRestarts` allows.
+
+Agents restart what they can in the living containers, and tell of it. What they can't mend is decided here: a
+pod that is gone is replaced, alone where there are agents, with its whole gang where there are none.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.backoff import time_left
+from trainjob.core.budget import MOST_ALIKE, alike, restarts_of, used
 from trainjob.core.exits import PEER_LOST
-from trainjob.core.failure import Failure, first_failure
+from trainjob.core.failure import Failure, bad_pods, describe_child, first_failure
 from trainjob.core.observed import Observed
-from trainjob.core.topology import desired_replicas, is_training
+from trainjob.core.pods import PodState
 
 CULPRIT_GRACE = timedelta(seconds=10)
 """How long a process that lost its peer waits to hear which peer failed, and why."""
@@ -18,43 +23,84 @@ CULPRIT_GRACE = timedelta(seconds=10)
 
 def failed(observed: Observed, now: datetime) -> Plan | None:
     """Restart after a failure, or give up, naming what failed first."""
-    seats = [r for r in desired_replicas(observed.job.spec) if is_training(r)]
-    failure = first_failure(observed, seats)
+    failure = first_failure(observed, observed.seats, now)
     if failure is None:
         return None
     wait = _culprit_wait(observed, failure, now)
     if wait is not None:
         return Plan(observed.status, requeue=wait)
-    allowed = observed.job.spec.max_restarts
-    used = observed.status.restarts.charged
-    if failure.permanent or (failure.charged and used >= allowed):
-        message = f"{failure.sentence}; {_why_given_up(failure, used, allowed)}"
+    why = _why_given_up(observed, failure)
+    if why is not None:
+        message = f"{failure.sentence}; {why}"
         return Plan(transitions.target_failure(observed, failure.reason, message, now, failure))
-    message = f"{failure.sentence}; {_what_next(failure, used, allowed)}"
+    message = f"{failure.sentence}; {_what_next(observed, failure)}"
     return Plan(
-        transitions.restart(observed, failure, message, now),
+        transitions.restart(observed, failure, message, now, replaced=_replaced(observed, now)),
         events=(Event("Warning", "Restarting", message),),
     )
 
 
+def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
+    """Put on record what the agents have done by themselves."""
+    gang, known = observed.gang, observed.status.restarts
+    if gang is None or gang.ledger.restarts <= known.charged + known.uncharged or gang.failure is None:
+        return None
+    failure = describe_child(observed, gang.failure)
+    restarts = restarts_of(observed)
+    count = _count(used(restarts), observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
+    message = f"{failure.sentence}; restarted in place from {_origin(failure)} ({count})"
+    return Plan(
+        transitions.restarted_in_place(observed, failure, message, now),
+        events=(Event("Warning", "Restarted", message),),
+    )
+
+
+def _replaced(observed: Observed, now: datetime) -> tuple[str, ...]:
+    """Return the pods that go: those that failed, and those whose agents have left after a good end."""
+    if not observed.in_place:
+        return ()
+    ended = [p for p in observed.training_pods if p.state is PodState.SUCCEEDED]
+    return tuple(dict.fromkeys(p.name for p in (*bad_pods(observed, now), *ended)))
+
+
 def _culprit_wait(observed: Observed, failure: Failure, now: datetime) -> timedelta | None:
     pod = failure.pod
-    if pod is None or pod.exit_code != PEER_LOST or pod.finished_at is None:
+    if pod is None or pod.exit_code != PEER_LOST or pod.finished_at is None or failure.given_up:
         return None
     left = time_left(pod.finished_at, CULPRIT_GRACE, now)
     others_run = any(not p.ended for p in observed.training_pods)
     return left if others_run and left > timedelta(0) else None
 
 
-def _why_given_up(failure: Failure, used: int, allowed: int) -> str:
-    why = "a restart can't mend that" if failure.permanent else f"{used} of {allowed} restarts used"
+def _why_given_up(observed: Observed, failure: Failure) -> str | None:
+    spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
+    if failure.cause.permanent:
+        why = "a restart can't mend that"
+    elif failure.repeated or (failure.cause.charged and alike(observed, failure) >= MOST_ALIKE):
+        why = f"given up after the same failure {MOST_ALIKE} times in a row"
+    elif failure.given_up or (failure.cause.charged and spent >= allowed):
+        why = f"{min(spent, allowed)} of {allowed} restarts used"
+    else:
+        return None
     if failure.checkpoint_step is None or failure.reason == "OutputFinished":
         return why
     return f"{why}; resumable from step {failure.checkpoint_step}"
 
 
-def _what_next(failure: Failure, used: int, allowed: int) -> str:
+def _what_next(observed: Observed, failure: Failure) -> str:
+    spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
+    count = _count(spent + 1, allowed) if failure.cause.charged else _NOT_COUNTED
+    return f"restarting from {_origin(failure)} ({count})"
+
+
+_NOT_COUNTED = "not counted against maxRestarts"
+
+
+def _count(number: int, allowed: int) -> str:
+    return f"restart {number} of {allowed}"
+
+
+def _origin(failure: Failure) -> str:
+    """Return where training goes on; a checkpoint may be there, yet unreported."""
     step = failure.checkpoint_step
-    origin = "the last checkpoint" if step is None else f"step {step}"  # one may be there, yet unreported
-    count = f"restart {used + 1} of {allowed}" if failure.charged else "not counted against maxRestarts"
-    return f"restarting from {origin} ({count})"
+    return "the last checkpoint" if step is None else f"step {step}"

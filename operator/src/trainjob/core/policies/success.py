@@ -12,7 +12,7 @@ from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
-from trainjob.core.topology import EVALUATOR, desired_replicas, finishing_roles
+from trainjob.core.topology import EVALUATOR, finishing_roles
 from trainjob.core.wording import quoted
 
 
@@ -34,7 +34,7 @@ def succeeded(observed: Observed, now: datetime) -> Plan | None:
 
 def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     roles = finishing_roles(observed.job.spec)
-    seats = {r for r in desired_replicas(observed.job.spec) if r.role in roles}
+    seats = {r for r in observed.seats if r.role in roles}
     ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.taken}
     if not seats <= ended:
         return None

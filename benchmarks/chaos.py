@@ -1,0 +1,162 @@
+"""A job that is killed again and again ends with the weights of one that nobody disturbs.
+
+    python benchmarks/chaos.py --kills 200 [--seed N] [--kinds worker0,both,...] [--warm]
+
+Two jobs of two workers train the same on this machine through `trainjob run`: one undisturbed; from the other
+something is killed at seeded random moments, while it starts, trains or saves. Then every variable of the two
+final checkpoints is compared: weights, optimizer, random state, metrics of the last epoch. Progress goes to
+stderr, one line of JSON to stdout; the exit code is 1 if they differ by more than 1e-6.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# This folder comes first on the path, and operator.py in it has the name of a standard library's module.
+sys.path.append(sys.path.pop(0))
+
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from local_run import WORKERS, LocalRun, Toy, kill
+
+KINDS = ("worker0", "worker1", "both", "agent", "stop", "term")
+STALL_SECONDS = 5
+STEPS_A_KILL = 180
+CHECKPOINT_EVERY = 50
+SECONDS_AN_EXAMPLE = 0.001
+LARGEST_DIFFERENCE = 1e-6
+_WHILE_STARTING = 0.2
+_SECONDS_OF_A_START = 5.0
+_SECONDS_OF_TRAINING = 2.0
+_STOPPED_SECONDS = 3.0
+
+
+class Chaos:
+    """What befalls a run."""
+
+    def __init__(self, run: LocalRun, options: argparse.Namespace) -> None:
+        self._run = run
+        self._kinds = options.kinds
+        self._random = random.Random(options.seed)  # noqa: S311 - it chooses moments
+        self._starting = False
+        self._before: dict[str, int] = {}
+        self.done: collections.Counter[str] = collections.Counter()
+
+    def strike(self) -> None:
+        """Wait for the next moment, and kill something."""
+        self._wait()
+        kind, seat = self._random.choice(self._kinds), self._random.choice(WORKERS)
+        pids = {
+            "worker0": [self._run.pid(WORKERS[0])],
+            "worker1": [self._run.pid(WORKERS[1])],
+            "both": [self._run.pid(one) for one in WORKERS],
+            "agent": [self._run.agent(seat)],
+            "stop": [self._run.pid(seat)],
+            "term": [self._run.agent(seat)],
+        }[kind]
+        number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
+        steps = [self._run.stamp(one).get("step") for one in WORKERS]
+        self._before = {one: self._run.pid(one) for one in WORKERS}
+        for pid in pids:
+            if pid:
+                kill(pid, number)
+        self.done[kind] += 1
+        print(f"chaos: {sum(self.done.values())}: {kind} at {steps}", file=sys.stderr, flush=True)
+        if kind == "stop" and not all(isinstance(step, int) for step in steps):
+            time.sleep(_STOPPED_SECONDS)  # before the first step no watchdog is armed
+            kill(pids[0], signal.SIGCONT)
+
+    def _wait(self) -> None:
+        """Sometimes for a moment of the start, if the one before was none: a start must succeed some time."""
+        self._starting = not self._starting and bool(self.done) and self._random.random() < _WHILE_STARTING
+        if self._starting:
+            time.sleep(self._random.uniform(0.0, _SECONDS_OF_A_START))
+            return
+        self._run.until_stepping(WORKERS, self._before)
+        time.sleep(self._random.uniform(0.0, _SECONDS_OF_TRAINING))
+
+
+def train(folder: Path, steps: int, options: argparse.Namespace, *, kills: int) -> dict[str, Any]:
+    """Run the job to its end, and return what has happened to it."""
+    spec = {"maxRestarts": 10 + 10 * kills, "stallTimeoutSeconds": STALL_SECONDS, "warmStandby": options.warm}
+    began = time.monotonic()
+    with LocalRun(Toy(steps, CHECKPOINT_EVERY, SECONDS_AN_EXAMPLE, spec=spec), folder) as run:
+        chaos = Chaos(run, options)
+        for _ in range(kills):
+            chaos.strike()
+        limit = 120.0 + steps * 0.2
+        if code := run.wait(limit):
+            raise SystemExit(f"the job failed ({code})\n{run.tail()}")
+    seconds = round(time.monotonic() - began, 1)
+    return {"kills": dict(chaos.done), "seconds": seconds, "output": run.output}
+
+
+def differences(one: Path, other: Path) -> tuple[int, float]:
+    """Return the final step, and the largest difference of any variable in two final checkpoints."""
+    import numpy as np  # noqa: PLC0415 - TensorFlow is not for the process that measures
+    import tensorflow as tf  # noqa: PLC0415
+
+    finals = [json.loads((output / "checkpoints" / "final.json").read_text()) for output in (one, other)]
+    readers = [tf.train.load_checkpoint(str(output / "checkpoints")) for output in (one, other)]
+    names = [sorted(reader.get_variable_to_shape_map()) for reader in readers]
+    if names[0] != names[1] or finals[0]["step"] != finals[1]["step"]:
+        raise SystemExit(f"the final checkpoints hold different things: {finals}, {names}")
+    largest = max(
+        float(
+            np.max(np.abs(np.subtract(*(r.get_tensor(name).astype("float64") for r in readers))), initial=0)
+        )
+        for name in names[0]
+    )
+    return finals[0]["step"], largest
+
+
+def run_all(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return what has been found."""
+    steps = options.steps or STEPS_A_KILL * (options.kills + 1)
+    whole = train(folder / "whole", steps, options, kills=0)
+    cut = train(folder / "cut", steps, options, kills=options.kills)
+    step, largest = differences(whole["output"], cut["output"])
+    return {
+        "benchmark": "chaos",
+        "seed": options.seed,
+        "warm": options.warm,
+        "cores": os.cpu_count(),
+        "kills": cut["kills"],
+        "steps": step,
+        "largest_difference": largest,
+        "undisturbed_seconds": whole["seconds"],
+        "disturbed_seconds": cut["seconds"],
+    }
+
+
+def read_options() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=200, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"of training; {STEPS_A_KILL} a kill by default"
+    )
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), metavar="A,B")
+    parser.add_argument("--warm", action="store_true", help="with spec.warmStandby")
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; kinds are {', '.join(KINDS)}")
+    return options
+
+
+if __name__ == "__main__":
+    chosen = read_options()
+    with tempfile.TemporaryDirectory(prefix="trainjob-chaos-") as name:
+        found = run_all(chosen, Path(name))
+    print(json.dumps(found))
+    sys.exit(found["largest_difference"] > LARGEST_DIFFERENCE)

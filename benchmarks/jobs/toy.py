@@ -1,0 +1,105 @@
+"""A small training that says, in files of $STAMPS, which process it is and how far it has come.
+
+Its examples follow from their number alone and take $SECONDS_AN_EXAMPLE each, so that it lasts as long on a
+fast machine as on a slow one. The stamps come from the library's own recorder, after each call of many steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+STARTED = time.time()
+TASK = json.loads(os.environ["TF_CONFIG"])["task"]
+STAMP = Path(os.environ["STAMPS"]) / f"{TASK['type']}-{TASK['index']}.json"
+FACTS: dict[str, Any] = {"pid": os.getpid(), "attempt": int(os.environ["TRAINJOB_ATTEMPT"]), "began": STARTED}
+BATCH, INPUTS = 16, 8
+
+
+def stamp(**facts: Any) -> None:
+    """Say it where the benchmark looks."""
+    FACTS.update(facts)
+    temporary = STAMP.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(FACTS))
+    temporary.replace(STAMP)
+
+
+stamp()
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from trainjob_trainer import recorder, train_and_evaluate  # noqa: E402
+
+begin, record_call = recorder.Recorder.begin, recorder.Recorder.record_call
+
+
+def begin_and_stamp(self: Any, step: int) -> None:
+    """Training begins, at a checkpoint perhaps."""
+    stamp(resumed=step)
+    begin(self, step)
+
+
+def record_and_stamp(self: Any, step: int, count: int, seconds: float, logs: Any) -> None:
+    """Steps have been taken."""
+    stamp(first_step=FACTS.get("first_step") or time.time(), step=step)
+    record_call(self, step, count, seconds, logs)
+
+
+recorder.Recorder.begin, recorder.Recorder.record_call = begin_and_stamp, record_and_stamp
+
+
+def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Make the example of a number."""
+    inputs = tf.random.stateless_normal([INPUTS], [7, number])
+    return inputs, tf.cast(tf.reduce_sum(inputs) > 0, tf.int32)
+
+
+def wait(number: Any) -> Any:
+    """Take as long as reading an example would."""
+    time.sleep(float(os.environ["SECONDS_AN_EXAMPLE"]))
+    return number
+
+
+def train(step: int) -> tf.data.Dataset:
+    """Return the examples from a step on."""
+    numbers = tf.data.Dataset.counter(tf.constant(step * BATCH, tf.int64))
+    return numbers.map(lambda number: tf.ensure_shape(tf.numpy_function(wait, [number], tf.int64), [])).map(
+        example
+    )
+
+
+def heldout() -> tf.data.Dataset:
+    """Return examples that training comes to much later."""
+    return tf.data.Dataset.range(1000, 1100).map(example)
+
+
+def model() -> keras.Model:
+    """Return a network with all that has a state: statistics, dropout, a schedule."""
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            keras.Input((INPUTS,)),
+            layers.Dense(16, activation="relu"),
+            layers.BatchNormalization(synchronized=True),
+            layers.Dropout(0.3),
+            layers.Dense(2),
+        ]
+    )
+    rate = keras.optimizers.schedules.CosineDecay(0.01, int(os.environ["STEPS"]))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(keras.optimizers.Adam(rate), loss=loss, metrics=["accuracy"])
+    return net
+
+
+train_and_evaluate(
+    model,
+    train,
+    heldout,
+    steps=int(os.environ["STEPS"]),
+    global_batch=BATCH,
+    checkpoint_every=int(os.environ["CHECKPOINT_EVERY"]),
+)

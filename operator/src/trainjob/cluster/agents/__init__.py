@@ -1,0 +1,21 @@
+"""The agents inside the pods, as the controller meets them: what they are given, and how they are asked.
+
+The protocol is written down in `docs/contract.md`; the other side of it is the trainer's.
+"""
+
+from trainjob.cluster.agents.bundle import BundleMissing, build_bundle, find_package, lay_out
+from trainjob.cluster.agents.client import AgentError, AgentRefused, AgentUnreachable, sync
+from trainjob.cluster.agents.record import GangRecord, Report
+
+__all__ = [
+    "AgentError",
+    "AgentRefused",
+    "AgentUnreachable",
+    "BundleMissing",
+    "GangRecord",
+    "Report",
+    "build_bundle",
+    "find_package",
+    "lay_out",
+    "sync",
+]

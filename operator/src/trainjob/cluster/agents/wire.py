@@ -1,0 +1,135 @@
+"""Frames between the controller and an agent, as bytes: who may write them, and how large they may be.
+
+One frame is its length, a tag and a JSON object. The tag is an HMAC under a key that only this connection
+has, over the direction, the frame's number in it and the content: nobody without the job's token can write a
+frame, and none can be repeated, reordered or turned back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+
+GREETING = b"TRAINJOB-AGENT/1"
+"""What an agent says first, before its nonce."""
+
+NONCE_BYTES = 32
+LENGTH_BYTES = 4
+TAG_BYTES = 32
+
+LARGEST_FRAME = 1 << 20
+"""Bytes of tag and content."""
+
+LARGEST_FIRST_FRAME = 1 << 16
+"""The same, for what an agent takes from somebody it does not know yet."""
+
+_PURPOSE = b"trainjob-agent/1"
+
+
+class InvalidFrame(ValueError):
+    """The peer is no agent of this job, or does not keep to the protocol."""
+
+
+class FrameTooLarge(ValueError):
+    """What is to be said is more than the peer would take."""
+
+
+def session_key(token: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Return the key of one connection.
+
+    Args:
+        token: the job's, as its file has it; space around it does not count.
+        server_nonce: the agent's 32 random bytes.
+        client_nonce: the controller's.
+    """
+    return _hmac(token.strip().encode(), _PURPOSE + server_nonce + client_nonce)
+
+
+class Sealer:
+    """Writes the frames of one direction.
+
+    Args:
+        key: of the connection.
+        direction: `b"C"` from whoever opened the connection, `b"S"` from the other side.
+    """
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._number = 0
+
+    def seal(self, message: Mapping[str, Any], largest: int = LARGEST_FRAME) -> bytes:
+        """Return the next frame.
+
+        Raises:
+            FrameTooLarge: it would be larger than `largest`.
+        """
+        payload = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+        length = TAG_BYTES + len(payload)
+        if length > largest:
+            raise FrameTooLarge(f"a message of {length} bytes: at most {largest} are taken")
+        tag = _tag(self._key, self._direction, self._number, payload)
+        self._number += 1
+        return length.to_bytes(LENGTH_BYTES, "big") + tag + payload
+
+
+class Opener:
+    """Reads the frames of one direction; the arguments are those of `Sealer`."""
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._number = 0
+
+    def open(self, body: bytes) -> dict[str, Any]:
+        """Return what the next frame says.
+
+        Args:
+            body: tag and content, without the length.
+
+        Raises:
+            InvalidFrame: it was not written by the peer as the next one, or holds no JSON object.
+        """
+        tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
+        if not hmac.compare_digest(tag, _tag(self._key, self._direction, self._number, payload)):
+            raise InvalidFrame("a frame has a wrong tag: another token, or somebody in between")
+        self._number += 1
+        return _read(payload)
+
+
+def read_length(prefix: bytes, largest: int = LARGEST_FRAME) -> int:
+    """Return how many bytes of tag and content follow.
+
+    Raises:
+        InvalidFrame: no frame has that length.
+    """
+    length = int.from_bytes(prefix, "big")
+    if not TAG_BYTES < length <= largest:
+        raise InvalidFrame(f"a frame of {length} bytes: at most {largest} are taken")
+    return length
+
+
+def _read(payload: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(payload.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFrame(f"a frame is no JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise InvalidFrame("a frame is no JSON object")
+    return message
+
+
+def _refuse_constant(name: str) -> float:
+    # Whatever is read here may end in a status, and Kubernetes knows no NaN.
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _tag(key: bytes, direction: bytes, number: int, payload: bytes) -> bytes:
+    return _hmac(key, direction + number.to_bytes(8, "big") + payload)
+
+
+def _hmac(key: bytes, text: bytes) -> bytes:
+    return hmac.new(key, text, hashlib.sha256).digest()

@@ -1,0 +1,48 @@
+"""What the controller keeps telling a job's leading agent (its keys are in `docs/contract.md`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainjob.api import TrainJobStatus
+from trainjob.core.conditions import FAILURE_TARGET, SUCCESS_CRITERIA_MET, is_finished, is_true
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed
+from trainjob.core.topology import desired_replicas, is_training, replica_counts
+
+
+def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | None:
+    """Return the order that goes with this status, or None where there is nobody to tell.
+
+    Args:
+        observed: the job and all that belongs to it.
+        status: as it is about to be written.
+    """
+    if observed.parsed is None or not observed.in_place or observed.job.spec.suspend:
+        return None
+    if is_finished(status) or is_true(status, FAILURE_TARGET) or is_true(status, SUCCESS_CRITERIA_MET):
+        return None
+    spec, restarts = observed.job.spec, status.restarts
+    return {
+        "world": {r: n for r, n in replica_counts(spec).items() if is_training(Replica(r, 0))},
+        "without": list(status.worker.without) if status.worker else [],
+        "incarnations": _incarnations(observed, status),
+        "maxRestarts": spec.max_restarts,
+        "stallTimeoutSeconds": spec.stall_timeout_seconds,
+        "ledger": {
+            "attempt": observed.attempt - 1,
+            "charged": restarts.charged,
+            "uncharged": restarts.uncharged,
+            "refunded": restarts.refunded,
+            "sinceProgress": restarts.since_progress,
+            "furthestStep": restarts.furthest_step,
+        },
+    }
+
+
+def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:
+    """Return the incarnation of each training seat's pod; of one to come, the least that it will have."""
+    going = set(status.restarts.replaced)
+    there = {p.replica: p.incarnation for p in observed.training_pods if p.name not in going}
+    seats = (r for r in desired_replicas(observed.job.spec) if is_training(r))
+    return {seat.name: there.get(seat, status.attempt or 1) for seat in seats}

@@ -1,0 +1,21 @@
+"""Who owns what is created for a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainjob.api import GROUP, KIND, VERSION, TrainJob
+
+
+def owner_references(job: TrainJob) -> list[dict[str, Any]]:
+    """Return the `ownerReferences` by which an object goes when its job goes."""
+    return [
+        {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": job.metadata.name,
+            "uid": job.metadata.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]

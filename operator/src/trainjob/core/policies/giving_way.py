@@ -1,0 +1,106 @@
+"""`spec.startTimeoutSeconds`: a gang that can't get together lets go of what it holds, and tries again.
+
+Otherwise two jobs that each hold half of the machines would block each other for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+from trainjob.core import transitions
+from trainjob.core.actions import Event, Plan
+from trainjob.core.backoff import time_left
+from trainjob.core.conditions import RESTARTING, RUNNING, active_since, find_condition
+from trainjob.core.gang import ABSENT, LOST, MEETING
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed
+from trainjob.core.pods import PodState
+from trainjob.core.wording import listed, quoted, short_duration
+
+LONGEST_PAUSE = timedelta(seconds=60)
+SHORTEST_PAUSE = timedelta(seconds=5)
+
+
+def gave_way(observed: Observed, now: datetime) -> Plan | None:
+    """Stop a gang that has been starting for too long, naming who is missing and why."""
+    left = start_time_left(observed, now)
+    if left is None or left > timedelta(0) or not observed.training_pods:
+        return None
+    allowed = observed.job.spec.start_timeout_seconds
+    message = (
+        f"{listed(who_is_missing(observed))}; gave way after {allowed} s (spec.startTimeoutSeconds),"
+        f" trying again in {short_duration(pause(observed, observed.attempt + 1))}"
+    )
+    return Plan(
+        transitions.give_way(observed, message, now),
+        events=(Event("Warning", transitions.START_TIMEOUT, message),),
+    )
+
+
+def start_time_left(observed: Observed, now: datetime) -> timedelta | None:
+    """Return what is left of the time to get together, or None for a gang that is together."""
+    since = waiting_since(observed)
+    return since + timedelta(seconds=observed.job.spec.start_timeout_seconds) - now if since else None
+
+
+def waiting_since(observed: Observed) -> datetime | None:
+    """Return since when the gang has been getting together, or None for one that is together."""
+    running, status = find_condition(observed.status, RUNNING), observed.status
+    if running is None or running.status == "True" or status.start_time is None:
+        return None
+    last = status.restarts.last_time
+    resumed = last + _latest_pause(observed) if last is not None else running.last_transition_time
+    began = max(running.last_transition_time, resumed)
+    return active_since(status, began)
+
+
+def pause(observed: Observed, attempt: int) -> timedelta:
+    """Return how long to keep out of others' way: another time for each job, or they would meet again."""
+    digest = hashlib.sha256(f"{observed.meta.uid}/{attempt}".encode()).digest()
+    spread = int.from_bytes(digest[:4], "big") / 2**32
+    return SHORTEST_PAUSE + spread * (LONGEST_PAUSE - SHORTEST_PAUSE)
+
+
+def pause_left(observed: Observed, now: datetime) -> timedelta:
+    """Return what is left of the pause of a gang that gave way."""
+    last = observed.status.restarts.last_time
+    return time_left(last, _latest_pause(observed), now) if last is not None else timedelta(0)
+
+
+def _latest_pause(observed: Observed) -> timedelta:
+    """Return the pause that belongs to the latest restart: none, unless the gang gave way."""
+    again = find_condition(observed.status, RESTARTING)
+    gave = again is not None and again.status == "True" and again.reason == transitions.START_TIMEOUT
+    return pause(observed, observed.status.attempt or 1) if gave else timedelta(0)
+
+
+def who_is_missing(observed: Observed) -> list[str]:
+    """Return a clause for each seat that isn't there, with the reason."""
+    pods = {p.replica: p for p in observed.training_pods}
+    clauses = []
+    for seat in observed.seats:
+        pod = pods.get(seat)
+        if pod is None:
+            clauses.append(f"{seat.title} has no pod" + _refused(observed))
+        elif pod.waiting is not None:
+            reason, detail = pod.waiting
+            clauses.append(f"{seat.title} can't start: {reason}" + (f": {detail}" if detail else ""))
+        elif pod.state in (PodState.PENDING, PodState.STARTING):
+            clauses.append(f"{seat.title} has not started")
+        elif _is_away(observed, seat):
+            clauses.append(f"{seat.title} has not joined the others")
+    return clauses or ["the workers have not met"]
+
+
+def _refused(observed: Observed) -> str:
+    refusal = observed.gang_refusal
+    return f": {quoted(refusal.message)}" if refusal is not None else ""
+
+
+def _is_away(observed: Observed, seat: Replica) -> bool:
+    gang = observed.gang
+    if gang is None or gang.phase != MEETING:
+        return False
+    member = gang.members.get(seat)
+    return member is None or member.state in (ABSENT, LOST)

@@ -1,0 +1,188 @@
+"""Real agents, real processes: a gang starts together, and starts again in place."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from support_agent_job import Job, is_alive, pids, until
+
+
+def test_nobody_starts_before_everybody_is_there(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2, "evaluator": 1}) as job:
+        job.start("worker-0")
+        report = job.wait_phase("meeting")
+        states = {seat: member["state"] for seat, member in report["members"].items()}
+        assert states == {"worker-0": "idle", "worker-1": "absent"}
+        assert job.events() == []
+
+        job.start("worker-1")
+        starts = job.wait_started(1)
+
+        assert {start["epoch"] for start in starts.values()} == {"1.1"}
+        assert [start["cluster"] for start in starts.values()] == [job.cluster, job.cluster]
+        assert not any(start["agent"] for start in starts.values())
+
+
+def killed(seat: str, attempt: int) -> dict[str, Any]:
+    return {"seat": seat, "attempt": attempt, "reason": "Killed", "exitCode": 137, "signal": 9}
+
+
+def shown(failure: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    return {key: failure[key] for key in expected}
+
+
+def test_all_restart_in_place_when_one_is_killed(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 3}) as job:
+        job.start()
+        first = job.wait_started(1)
+        job.kill_child("worker-1")
+        second = job.wait_started(2)
+        report = job.wait_phase("running")
+
+        assert {seat: start["cluster"] for seat, start in second.items()} == dict.fromkeys(first, job.cluster)
+        assert not any(map(is_alive, pids(first)))
+        assert report["ledger"] == {
+            "attempt": 2,
+            "charged": 1,
+            "uncharged": 0,
+            "refunded": 0,
+            "sinceProgress": 1,
+            "furthestStep": None,
+        }
+        assert shown(report["failure"], killed("worker-1", 1)) == killed("worker-1", 1)
+
+
+def test_who_leads_is_killed_and_comes_back_in_another_pod(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 3}) as job:
+        job.start()
+        first = job.wait_started(1)
+        job.agents["worker-0"].kill()
+        until(lambda: not any(map(is_alive, pids(first))), "the end of all training processes")
+        assert job.ask("worker-1")["leaderLostSeconds"] is not None
+
+        job.start("worker-0", incarnation=2)
+        second = job.wait_started(2)
+
+        assert {start["epoch"] for start in second.values()} == {"2.2"}
+        assert job.ask("worker-1")["leaderLostSeconds"] is None
+
+
+def test_a_members_agent_is_killed_and_comes_back_in_another_pod(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 3}) as job:
+        job.start()
+        first = job.wait_started(1)
+        job.agents["worker-2"].kill()
+        report = job.wait_phase("meeting")
+        assert not any(map(is_alive, pids(first)))
+        assert (report["members"]["worker-2"]["state"], report["failure"]["reason"]) == (
+            "lost",
+            "Unreachable",
+        )
+
+        job.start("worker-2", incarnation=2)
+        second = job.wait_started(2)
+
+        assert {start["epoch"] for start in second.values()} == {"1.2"}
+        ledger = job.ask()["ledger"]
+        assert (ledger["charged"], ledger["uncharged"]) == (0, 0)  # the controller knows what it was
+
+
+def test_an_agent_that_was_frozen_finds_its_way_back(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2}) as job:
+        job.start()
+        first = job.wait_started(1)
+        job.agents["worker-1"].kill(signal.SIGSTOP)
+        report = job.wait_phase("meeting")
+        assert report["members"]["worker-1"]["state"] == "lost"
+        assert is_alive(first["worker-1"]["pid"])
+
+        job.agents["worker-1"].kill(signal.SIGCONT)
+        job.wait_started(2)
+
+        assert not is_alive(first["worker-1"]["pid"])
+        assert job.ask()["ledger"]["uncharged"] == 1
+
+
+def test_a_leader_that_was_frozen(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2}) as job:
+        job.start()
+        first = job.wait_started(1)
+        job.agents["worker-0"].kill(signal.SIGSTOP)
+        until(lambda: not is_alive(first["worker-1"]["pid"]), "the end of worker 1's training process")
+        job.agents["worker-0"].kill(signal.SIGCONT)
+        job.wait_started(2)
+        assert not any(map(is_alive, pids(first)))
+
+
+def test_a_process_that_lost_its_peer_is_not_to_blame(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 3}) as job:
+        job.start()
+        job.wait_started(1)
+        job.order("worker-0", "exit 85")
+        job.order("worker-1", "exit 85")
+        job.wait_state("worker-1", "idle")
+        job.order("worker-2", "exit 82")
+        job.wait_started(2)
+
+        report = job.ask()
+        assert (report["failure"]["seat"], report["failure"]["reason"]) == ("worker-2", "OutputUnwritable")
+        assert (report["ledger"]["charged"], report["ledger"]["uncharged"]) == (1, 0)
+
+
+def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2}, stallTimeoutSeconds=1) as job:
+        job.start()
+        first = job.wait_started(1)
+        for seat in first:
+            job.report(seat, step=7)
+        job.wait_report("worker-1", step=7)
+        os.kill(first["worker-1"]["pid"], signal.SIGSTOP)
+        job.wait_started(2)
+
+        failure = job.ask()["failure"]
+        expected = {"seat": "worker-1", "reason": "Stalled", "exitCode": None, "step": 7, "charged": True}
+        assert shown(failure, expected) == expected
+        assert failure["message"] == "no progress for 1 s; its process is stopped"
+
+
+def test_progress_refunds_what_was_charged(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 1}, maxRestarts=1) as job:
+        job.start()
+        job.wait_started(1)
+        job.report("worker-0", step=10, checkpointStep=8)
+        job.wait_report("worker-0", step=10)
+        job.kill_child("worker-0")
+        job.wait_started(2)
+        job.report("worker-0", step=12, checkpointStep=8, resumedFrom=8)
+        ledger = job.wait_report("worker-0", step=12)["ledger"]
+        assert (ledger["furthestStep"], ledger["sinceProgress"], ledger["refunded"]) == (10, 0, 0)
+        job.report("worker-0", step=13, checkpointStep=12, resumedFrom=8)
+        assert job.wait_report("worker-0", checkpointStep=12)["ledger"]["refunded"] == 1
+        job.kill_child("worker-0")
+        job.wait_started(3)
+
+
+def test_a_pod_that_is_being_replaced_is_not_counted_on(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2}) as job:
+        job.start()
+        first = job.wait_started(1)
+        report = job.wait_phase("meeting", incarnations={"worker-1": 2})
+        assert report["failure"]["message"] == "is being replaced"
+        assert not any(map(is_alive, pids(first)))
+        old = job.agents["worker-1"]
+        job.start("worker-1", incarnation=2, address=f"127.0.0.1:{job.spare_port}")
+        job.wait_started(2)
+        assert old.wait() == 85
+
+
+def test_who_is_fenced_ends_with_it(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2}) as job:
+        job.start()
+        job.wait_started(1)
+        job.order("worker-0", "exit 89")
+        assert job.agents["worker-0"].wait() == 89
+        job.start("worker-0", incarnation=2)
+        job.wait_started(2)

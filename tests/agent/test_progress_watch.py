@@ -1,0 +1,76 @@
+"""The progress file, seen from outside the process that writes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainjob_trainer.agent.progress_watch import ProgressWatch
+from trainjob_trainer.progress import ProgressFile
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def replace(path: Path, text: str) -> None:
+    new = path.with_name("new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def test_a_report_of_the_trainer_is_read(tmp_path: Path) -> None:
+    clock = Clock()
+    watch = ProgressWatch(tmp_path / "progress.json", clock=clock)
+    watch.begin()
+    assert (watch.look(), watch.report, watch.age) == (False, None, None)
+    progress = ProgressFile(tmp_path / "progress.json", now=lambda: 7.0)
+    progress.update(state="training", step=3, loss=float("nan"))
+    assert watch.look()
+    assert watch.report == {"state": "training", "step": 3, "loss": "nan", "time": 7.0}
+    clock.now += 2
+    assert (watch.look(), watch.age) == (False, 2.0)
+    progress.flush()
+    assert (watch.look(), watch.age) == (False, 0.0)  # another file with the same words is a sign of life
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"step": 5}', '{"state": 5}', "\x00", "[" * 100_000])
+def test_what_is_no_report_leaves_the_one_before(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "progress.json"
+    watch = ProgressWatch(path)
+    watch.begin()
+    replace(path, '{"state": "training", "step": 1}')
+    assert watch.look()
+    replace(path, text)
+    assert not watch.look()
+    assert watch.report == {"state": "training", "step": 1}
+    path.unlink()
+    assert not watch.look()
+    assert watch.report == {"state": "training", "step": 1}
+
+
+def test_a_new_start_knows_nothing_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    report: dict[str, Any] = {"state": "training", "step": 1}
+    replace(path, json.dumps(report))
+    watch = ProgressWatch(path)
+    watch.begin()
+    assert not path.exists()
+    for _ in range(2):
+        replace(path, json.dumps(report))
+        assert watch.look()
+        assert watch.report == report
+        watch.begin()
+        assert (watch.look(), watch.report, watch.age) == (False, None, None)
+
+
+def test_a_file_that_can_not_be_removed_is_not_this_starts(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    path.mkdir()
+    watch = ProgressWatch(path)
+    watch.begin()
+    assert (watch.look(), watch.report) == (False, None)

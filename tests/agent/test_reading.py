@@ -1,0 +1,182 @@
+"""Frames of the right token, whatever they say: an event, or a refusal, and never an accident."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support_gang import Simulation
+
+from trainjob_trainer.agent.child import ChildExit
+from trainjob_trainer.agent.failure import (
+    Failure,
+    code_of,
+    describe_exit,
+    is_charged,
+    is_permanent,
+    reason_of,
+)
+from trainjob_trainer.agent.messages import Beat, Failed, Leaving, Order
+from trainjob_trainer.agent.readable import readable_report
+from trainjob_trainer.agent.reading import MalformedMessage, read_join, read_member_message, read_order
+from trainjob_trainer.exits import ExitCode
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+BEATS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["beat", "failed", "leaving", "other"])},
+    optional={
+        "child": st.sampled_from(["idle", "running", "stopping", "finished"]) | JSON,
+        "attempt": st.integers(0, 3) | JSON,
+        "report": st.dictionaries(
+            st.sampled_from(["state", "step", "checkpointStep", "resumedFrom", "error"]), JSON
+        )
+        | JSON,
+        "beatAge": JSON,
+        "failure": st.dictionaries(
+            st.sampled_from(["seat", "reason", "exitCode", "message", "logTail", "time"]), JSON
+        )
+        | JSON,
+        "stopped": JSON,
+    },
+)
+
+
+@given(st.lists(BEATS, max_size=5))
+def test_no_message_of_a_member_upsets_the_leading_agent(messages: list[dict[str, Any]]) -> None:
+    simulation = Simulation({"worker": 2})
+    simulation.gather()
+    for message in messages:
+        with contextlib.suppress(MalformedMessage):
+            event = read_member_message(1, message)
+            if event is not None:
+                simulation.handle(event)
+        simulation.tick(1.0)
+
+
+@given(JSON | st.fixed_dictionaries({}, optional={"world": JSON, "incarnations": JSON, "ledger": JSON}))
+def test_no_order_upsets_the_leading_agent(raw: Any) -> None:
+    simulation = Simulation({"worker": 2})
+    with contextlib.suppress(MalformedMessage):
+        simulation.handle(read_order(raw))
+
+
+def test_members_messages() -> None:
+    beat = read_member_message(7, {"type": "beat", "child": "running", "attempt": 2, "report": {"step": 1}})
+    assert beat == Beat(7, "running", 2, {"step": 1})
+    assert read_member_message(7, {"type": "leaving"}) == Leaving(7)
+    failed = read_member_message(7, {"type": "failed", "attempt": 2, "failure": {"seat": "worker-1"}})
+    assert isinstance(failed, Failed)
+    assert failed.failure.reason == "Crashed"
+    assert read_member_message(7, {"type": "of a later version"}) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"seat": "x"}, {"seat": 3}, {"incarnation": -1}, {"pod": ""}, {"child": "lazy"}, {"attempt": "1"}],
+)
+def test_who_does_not_say_who_it_is_is_refused(changes: dict[str, Any]) -> None:
+    join = {"seat": "worker-1", "incarnation": 1, "pod": "p", "address": "a:1", "child": "idle", "attempt": 0}
+    assert read_join(1, join).seat == "worker-1"
+    with pytest.raises(MalformedMessage):
+        read_join(1, {**join, **changes})
+
+
+def test_an_order() -> None:
+    raw = {
+        "world": {"worker": 2, "evaluator": 1, "ps": 0},
+        "without": ["worker-1", 3],
+        "incarnations": {"worker-0": 3},
+        "maxRestarts": 5,
+        "stallTimeoutSeconds": 30,
+        "ledger": {"charged": 1},
+    }
+    order = read_order(raw)
+    assert (order.world, order.incarnations, order.max_restarts) == ({"worker": 2}, {"worker-0": 3}, 5)
+    assert (order.stall_timeout, order.ledger.charged, order.without) == (30.0, 1, {"worker-1"})
+    assert read_order({}) == Order()
+
+
+def test_the_table_of_exit_codes() -> None:
+    assert {code.name: reason_of(code) for code in ExitCode if code}["PORT_IN_USE"] == "PortInUse"
+    assert (reason_of(1), reason_of(137), reason_of(143), reason_of(255)) == (
+        "Crashed",
+        "Killed",
+        "Killed",
+        "Crashed",
+    )
+    assert [int(code) for code in ExitCode if is_permanent(code)] == [80, 81, 87]
+    assert [int(code) for code in ExitCode if code and not is_charged(code)] == [85, 86, 89]
+    assert all(code_of(reason_of(code)) == code for code in ExitCode if code)
+    assert code_of("ValueError") == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "out_of_memory", "expected"),
+    [
+        (1, "ValueError", False, ("Crashed", "the message", True)),
+        (1, "", False, ("Crashed", "the message", True)),
+        (137, "", False, ("Killed", "", True)),
+        (137, "", True, ("OutOfMemory", "", True)),
+        (143, "", False, ("Killed", "", True)),
+        (139, "", False, ("Killed", "the message", True)),
+        (137, "OutputFull", False, ("Killed", "the message", True)),
+        (86, "Preempted", False, ("Preempted", "the message", False)),
+    ],
+)
+def test_how_a_bad_end_is_told(
+    code: int, reason: str, out_of_memory: bool, expected: tuple[Any, ...]
+) -> None:
+    number = code - 128 if code > 128 else None
+    ended = ChildExit(code, number, out_of_memory, "log", "the message", reason, 7, 1.5)
+    failure = describe_exit(ended, seat="worker-1", pod="p", incarnation=1, attempt=2)
+    assert (failure.reason, failure.message, failure.charged) == expected
+    assert (failure.exit_code, failure.signal, failure.step, failure.log_tail) == (code, number, 7, "log")
+
+
+def test_a_failure_survives_its_journey_within_bounds() -> None:
+    failure = Failure(
+        "worker-1",
+        "p",
+        2,
+        3,
+        "Killed",
+        137,
+        9,
+        "two\nlines",
+        "tail",
+        7,
+        charged=False,
+        repeated=True,
+        time=1.5,
+    )
+    read = Failure.from_json(failure.to_json())
+    assert (read.message, read.to_json() | {"message": ""}) == (
+        "two lines",
+        failure.to_json() | {"message": ""},
+    )
+    long = Failure.from_json({**failure.to_json(), "message": "m" * 9999, "logTail": "x" + "t" * 9999})
+    assert (len(long.message), long.log_tail) == (500, "t" * 2048)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (None, None),
+        ({"state": "training", "loss": float("nan")}, {"state": "training", "loss": "nan"}),
+        (
+            {"state": "training", "metrics": {"a": float("inf")}},
+            {"state": "training", "metrics": {"a": "inf"}},
+        ),
+        ({"state": "training", "step": 3, "x": "y" * 99999}, {"state": "training", "step": 3}),
+        ({"state": "x" * 99999, "step": 3}, {"state": "x" * 64, "step": 3}),
+    ],
+)
+def test_reports_that_would_not_fit_are_cut(report: Any, expected: Any) -> None:
+    assert readable_report(report) == expected

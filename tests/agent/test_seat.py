@@ -1,0 +1,275 @@
+"""What the agent does for its own seat, with a training process that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainjob_trainer.agent.child import ChildExit
+from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.seat import Seat
+from trainjob_trainer.agent.settings import Address, Settings
+
+
+class FakeChild:
+    """Ends when told to; a stop is kept until then."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self.running = False
+        self.exit: ChildExit | None = None
+        self.report: Mapping[str, Any] | None = None
+        self.report_age: float | None = None
+        self.is_stopped = False
+        self.starts: list[Mapping[str, str]] = []
+        self.stops: list[float] = []
+        self.stacks = 0
+        self.was_stopped = asyncio.Event()
+
+    def start(self, changes: Mapping[str, str]) -> None:
+        assert not self.running
+        self.running, self.exit, self.report = True, None, None
+        self.starts.append(changes)
+
+    async def stop(self, grace: float) -> None:
+        self.stops.append(grace)
+        self.was_stopped.set()
+
+    async def dump_stacks(self) -> None:
+        self.stacks += 1
+
+    def end(self, code: int) -> None:
+        self.running = False
+        number = code - 128 if code > 128 else None
+        self.exit = ChildExit(code, number, False, "the log", "the message", "", 7, 1.5)
+        self._changed()
+
+    def reports(self, **report: Any) -> None:
+        self.report = report
+        self._changed()
+
+
+class Case:
+    def __init__(self, seat: str = "worker-1", **settings: Any) -> None:
+        values = {
+            "command": ["true"],
+            "env": {},
+            "seat": seat,
+            "incarnation": 2,
+            "pod": "p",
+            "address": Address("a", 1),
+            "leader": Address("b", 1),
+            "max_restarts": 3,
+            "stall_timeout": None,
+            "warm_standby": False,
+            "grace": 30.0,
+            "ledger": Ledger(),
+            "cluster": {"worker": ["x:1", "y:2222"]},
+            "token": b"t",
+            "pod_ip": "",
+            "state_dir": Path("/nowhere"),
+            "termination_log": None,
+            "beat_seconds": 1.0,
+            "lost_seconds": 10.0,
+            **settings,
+        }
+        self.now = 100.0
+        self.said: list[Mapping[str, Any]] = []
+        self.child: Any = None
+        self.seat = Seat(Settings(**values), self._make_child, clock=lambda: self.now)
+        self.seat.say = self.said.append
+
+    def _make_child(self, changed: Callable[[], None]) -> Any:
+        self.child = FakeChild(changed)
+        return self.child
+
+    def start(self, attempt: int = 1) -> None:
+        cluster = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
+        self.seat.obey(
+            {
+                "type": "start",
+                "attempt": attempt,
+                "epoch": f"1.{attempt}",
+                "tfConfig": {"cluster": cluster, "task": {"type": "worker", "index": 1}},
+                "ledger": {"attempt": attempt},
+            }
+        )
+
+    async def stop(self, attempt: int = 1, *, graceful: bool = False, stacks: bool = False) -> None:
+        self.seat.obey({"type": "stop", "attempt": attempt, "graceful": graceful, "stacks": stacks})
+        await asyncio.sleep(0.01)
+
+    def kinds(self) -> list[str]:
+        return [m["type"] if m["type"] != "beat" else m["child"] for m in self.said]
+
+
+async def test_a_start_names_place_attempt_and_epoch() -> None:
+    case = Case()
+    case.start()
+    changes = case.child.starts[0]
+    assert json.loads(changes["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
+    assert json.loads(changes["TF_CONFIG"])["cluster"]["worker"] == ["10.0.0.1:2222", "10.0.0.2:2222"]
+    assert (changes["TRAINJOB_ATTEMPT"], changes["TRAINJOB_EPOCH"]) == ("1", "1.1")
+    assert case.seat.join("10.0.0.2")["address"] == "10.0.0.2:2222"
+    assert case.seat.join("fd00::1")["address"] == "[fd00::1]:2222"
+
+
+async def test_an_attempt_is_started_once() -> None:
+    case = Case()
+    case.start(3)
+    case.child.end(1)
+    case.start(3)
+    case.start(2)
+    assert len(case.child.starts) == 1
+    case.start(4)
+    assert len(case.child.starts) == 2
+
+
+async def test_a_bad_end_is_told_before_the_state() -> None:
+    case = Case()
+    case.start()
+    case.child.end(137)
+    assert case.kinds() == ["running", "failed", "idle"]
+    failure = case.said[1]["failure"]
+    assert (failure["reason"], failure["signal"], failure["step"], failure["pod"]) == ("Killed", 9, 7, "p")
+
+
+async def test_an_end_by_order_is_no_failure() -> None:
+    case = Case()
+    case.start()
+    await case.stop()
+    case.child.end(137)
+    assert (case.kinds(), case.child.stops) == (["running", "stopping", "idle"], [0.0])
+
+
+async def test_success_after_a_stop_is_no_success() -> None:
+    case = Case()
+    case.start()
+    await case.stop(graceful=True)
+    case.child.end(0)
+    assert (case.seat.state, case.child.stops) == ("idle", [28.0])
+
+
+async def test_a_late_stop_leaves_the_next_attempt_alone() -> None:
+    case = Case()
+    case.start(1)
+    await case.stop(1, graceful=True)
+    case.seat.obey({"type": "stop", "attempt": 1, "graceful": False})
+    case.child.end(143)
+    case.start(2)
+    await case.stop(1)
+    assert (case.seat.state, case.child.stops) == ("running", [28.0])
+
+
+async def test_stacks_come_before_the_end() -> None:
+    case = Case()
+    case.start()
+    await case.stop(stacks=True)
+    assert (case.child.stacks, case.child.stops) == (1, [0.0])
+
+
+@pytest.mark.parametrize(
+    ("seat", "child_code", "code"),
+    [
+        ("worker-1", 86, 86),
+        ("worker-1", 143, 143),
+        ("worker-1", 3, 3),
+        ("worker-1", 0, 86),
+        ("worker-1", 137, 86),
+        ("worker-1", 85, 86),
+        ("evaluator-0", 143, 143),
+        ("evaluator-0", 0, 0),
+    ],
+)
+async def test_with_which_code_it_leaves(seat: str, child_code: int, code: int) -> None:
+    case = Case(seat)
+    if seat == "evaluator-0":
+        case.seat.start_alone()
+    else:
+        case.start()
+    case.seat.leave()
+    case.child.end(child_code)
+    assert (await case.seat.departure).code == code
+
+
+async def test_who_leaves_waits_for_a_third_of_its_grace() -> None:
+    case = Case(grace=0.3)
+    case.start()
+    case.seat.leave()
+    assert case.kinds()[-1] == "leaving"
+    case.now += 0.1
+    await case.child.was_stopped.wait()
+    assert case.child.stops == [pytest.approx(0.125)]
+
+
+async def test_a_stop_while_leaving_keeps_to_the_grace() -> None:
+    case = Case()
+    case.start()
+    case.seat.leave()
+    case.now += 5
+    await case.stop(graceful=True)
+    assert case.child.stops == [23.0]
+
+
+async def test_nothing_is_started_while_leaving() -> None:
+    case = Case()
+    case.seat.leave()
+    case.start()
+    assert (case.child.starts, (await case.seat.departure).code) == ([], 86)
+
+
+async def test_without_a_leader_training_ends_at_once() -> None:
+    case = Case()
+    case.start()
+    case.seat.cut_off()
+    await asyncio.sleep(0.01)
+    assert (case.seat.state, case.child.stops) == ("stopping", [0.0])
+    case.child.end(137)
+    case.seat.cut_off()
+    await asyncio.sleep(0.01)
+    assert (case.seat.state, case.child.stops) == ("idle", [0.0])
+
+
+async def test_the_end() -> None:
+    case = Case()
+    case.start()
+    failure = {"seat": "worker-0", "pod": "q", "reason": "Killed", "exitCode": 137}
+    case.seat.obey(
+        {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "ledger": {"charged": 3}}
+    )
+    departure = await case.seat.departure
+    assert (departure.code, departure.gave_up, case.seat.ledger.charged) == (85, True, 3)
+    assert departure.failure is not None
+    assert departure.failure.seat == "worker-0"
+
+
+@pytest.mark.parametrize(("reason", "stacks"), [("Stalled", 1), ("Killed", 0)])
+async def test_stacks_are_left_when_the_agents_give_up_for_a_stall(reason: str, stacks: int) -> None:
+    case = Case()
+    case.start()
+    failure = {"seat": "worker-0", "pod": "q", "reason": reason, "exitCode": None}
+    case.seat.obey({"type": "end", "code": 85, "verdict": "failed", "failure": failure})
+    await case.seat.departure
+    assert (case.child.stacks, case.child.stops) == (stacks, [0.0])
+
+
+async def test_a_change_of_the_report_is_told_at_once() -> None:
+    case = Case()
+    case.start()
+    case.child.reports(state="training", step=1)
+    case.child.reports(state="training", step=2)
+    case.child.reports(state="saving", step=2)
+    case.child.reports(state="saving", step=2, checkpointStep=2)
+    told = [m["report"] and m["report"]["state"] for m in case.said]
+    assert told == [None, "training", "saving", "saving"]
+
+
+async def test_what_a_later_version_says_is_left_undone() -> None:
+    case = Case()
+    case.seat.obey({"type": "dance"})
+    assert case.said == []

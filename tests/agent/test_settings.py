@@ -1,0 +1,116 @@
+"""What an agent needs to know, and what it says when it doesn't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
+
+PLACE = {
+    "seat": "worker-1",
+    "incarnation": 3,
+    "pod": "digits-worker-1-ab12cd34",
+    "address": "digits-worker-1.digits.default.svc:2223",
+    "leader": "digits-worker-0.digits.default.svc:2223",
+    "maxRestarts": 3,
+    "stallTimeoutSeconds": None,
+    "warmStandby": False,
+    "graceSeconds": 30,
+    "ledger": {"attempt": 2, "charged": 1},
+}
+CLUSTER = {"worker": ["w0:2222", "w1:2224"], "evaluator": ["e0:2222"]}
+
+
+def read(
+    bundle: Path, *, cluster: Any = CLUSTER, command: tuple[str, ...] = ("python", "x.py"), **place: Any
+) -> Settings:
+    (bundle / "token").write_text(" secret\n")
+    env = {
+        "TRAINJOB_AGENT": json.dumps({**PLACE, **place}),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}),
+    }
+    return read_settings(command, env, bundle)
+
+
+def test_what_a_pod_says(tmp_path: Path) -> None:
+    settings = read(tmp_path)
+    assert (settings.seat, settings.role, settings.index, settings.incarnation) == (
+        "worker-1",
+        "worker",
+        1,
+        3,
+    )
+    assert settings.address == Address("digits-worker-1.digits.default.svc", 2223)
+    assert (settings.tf_port, settings.token, settings.grace) == (2224, b"secret", 30)
+    assert (settings.ledger.attempt, settings.ledger.charged) == (2, 1)
+    assert (settings.is_leader, settings.is_observer, settings.stall_timeout) == (False, False, None)
+    assert (settings.beat_seconds, settings.lost_seconds) == (1, 10)
+    assert settings.state_dir == Path("/run/trainjob/state")
+
+
+@pytest.mark.parametrize(
+    ("seat", "cluster", "leads"),
+    [
+        ("worker-0", {"worker": ["a:1"]}, True),
+        ("worker-0", {"chief": ["c:1"], "worker": ["a:1"]}, False),
+        ("chief-0", {"chief": ["c:1"], "worker": ["a:1"]}, True),
+        ("ps-0", {"worker": ["a:1"], "ps": ["p:1"]}, False),
+        ("evaluator-0", CLUSTER, False),
+    ],
+)
+def test_who_leads(seat: str, cluster: Any, leads: bool, tmp_path: Path) -> None:
+    assert read(tmp_path, seat=seat, cluster=cluster).is_leader == leads
+
+
+def test_an_ipv6_address(tmp_path: Path) -> None:
+    address = read(tmp_path, address="[fd00::1]:2223").address
+    assert (address, str(address)) == (Address("fd00::1", 2223), "[fd00::1]:2223")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"seat": "boss-0"},
+            "TRAINJOB_AGENT.seat: must be a role and an index, such as worker-0, got 'boss-0'",
+        ),
+        ({"seat": "worker-01"}, "TRAINJOB_AGENT.seat"),
+        ({"seat": None}, "TRAINJOB_AGENT.seat: must be a text, got None"),
+        ({"incarnation": "3"}, "TRAINJOB_AGENT.incarnation: must be a number from 0, got '3'"),
+        ({"graceSeconds": -1}, "TRAINJOB_AGENT.graceSeconds"),
+        ({"address": "nowhere"}, "TRAINJOB_AGENT.address: must be host:port, got 'nowhere'"),
+        ({"leader": "host:99999"}, "TRAINJOB_AGENT.leader"),
+        ({"policy": {"lostSeconds": "x"}}, "lostSeconds"),
+        ({"cluster": {}}, "TF_CONFIG.cluster: must name every role's addresses"),
+        ({"cluster": {"worker": "a:1"}}, 'TF_CONFIG.cluster.worker: must be a list of "host:port"'),
+        ({"cluster": {"worker": ["a"]}}, "TF_CONFIG.cluster.worker: must be host:port, got 'a'"),
+        ({"command": ()}, "no command to run"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        read(tmp_path, **changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({}, "TRAINJOB_AGENT: not set; agents are started by the job's controller"),
+        ({"TRAINJOB_AGENT": "{"}, "TRAINJOB_AGENT: not valid JSON"),
+        ({"TRAINJOB_AGENT": "[]"}, "TRAINJOB_AGENT: must be a JSON object"),
+        ({"TRAINJOB_AGENT": json.dumps(PLACE)}, "TF_CONFIG: not set"),
+        (
+            {"TRAINJOB_AGENT": json.dumps(PLACE), "TF_CONFIG": json.dumps({"cluster": CLUSTER})},
+            "token can't be",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(env: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        read_settings(["true"], env, tmp_path)
+    assert message in str(caught.value)

@@ -1,0 +1,82 @@
+"""When training has stalled, and who is to blame."""
+
+from typing import Any
+
+import pytest
+
+from trainjob_trainer.agent.stall import Rank, StallWatch, blame
+
+TRAINING = {"state": "training", "step": 5, "epoch": 1, "time": 1.0}
+
+
+def test_it_is_not_armed_before_the_first_step() -> None:
+    watch = StallWatch()
+    for now, report in enumerate([None, {"state": "starting"}, {"state": "waiting"}]):
+        watch.observe(report, float(now))
+    assert not watch.stalled(1e9, 1.0)
+
+
+@pytest.mark.parametrize(("now", "limit", "stalled"), [(69.9, 60, False), (70, 60, True), (1e9, None, False)])
+def test_without_a_change_for_so_long_it_has_stalled(now: float, limit: float | None, stalled: bool) -> None:
+    watch = StallWatch()
+    watch.observe(TRAINING, 10.0)
+    watch.observe({**TRAINING, "loss": 0.5, "examplesPerSecond": 7.0, "time": 60.0}, 60.0)
+    assert watch.stalled(now, limit) is stalled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 6},
+        {"state": "saving"},
+        {"epoch": 2},
+        {"checkpointStep": 5},
+        {"evaluation": {"step": 5, "metrics": {}, "final": False}},
+        {"step": None, "state": "failed"},
+    ],
+)
+def test_any_sign_of_life_counts(change: dict[str, Any]) -> None:
+    watch = StallWatch()
+    watch.observe(TRAINING, 10.0)
+    watch.observe({**TRAINING, **change}, 60.0)
+    assert not watch.stalled(119.0, 60.0)
+    assert watch.stalled(120.0, 60.0)
+
+
+def test_a_new_start_disarms_it() -> None:
+    watch = StallWatch()
+    watch.observe(TRAINING, 10.0)
+    watch.observe(None, 20.0)
+    watch.observe({"state": "starting"}, 30.0)
+    assert not watch.stalled(1e9, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seat"),
+    [
+        ([Rank("worker-0", reported=True), Rank("worker-1", stopped=True, step=9)], "worker-1"),
+        (
+            [Rank("worker-0", report_age=1, step=1, reported=True), Rank("worker-1", report_age=70, step=1)],
+            "worker-1",
+        ),
+        (
+            [Rank("worker-0", report_age=60, step=3), Rank("worker-1", report_age=61, step=4)],
+            "worker-0",  # both are silent: it is a step behind
+        ),
+        ([Rank("worker-0", step=3), Rank("worker-1", step=3, reported=True)], "worker-1"),
+        ([Rank("worker-0", step=3), Rank("worker-1", reported=True)], "worker-1"),
+        (
+            [Rank("worker-0", step=3), Rank("worker-1", step=3), Rank("worker-2", step=4, reported=True)],
+            "worker-2",  # two are behind: neither stands out
+        ),
+        ([Rank("worker-0")], "worker-0"),
+        ([Rank("worker-1"), Rank("worker-0")], "worker-0"),
+        (
+            [Rank("worker-0", report_age=1, stopped=True, step=9), Rank("worker-1", report_age=99, step=1)],
+            "worker-0",
+        ),
+    ],
+)
+def test_blame_goes_by_the_surest_sign(ranks: list[Rank], seat: str) -> None:
+    assert blame(ranks) == seat
+    assert blame(reversed(ranks)) == seat

@@ -1,0 +1,210 @@
+# ruff: noqa: E501 - golden text, as it is shown
+"""What goes wrong in real pods, and what people read about it: docs/troubleshooting.md has the same words."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support_faults as faults
+from support_faults import faulty_job, sight
+from support_pods import touch, wait_for
+from testbed.claims import NodeCluster
+from testbed.errors import TestbedError
+from testbed.waiting import until
+
+PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
+SECONDS = 90
+"""Against hanging only."""
+
+RUNNING = "jsonpath={.status.state}=Running"
+RESUMABLE = "jsonpath={.status.output.checkpointStep}=30"
+
+LITTLE_MEMORY = {"resources": {"requests": {"cpu": "20m", "memory": "32Mi"}, "limits": {"memory": "96Mi"}}}
+GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+NO_IMAGE = {"image": "registry.invalid/nothing:1"}
+SYNTAX_ERROR = {"command": ["python", "-c", "def train(:\n    pass"]}
+WITHOUT_GROUP = {"securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}}
+
+# What happens at once, without anybody's help.
+STILLBORN = (
+    faulty_job("no-image", faults.HEALTHY, workers=1, container=NO_IMAGE),
+    faulty_job("no-room", faults.HEALTHY, workers=1, container=GPU, startTimeoutSeconds=5),
+    faulty_job("unwritable", faults.UNWRITABLE, workers=1, claim="unwritable", pod=WITHOUT_GROUP),
+    faulty_job("syntax-error", "", workers=1, container=SYNTAX_ERROR),
+    faulty_job("misconfigured", faults.MISCONFIGURED, workers=1),
+)
+# What happens to worker 1 of a job that trains.
+STRUCK = (
+    faulty_job("killed", faults.KILLED),
+    faulty_job("deleted", faults.HEALTHY),
+    faulty_job("greedy", faults.GREEDY, container=LITTLE_MEMORY),
+    faulty_job("greedy-plain", faults.GREEDY, container=LITTLE_MEMORY, restartStrategy="Recreate"),
+    faulty_job("hanging", faults.HANGING, stallTimeoutSeconds=10),
+    faulty_job("frozen", faults.FROZEN, stallTimeoutSeconds=10),
+    faulty_job("given-up", faults.HANGING, stallTimeoutSeconds=10, maxRestarts=0),
+)
+
+SEEN = {
+    "killed": """
+STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
+training on 2 workers, attempt 2
+Running=True AllReplicasRunning
+first failure: worker-1, Killed, exitCode 137, step 40
+worker 1 was killed (SIGKILL) at step 40; restarted in place from step 30 (restart 1 of 3)
+event: Restarted
+""",
+    "deleted": """
+STATE Running  WORKERS 2/2  STEP 40  RESTARTS 0
+training on 2 workers, attempt 2
+Running=True AllReplicasRunning
+first failure: worker-1, PodDeleted, step 40
+worker 1 had its pod deleted at step 40; restarting from step 30 (not counted against maxRestarts)
+event: Restarting
+""",
+    "greedy": """
+STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
+training on 2 workers, attempt 2
+Running=True AllReplicasRunning
+first failure: worker-1, OutOfMemory, exitCode 137, step 40
+worker 1 ran out of memory (OOMKilled, 137) at step 40; restarted in place from step 30 (restart 1 of 3)
+event: Restarted
+""",
+    "greedy-plain": """
+STATE Running  WORKERS 2/2  RESTARTS 1
+training on 2 workers, attempt 2
+Running=True AllReplicasRunning
+first failure: worker-1, OutOfMemory, exitCode 137
+worker 1 ran out of memory (OOMKilled, 137); restarting from the last checkpoint (restart 1 of 3)
+event: Restarting
+""",
+    "hanging": """
+STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
+training on 2 workers, attempt 2
+Running=True AllReplicasRunning
+first failure: worker-1, Stalled, step 40
+worker 1 stalled (no progress for 10 s) at step 40; restarted in place from step 30 (restart 1 of 3)
+event: Restarted
+""",
+    "frozen": """
+STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
+training on 2 workers, attempt 2
+Running=True AllReplicasRunning
+first failure: worker-1, Stalled, step 40
+worker 1 stalled (no progress for 10 s; its process is stopped) at step 40; restarted in place from step 30 (restart 1 of 3)
+event: Restarted
+""",
+    "given-up": """
+STATE Failed  WORKERS 0/2  STEP 41  RESTARTS 0
+worker 1 stalled (no progress for 10 s) at step 40; 0 of 0 restarts used; resumable from step 30
+Running=False Stalled
+FailureTarget=True Stalled
+Failed=True Stalled
+first failure: worker-1, Stalled, step 40
+event: Failed
+""",
+    "no-image": """
+STATE Pending  WORKERS 0/1  RESTARTS 0
+worker 0 can't start: ImagePullBackOff: Back-off pulling image "registry.invalid/nothing:1": ErrImagePull: …
+Running=False ImagePullBackOff
+""",
+    "no-room": """
+STATE Restarting  WORKERS 0/1  RESTARTS 0
+worker 0 can't start: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu …; gave way after 5 s (spec.startTimeoutSeconds), trying again in <time>
+Running=False StartTimeout
+Restarting=True StartTimeout
+event: StartTimeout
+""",
+    "unwritable": """
+STATE Failed  WORKERS 0/1  RESTARTS 2
+worker 0 can't write into its output folder (exit code 82: cannot write /output/unwritable/checkpoints: Permission denied); given up after the same failure 3 times in a row
+Running=False OutputUnwritable
+FailureTarget=True OutputUnwritable
+Failed=True OutputUnwritable
+first failure: worker-0, OutputUnwritable, exitCode 82
+event: Failed
+""",
+    "syntax-error": """
+STATE Failed  WORKERS 0/1  RESTARTS 2
+worker 0 crashed (exit code 1: SyntaxError: invalid syntax); given up after the same failure 3 times in a row
+Running=False Crashed
+FailureTarget=True Crashed
+Failed=True Crashed
+first failure: worker-0, Crashed, exitCode 1
+event: Failed
+""",
+    "misconfigured": """
+STATE Failed  WORKERS 0/1  RESTARTS 0
+worker 0 was configured wrongly (exit code 80: global_batch: 10 can't be divided by 4 workers); a restart can't mend that
+Running=False InvalidConfiguration
+FailureTarget=True InvalidConfiguration
+Failed=True InvalidConfiguration
+first failure: worker-0, InvalidConfiguration, exitCode 80
+event: Failed
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def stricken(installed: NodeCluster, restricted_module: str) -> Iterator[str]:
+    """A namespace in which all of this has happened, or is about to."""
+    installed.claim(restricted_module, "unwritable")
+    for job in (*STRUCK, *STILLBORN):
+        installed.apply(job, namespace=restricted_module)
+    for job in STRUCK:
+        strike(installed, restricted_module, job)
+    yield restricted_module
+    installed.delete("tj", "--all", namespace=restricted_module)
+
+
+def strike(cluster: NodeCluster, namespace: str, job: dict[str, Any]) -> None:
+    """Let it happen, once the job trains and that is known."""
+    name = job["metadata"]["name"]
+    wait_for(cluster, namespace, name, RUNNING)
+    if job["spec"].get("restartStrategy") != "Recreate":  # nobody hears a plain pod's reports
+        wait_for(cluster, namespace, name, RESUMABLE)
+    if name != "deleted":
+        touch(cluster, namespace, name, f"{name}.fault")
+        return
+    selector = f"trainjob.dev/job={name},trainjob.dev/index=1"
+    cluster.kubectl("delete", "pod", "-l", selector, "-n", namespace, "--wait=false")
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_people_see(name: str, installed: NodeCluster, stricken: str) -> None:
+    expected, seen = SEEN[name].strip(), ""
+
+    def is_as_expected() -> bool:
+        nonlocal seen
+        seen = sight(installed, stricken, name)
+        return seen == expected
+
+    with contextlib.suppress(TestbedError):
+        until(is_as_expected, what=f"what is seen of {name}", seconds=SECONDS, every=0.5)
+    assert seen == expected
+
+
+@pytest.mark.parametrize("name", ["hanging", "frozen", "given-up"])
+def test_the_log_says_where_a_stalled_process_was(name: str, installed: NodeCluster, stricken: str) -> None:
+    selector = f"trainjob.dev/job={name},trainjob.dev/index=1"
+
+    def has_stack() -> bool:
+        log = installed.kubectl("logs", "-l", selector, "-n", stricken, "--tail=-1")
+        return "most recent call first" in log and '"<string>", line' in log
+
+    until(has_stack, what=f"the stack of {name}", seconds=SECONDS, every=0.5)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_the_page_tells_the_same(name: str) -> None:
+    columns, *lines = SEEN[name].strip().splitlines()
+    sentence = next(line for line in lines if line.startswith("worker "))
+    (row,) = [row for row in PAGE.read_text().splitlines() if f"| `{sentence}` |" in row]
+    shown = re.fullmatch(r"STATE (\w+)  WORKERS (\S+)(?:  STEP \d+)?  RESTARTS (\d+)", columns)
+    assert shown is not None
+    state, workers, restarts = shown.groups()
+    assert row.startswith(f"| `{state}`, {workers}, {restarts} restart{'' if restarts == '1' else 's'} |")

@@ -1,0 +1,250 @@
+"""Pods with an agent: what it is given, how it is asked, and what it leaves behind."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_local import KEY, Lines, ended, local_cluster, python, ref_of, until
+from support_local_agents import BUNDLE, TOKEN, build_agent_pod, build_bundle_secret
+
+from trainjob.cluster import AlreadyExists, JobKey, Refused, Snapshot
+from trainjob.cluster.local import LocalCluster
+
+NAME = "digits-worker-0-00000001"
+WORLD = {"worker": 2}
+
+
+async def start(cluster: LocalCluster, lines: Lines, **pod: Any) -> None:
+    """Create the bundle and a pod with the small agent, and wait until it listens."""
+    await cluster.create(build_bundle_secret())
+    await cluster.create(build_agent_pod(**pod))
+    await lines.wait_for("agent of worker-0 listens")
+
+
+def heard(snapshot: Snapshot) -> Any:
+    return (snapshot.gang or {}).get("heard")
+
+
+async def test_the_leading_agent_is_told_and_its_answer_is_seen(tmp_path: Path) -> None:
+    order = {"world": WORLD, "maxRestarts": 3}
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await start(cluster, lines)
+        assert cluster.snapshot().gang is None
+        cluster.set_order(KEY, order)
+        gang = (await until(cluster, heard)).gang
+        assert gang is not None
+        assert (gang["heard"], gang["by"], gang["unreachableSeconds"]) == (order, NAME, 0)
+        assert gang["age"] >= 0
+        cluster.set_order(KEY, {**order, "maxRestarts": 4})
+        await until(cluster, lambda s: heard(s)["maxRestarts"] == 4)
+
+
+async def test_an_order_for_another_job_is_not_ours(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await start(cluster, lines)
+        cluster.set_order(JobKey("default", "another"), {"world": WORLD, "mine": False})
+        cluster.set_order(KEY, {"world": WORLD, "mine": True})
+        assert heard(await until(cluster, heard))["mine"]
+
+
+async def test_an_agent_that_comes_later_is_told_too(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, lines):
+        cluster.set_order(KEY, {"world": WORLD})
+        await start(cluster, lines)
+        await until(cluster, heard)
+
+
+async def test_an_agent_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await start(cluster, lines)
+        cluster.set_order(KEY, {"world": WORLD, "end": 3})
+        await ended(cluster, NAME)
+        gang = cluster.snapshot().gang
+        assert gang is not None
+        assert gang["heard"]["end"] == 3
+        cluster.set_order(KEY, None)
+        assert cluster.snapshot().gang
+
+
+async def test_an_agent_that_does_not_answer_is_counted_as_silent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "import signal; print('up', flush=True); signal.pause()"
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await start(cluster, lines)
+        cluster.set_order(KEY, {"world": WORLD, "end": 1})
+        await ended(cluster, NAME)
+        await cluster.create(build_agent_pod(python(code), incarnation=2))
+        snapshot = await until(cluster, lambda s: s.gang and s.gang["unreachableSeconds"] > 0)
+        assert heard(snapshot)["end"] == 1
+    assert not caplog.records
+
+
+async def test_the_agents_environment(tmp_path: Path) -> None:
+    names = ["TRAINJOB_AGENT", "TRAINJOB_POD_IP", "TRAINJOB_STATE_DIR", "TRAINJOB_TERMINATION_LOG", "BUNDLE"]
+    names += ["PYTHONPATH", "TRAINJOB_PROGRESS_FILE"]
+    code = f"import json, os\nprint(json.dumps([os.environ.get(name) for name in {names}]))"
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await cluster.create(build_bundle_secret())
+        await cluster.create(build_agent_pod(python(code)))
+        await ended(cluster, NAME)
+        values = dict(zip(names, json.loads(lines.seen[0][1]), strict=True))
+        place = json.loads(values["TRAINJOB_AGENT"])
+        assert place["address"] == place["leader"]
+        assert place["address"].startswith("127.0.0.1:")
+        assert values["TRAINJOB_POD_IP"] == "127.0.0.1"
+        assert (values["PYTHONPATH"], values["TRAINJOB_PROGRESS_FILE"]) == (None, None)
+        state, log, bundle = (Path(values[name]) for name in names[2:5])
+        assert (bundle / "token").read_text() == TOKEN
+        assert (bundle / "trainjob.pyz/trainjob_trainer/__init__.py").is_file()
+        assert log.read_text() == ""
+        assert state.is_dir()
+
+
+async def test_progress_is_read_where_the_training_process_leaves_it(tmp_path: Path) -> None:
+    code = """
+import os, pathlib
+folder = pathlib.Path(os.environ["TRAINJOB_STATE_DIR"])
+(folder / "new").write_text('{"state": "training", "step": 7}')
+(folder / "new").rename(folder / "progress.json")
+"""
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_bundle_secret())
+        await cluster.create(build_agent_pod(python(code)))
+        await ended(cluster, NAME)
+        assert cluster.snapshot().progress == {NAME: {"state": "training", "step": 7}}
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "printed", "message"),
+    [
+        (1, '{"agent":1}', "x", '{"agent":1}'),
+        (0, '{"step":440}', "x", '{"step":440}'),
+        (1, "", "last line", "last line"),
+        (0, "", "last line", None),
+        (1, "x" * 5000 + "end\n", "", "x" * 4092 + "end"),
+    ],
+)
+async def test_the_last_words(
+    code: int, said: str, printed: str, message: str | None, tmp_path: Path
+) -> None:
+    program = f"""
+import os, pathlib, sys
+log = pathlib.Path(os.environ["TRAINJOB_TERMINATION_LOG"])
+assert log.exists()
+log.write_text({said!r})
+print({printed!r})
+sys.exit({code})
+"""
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_bundle_secret())
+        await cluster.create(build_agent_pod(python(program)))
+        state = await ended(cluster, NAME)
+        assert (state["exitCode"], state.get("message")) == (code, message)
+
+
+async def test_an_earlier_attempts_error_is_not_the_pods(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, signal
+report = '{"state": "failed", "error": {"reason": "Crashed", "message": "long ago"}}'
+pathlib.Path(os.environ["TRAINJOB_STATE_DIR"], "progress.json").write_text(report)
+print("just now", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_bundle_secret())
+        await cluster.create(build_agent_pod(python(program)))
+        assert (await ended(cluster, NAME))["message"] == "just now"
+
+
+REPLACED = """
+import os
+log = os.environ["TRAINJOB_TERMINATION_LOG"]
+os.unlink(log)
+{make}
+print("said", flush=True)
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("make", ["os.mkfifo(log)", "os.mkdir(log)", "os.symlink('/etc/passwd', log)", ""])
+async def test_a_termination_log_that_was_replaced_holds_nobody_up(make: str, tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_bundle_secret())
+        await cluster.create(build_agent_pod(python(REPLACED.format(make=make))))
+        assert (await ended(cluster, NAME))["message"] == "said"
+
+
+async def test_the_log_does_not_name_an_attempt(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await start(cluster, lines)
+        log = cluster.log_path(NAME)
+        assert log is not None
+        assert log.read_text().startswith(f"--- pod {NAME}, 20")
+
+
+async def test_an_agents_port_in_use_is_named(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_bundle_secret())
+        cluster.prepare([build_agent_pod()])
+        port = cluster._workplace.ports_of(build_agent_pod()).agent
+        with socket.create_server(("127.0.0.1", port)):
+            await cluster.create(build_agent_pod())
+            state = await ended(cluster, NAME)
+        assert state["exitCode"] == 84
+        assert f"port {port} of this machine, chosen for an agent, is in use" in state["message"]
+
+
+async def test_a_bundle_is_created_once(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_bundle_secret())
+        with pytest.raises(AlreadyExists, match=f"Secret {BUNDLE} is there already"):
+            await cluster.create(build_bundle_secret())
+
+
+async def test_a_bundle_that_was_deleted_is_created_anew(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await cluster.create(build_bundle_secret(**{"trainjob.pyz": "", "token": "another"}))
+        (secret,) = cluster._store.of_kind("Secret")
+        await cluster.delete(ref_of(secret, "Secret"))
+        await start(cluster, lines)
+        cluster.set_order(KEY, {"world": WORLD})
+        await until(cluster, heard)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"password": "x"}, "Secret other can't be had on this machine"),
+        ({"token": "x"}, "Secret other can't be had on this machine"),
+    ],
+)
+async def test_other_secrets_are_refused(data: dict[str, str], reason: str, tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        with pytest.raises(Refused, match=reason):
+            await cluster.create(build_bundle_secret("other", **data))
+
+
+async def test_a_token_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    secret = build_bundle_secret()
+    secret["data"]["token"] = "?"  # noqa: S105
+    async with local_cluster(tmp_path) as (cluster, _):
+        with pytest.raises(Refused, match="can't lay out the agent"):
+            await cluster.create(secret)
+
+
+async def test_without_the_trainer_there_is_no_agent(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path, bootstrap=None) as (cluster, _):
+        with pytest.raises(Refused, match=r"trainjob-trainer is not installed.+restartStrategy: Recreate"):
+            await cluster.create(build_agent_pod())
+
+
+async def test_nothing_of_the_bundle_is_left(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, lines):
+        await start(cluster, lines)
+        bundles = cluster._workplace._place.bundles
+        assert list(bundles.iterdir())
+        await cluster.close()
+        assert not bundles.exists()

@@ -1,0 +1,90 @@
+"""What the operator writes into a pod for its agent is what the agent reads."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_jobs import build_job
+
+from trainjob.api import AGENT_PORT, PORT, parse
+from trainjob.core.agent import BUNDLE_FOLDER, PROGRAM, STATE_FOLDER, TOKEN, build_bundle_secret
+from trainjob.core.render import build_pod
+from trainjob.core.settings import Bundle
+from trainjob.core.token import job_token
+from trainjob_trainer.agent.settings import Address, Settings, read_settings
+
+KEY = b"some key"
+
+
+def settings_of(folder: Path, role: str, index: int = 0, incarnation: int = 1, **job: Any) -> Settings:
+    """Return what the agent of one pod reads, from a bundle in `folder`."""
+    parsed = parse(build_job(uid="some-uid", **job))
+    secret = build_bundle_secret(parsed, Bundle(b"", KEY))
+    (folder / TOKEN).write_bytes(base64.b64decode(secret["data"][TOKEN]))
+    pod = build_pod(parsed, role=role, index=index, incarnation=incarnation, attempt=1)
+    container = pod["spec"]["containers"][0]
+    env = {v["name"]: v.get("value", "10.1.2.3") for v in container["env"]}
+    command = container["command"]
+    split = command.index("--")
+    assert command[:split] == ["python", "-I", "-S", f"{BUNDLE_FOLDER}/{PROGRAM}"]
+    return read_settings(command[split + 1 :], env, folder)
+
+
+def test_a_workers_place(tmp_path: Path) -> None:
+    read = settings_of(
+        tmp_path,
+        "worker",
+        1,
+        3,
+        maxRestarts=7,
+        stallTimeoutSeconds=90,
+        pod={"terminationGracePeriodSeconds": 45},
+    )
+    assert (read.seat, read.incarnation, read.max_restarts) == ("worker-1", 3, 7)
+    assert (read.stall_timeout, read.grace, read.warm_standby) == (90, 45, False)
+    assert read.address == Address("digits-worker-1.digits.default.svc", AGENT_PORT)
+    assert read.leader == Address("digits-worker-0.digits.default.svc", AGENT_PORT)
+    assert (read.tf_port, read.pod_ip, read.state_dir) == (PORT, "10.1.2.3", Path(STATE_FOLDER))
+    assert read.token == job_token(KEY, "some-uid").encode()
+    assert list(read.command) == ["python", "train.py"]
+    assert not read.is_leader
+    assert not read.is_observer
+
+
+@pytest.mark.parametrize(("role", "leads", "observes"), [("worker", True, False), ("evaluator", False, True)])
+def test_the_other_places(role: str, leads: bool, observes: bool, tmp_path: Path) -> None:
+    read = settings_of(tmp_path, role)
+    assert (read.is_leader, read.is_observer) == (leads, observes)
+    assert (read.stall_timeout, read.grace) == (None, 30)
+
+
+def test_a_chief_leads(tmp_path: Path) -> None:
+    job = {"chief": {}, "ps": {"replicas": 2}, "evaluator": False}
+    seats = [("chief", 0), ("worker", 0), ("ps", 1)]
+    read = [settings_of(tmp_path, role, index, **job) for role, index in seats]
+    assert [settings.is_leader for settings in read] == [True, False, False]
+    assert {str(settings.leader) for settings in read} == {f"digits-chief-0.digits.default.svc:{AGENT_PORT}"}
+
+
+def test_the_ledger(tmp_path: Path) -> None:
+    job = build_job(uid="some-uid")
+    job["status"] = {
+        "attempt": 5,
+        "restarts": {"charged": 3, "uncharged": 1, "refunded": 2, "sinceProgress": 1, "furthestStep": 40},
+    }
+    parsed = parse(job)
+    pod = build_pod(parsed, role="worker", index=0, incarnation=6, attempt=6)
+    env = {v["name"]: v.get("value", "") for v in pod["spec"]["containers"][0]["env"]}
+    (tmp_path / TOKEN).write_text("x")
+    ledger = read_settings(["python"], env, tmp_path).ledger.to_json()
+    assert ledger == {
+        "attempt": 5,
+        "charged": 3,
+        "uncharged": 1,
+        "refunded": 2,
+        "sinceProgress": 1,
+        "furthestStep": 40,
+    }

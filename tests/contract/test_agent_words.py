@@ -1,0 +1,98 @@
+"""What agents say of restarts and failures is what the operator understands of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainjob.core.backoff import restart_delay
+from trainjob.core.exits import EXITS, meaning_of
+from trainjob.core.gang import read_agent_words, read_gang, read_ledger
+from trainjob.core.pods import read_json
+from trainjob_trainer.agent import budget, failure
+from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.termination import write_termination
+
+CODES = [*EXITS, 1, 2, 79, 90, 126, 127, 128, 129, 137, 143, 192, 193, 255]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_an_exit_code_means_the_same_to_both(code: int) -> None:
+    meaning = meaning_of(code)
+    assert failure.reason_of(code) == meaning.name
+    assert failure.is_charged(code) == meaning.charged
+    assert failure.is_permanent(code) == meaning.permanent
+
+
+def test_the_ledger_is_read_as_it_was_written() -> None:
+    theirs = Ledger(attempt=7, charged=4, uncharged=2, refunded=3, since_progress=1, furthest_step=40)
+    ours = read_ledger(theirs.to_json())
+    assert vars(ours) == vars(theirs)
+    assert vars(read_ledger(Ledger().to_json())) == vars(Ledger())
+
+
+FAILURE = Failure(
+    seat="worker-1",
+    pod="digits-worker-1-abcd",
+    incarnation=2,
+    attempt=7,
+    reason="OutOfMemory",
+    exit_code=137,
+    signal=9,
+    message="killed",
+    log_tail="one\ntwo",
+    step=40,
+    charged=False,
+    permanent=True,
+    repeated=True,
+    time=1e9,
+)
+
+
+def test_a_failure_is_read_as_it_was_written() -> None:
+    ours = read_gang({"failure": FAILURE.to_json()}).failure
+    assert ours is not None
+    assert ours.seat.name == FAILURE.seat
+    assert ours.time is not None
+    assert ours.time.timestamp() == FAILURE.time
+    for name in (
+        "pod",
+        "reason",
+        "exit_code",
+        "message",
+        "log_tail",
+        "step",
+        "charged",
+        "permanent",
+        "repeated",
+    ):
+        assert getattr(ours, name) == getattr(FAILURE, name)
+
+
+@pytest.mark.parametrize("log", ["short", "x" * 2048, "\U0001f600" * 2048])
+def test_an_agents_last_words_are_read_as_they_were_written(log: str, tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    path.touch()
+    ledger = Ledger(attempt=7, charged=2)
+    report = {"state": "failed", "step": 40, "checkpointStep": 20, "metrics": {"loss": 1.0}}
+    failure = replace(FAILURE, log_tail=log)
+    write_termination(path, gave_up=True, failure=failure.to_json(), ledger=ledger.to_json(), report=report)
+    assert len(path.read_bytes()) <= 3072
+    words = read_agent_words(read_json(path.read_text()))
+    assert words is not None
+    assert words.gave_up
+    assert words.failure is not None
+    assert (words.failure.seat.name, words.failure.exit_code, words.failure.step) == ("worker-1", 137, 40)
+    assert words.failure.message == "killed"
+    assert log.endswith(words.failure.log_tail)
+    assert vars(words.ledger) == vars(ledger)
+    assert words.report is not None
+    assert (words.report.step, words.report.checkpoint_step) == (40, 20)
+
+
+@pytest.mark.parametrize("in_a_row", [0, 1, 2, 3, 4, 7, 8, 9, 1000])
+def test_both_wait_as_long_before_the_next_start(in_a_row: int) -> None:
+    assert budget.restart_delay(in_a_row) == restart_delay(in_a_row).total_seconds()

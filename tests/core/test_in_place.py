@@ -1,0 +1,453 @@
+"""Jobs with agents: what the controller does, and what it leaves to them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support_agents import Agents, training
+from support_jobs import build_job
+from support_world import World
+
+from trainjob.core.conditions import find_condition, is_true
+
+
+def names_of(world: World, role: str = "worker") -> list[str]:
+    return [p["metadata"]["name"] for p in world.pods if p["metadata"]["labels"]["trainjob.dev/role"] == role]
+
+
+def order_of(world: World) -> dict[str, Any]:
+    order = world.cluster.orders[world.key]
+    assert order is not None
+    return dict(order)
+
+
+async def test_a_job_runs_once_its_agents_have_met() -> None:
+    world = World(build_job())
+    agents = Agents(world)
+    await world.settle()
+    assert world.cluster.writes[1].startswith("create Secret digits-agent-")
+    world.each(world.cluster.run_pod)
+    agents.tell()
+    await world.settle()
+    assert world.status.state == "Pending"
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.attempt == 1
+    assert order_of(world)["world"] == {"worker": 2}
+    assert order_of(world)["incarnations"] == {"worker-0": 1, "worker-1": 1}
+
+
+async def test_where_agents_cannot_be_asked_running_pods_are_what_is_known() -> None:
+    world = World(build_job())
+    await world.settle()
+    world.each(world.cluster.run_pod)
+    await world.settle()
+    assert world.status.state == "Pending"
+    await world.pass_time(5)
+    assert world.status.state == "Running"
+
+
+async def test_what_agents_restart_is_told_and_touches_no_pod() -> None:
+    world, agents = await training(build_job())
+    before = names_of(world)
+    agents.report("worker-0", step=30, checkpointStep=20)
+    agents.fail("worker-1", message="ValueError: boom", logTail="Traceback…\nValueError: boom", step=30)
+    await world.settle()
+    message = (
+        "worker 1 crashed (exit code 1: ValueError: boom) at step 30;"
+        " restarted in place from step 20 (restart 1 of 3)"
+    )
+    assert world.status.state == "Restarting"
+    assert world.status.message == message
+    assert ("Restarted", message) in world.cluster.events
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.rank == "worker-1"
+    assert world.status.first_failure.pod == world.pod("worker", 1)["metadata"]["name"]
+    assert world.status.first_failure.log_tail == "Traceback…\nValueError: boom"
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert (world.status.attempt, world.status.restarts.charged) == (2, 1)
+    assert names_of(world) == before
+
+
+async def test_a_restart_that_is_over_before_it_is_heard_of_is_told_all_the_same() -> None:
+    world, agents = await training(build_job())
+    agents.fail("worker-0", code=137, reason="OutOfMemory", step=7)
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.restarts.charged == 1
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.reason == "OutOfMemory"
+    assert "worker 0 ran out of memory (OOMKilled, 137) at step 7" in world.status.first_failure.message
+
+
+async def test_a_lost_pod_is_replaced_alone() -> None:
+    world, agents = await training(build_job())
+    kept, lost = names_of(world)
+    world.cluster.end_pod(world.pod("worker", 1), 137, reason="OOMKilled")
+    await world.settle()
+    assert world.status.message is not None
+    assert world.status.message.startswith("worker 1 ran out of memory (OOMKilled, 137); restarting from")
+    assert world.status.attempt == 2
+    now = names_of(world)
+    assert kept in now
+    assert lost not in now
+    assert len(now) == 2
+    assert order_of(world)["incarnations"] == {"worker-0": 1, "worker-1": 2}
+    agents.phase = "meeting"
+    world.each(world.cluster.run_pod, "worker")
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.restarts.charged == 1
+
+
+async def test_failures_one_after_the_other_each_count() -> None:
+    world, agents = await training(build_job())
+    for number in (1, 2):
+        world.cluster.end_pod(world.pod("worker", number - 1), 137, reason="OOMKilled")
+        agents.phase = "meeting"
+        await world.pass_time(60)
+        world.each(lambda p: world.cluster.run_pod(p) if p["status"]["phase"] == "Pending" else None)
+        agents.meet()
+        await world.settle()
+        assert world.status.state == "Running"
+        assert world.status.restarts.charged == number
+
+
+@pytest.mark.parametrize("way", ["evict_pod", "remove"])
+async def test_what_the_cluster_takes_is_not_charged(way: str) -> None:
+    world, _ = await training(build_job(maxRestarts=0))
+    kept = names_of(world)[0]
+    getattr(world.cluster, way)(world.pod("worker", 1))
+    await world.settle()
+    assert kept in names_of(world)
+    assert len(names_of(world)) == 2
+    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+
+
+async def test_a_controller_that_dies_after_its_decision_does_not_count_twice() -> None:
+    world, _ = await training(build_job())
+    cut = {"left": 1}
+
+    def die(operation: str, manifest: dict[str, Any]) -> Exception | None:
+        if operation in ("set_labels", "delete") and cut["left"]:
+            cut["left"] -= 1
+            return ConnectionError("the controller is gone")
+        return None
+
+    world.cluster.fault = die
+    world.cluster.end_pod(world.pod("worker", 0), 1)
+    world.cluster.end_pod(world.pod("worker", 1), 1)
+    with pytest.raises(ConnectionError):
+        await world.settle()
+    world.restart_controller()
+    await world.settle()
+    assert world.status.attempt == 2
+    assert world.status.restarts.charged == 1
+    assert len(names_of(world)) == 2
+
+
+async def test_what_the_agents_give_up_fails_the_job() -> None:
+    world, agents = await training(build_job(maxRestarts=1, evaluator=False))
+    agents.report("worker-0", step=4210, checkpointStep=4200)
+    agents.fail("worker-1", message="ValueError: boom", step=4205)
+    agents.meet()
+    await world.settle()
+    agents.fail("worker-1", message="ValueError: boom", step=4210)
+    agents.charged = 1
+    words = json.dumps(agents.words())
+    world.cluster.end_pod(world.pod("worker", 0), 85, message=words)
+    world.cluster.end_pod(world.pod("worker", 1), 1, message=words)
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert world.status.message == (
+        "worker 1 crashed (exit code 1: ValueError: boom) at step 4210;"
+        " 1 of 1 restarts used; resumable from step 4200"
+    )
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.rank == "worker-1"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"exitCode": 80, "reason": "InvalidConfiguration"}, "a restart can't mend that"),
+        ({"repeated": True}, "given up after the same failure 3 times in a row"),
+    ],
+)
+async def test_why_the_agents_gave_up(more: dict[str, Any], why: str) -> None:
+    world, agents = await training(build_job(evaluator=False))
+    agents.fail("worker-1", **more)
+    words = json.dumps(agents.words())
+    for index in (1, 0):
+        world.cluster.end_pod(world.pod("worker", index), 85, message=words)
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert why in (world.status.message or "")
+
+
+async def test_agents_that_have_given_up_end_by_themselves_and_keep_their_logs() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    before = names_of(world)
+    agents.fail("worker-1", repeated=True)
+    words = json.dumps(agents.words())
+    world.cluster.end_pod(world.pod("worker", 0), 85, message=words)
+    await world.settle()
+    assert (world.status.state, names_of(world)) == ("Failing", before)
+    world.cluster.end_pod(world.pod("worker", 1), 1, message=words)
+    await world.settle()
+    assert (world.status.state, names_of(world)) == ("Failed", before)
+
+
+async def test_agents_that_have_given_up_and_stay_are_stopped() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    agents.fail("worker-1", repeated=True)
+    world.cluster.end_pod(world.pod("worker", 0), 85, message=json.dumps(agents.words()))
+    await world.pass_time(9)
+    assert "deletionTimestamp" not in world.pod("worker", 1)["metadata"]
+    await world.pass_time(2)
+    assert "deletionTimestamp" in world.pod("worker", 1)["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        ({"reason": "Stalled", "message": "no progress for 3 s"}, "worker 1 stalled (no progress for 3 s)"),
+        ({"reason": "Unreachable", "message": "can't be reached"}, "worker 1 can't be reached"),
+        ({"reason": "Unreachable", "message": ""}, "worker 1 took part in training no longer"),
+    ],
+)
+async def test_what_agents_say_of_a_process_that_did_not_end(failure: dict[str, Any], text: str) -> None:
+    world, agents = await training(build_job())
+    agents.fail("worker-1", **{"exitCode": None, "step": 40, **failure})
+    await world.settle()
+    assert (world.status.message or "").startswith(f"{text} at step 40; restarted in place from ")
+
+
+async def test_a_worker_that_nobody_reaches_is_replaced_when_its_time_to_end_is_over() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    await world.pass_time(60)
+    gone = world.pod("worker", 1)["metadata"]["name"]
+    agents.lost["worker-1"] = 5.0
+    agents.phase = "meeting"
+    agents.tell()
+    await world.settle()
+    assert world.status.attempt == 1, "it may come back"
+    agents.lost["worker-1"] = 11.0
+    agents.tell()
+    await world.settle()
+    assert "worker 1 can't be reached by the others" in (world.status.message or "")
+    assert world.status.restarts.uncharged == 1
+    assert names_of(world).count(gone) == 1, "its node may still run it"
+    await world.pass_time(39)
+    assert len(names_of(world)) == 2
+    await world.pass_time(2)
+    assert len(names_of(world)) == 3
+    agents.lost.clear()
+    world.each(lambda p: world.cluster.run_pod(p) if p["status"]["phase"] == "Pending" else None)
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+
+
+async def test_a_leading_agent_that_nobody_reaches_is_replaced() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    await world.pass_time(60)
+    agents.unreachable, agents.witness = 12.0, {"leaderLostSeconds": 3.0}
+    agents.tell()
+    await world.settle()
+    assert world.status.attempt == 1
+    agents.unreachable, agents.witness = 20.0, {"leaderLostSeconds": 11.0}
+    agents.tell()
+    await world.settle()
+    assert "worker 0 can't be reached" in (world.status.message or "")
+    assert world.status.attempt == 2
+    await world.pass_time(41)
+    world.each(lambda p: world.cluster.run_pod(p) if p["status"]["phase"] == "Pending" else None)
+    await world.pass_time(5)
+    assert world.status.attempt == 2, "its successor has only just begun"
+
+
+async def test_a_gang_whose_end_was_cut_off_starts_once_more() -> None:
+    """The others have been told that all is done and have gone; the leader's pod was lost just then."""
+    world, agents = await training(build_job(evaluator=False))
+    world.cluster.end_pod(world.pod("worker", 1), 0)
+    world.cluster.evict_pod(world.pod("worker", 0))
+    agents.phase = "meeting"
+    await world.settle()
+    assert len(names_of(world)) == 2
+    assert all(p["status"]["phase"] == "Pending" for p in world.pods)
+
+
+async def test_scaling_keeps_the_pods_that_stay() -> None:
+    world, agents = await training(build_job(workers=3, evaluator=False))
+    before = names_of(world)
+    world.edit(worker={"replicas": 2})
+    await world.settle()
+    assert world.status.state == "Restarting"
+    assert order_of(world)["world"] == {"worker": 2}
+    world.let_go()
+    agents.phase = "meeting"
+    agents.meet()
+    await world.settle()
+    assert names_of(world) == before[:2]
+    assert world.status.state == "Running"
+    assert world.status.message == "training on 2 workers, attempt 2"
+    world.edit(worker={"replicas": 3})
+    await world.settle()
+    assert names_of(world)[:2] == before[:2]
+    assert len(names_of(world)) == 3
+    assert order_of(world)["world"] == {"worker": 3}
+    assert world.status.restarts.charged == 0
+
+
+async def test_suspending_and_going_on() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    agents.fail("worker-0", step=3)
+    agents.meet()
+    await world.settle()
+    world.edit(suspend=True)
+    await world.settle()
+    assert world.cluster.orders[world.key] is None
+    world.let_go()
+    await world.settle()
+    world.edit(suspend=False)
+    await world.settle()
+    assert len(names_of(world)) == 2
+    world.each(world.cluster.run_pod, "worker")
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.restarts.charged == 1
+    assert world.status.attempt == 3
+
+
+async def test_progress_of_all_comes_from_the_leading_agent() -> None:
+    world, agents = await training(build_job())
+    agents.report("worker-0", step=30, totalSteps=100, checkpointStep=20)
+    await world.pass_time(31)
+    assert world.status.progress is not None
+    assert world.status.progress.step == 30
+    assert world.status.output is not None
+    assert world.status.output.checkpoint_step == 20
+
+
+async def test_restarts_are_refunded_by_a_checkpoint_further_than_ever() -> None:
+    world, agents = await training(build_job(maxRestarts=1, evaluator=False))
+    world.cluster.end_pod(world.pod("worker", 1), 1, message="boom")
+    agents.report("worker-0", step=12, checkpointStep=10)
+    await world.settle()
+    world.each(lambda p: world.cluster.run_pod(p) if p["status"]["phase"] == "Pending" else None)
+    agents.meet()
+    await world.settle()
+    assert world.status.restarts.charged == 1
+    agents.report("worker-0", step=35, checkpointStep=30)
+    agents.report("worker-1", step=35)
+    world.cluster.end_pod(world.pod("worker", 1), 1, message="boom")
+    await world.settle()
+    assert world.status.state == "Restarting"
+    assert (world.status.restarts.charged, world.status.restarts.refunded) == (2, 1)
+
+
+async def test_a_gang_that_cannot_meet_gives_way_and_tries_again() -> None:
+    world = World(build_job(startTimeoutSeconds=60, evaluator=False))
+    agents = Agents(world)
+    await world.settle()
+    first = names_of(world)
+    world.cluster.run_pod(world.pod("worker", 0))
+    world.cluster.hold_pod(world.pod("worker", 1), "ImagePullBackOff", "no such image")
+    agents.tell()
+    await world.pass_time(59)
+    assert names_of(world) == first
+    await world.pass_time(1)
+    assert world.status.message is not None
+    assert world.status.message.startswith(
+        "worker 1 can't start: ImagePullBackOff: no such image;"
+        " gave way after 60 s (spec.startTimeoutSeconds), trying again in"
+    )
+    assert is_true(world.status, "Restarting")
+    running = find_condition(world.status, "Running")
+    assert running is not None
+    assert running.reason == "StartTimeout"
+    world.let_go()
+    await world.settle()
+    assert names_of(world) == []
+    await world.pass_time(60)
+    assert len(names_of(world)) == 2
+    assert set(names_of(world)).isdisjoint(first)
+    assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+
+
+async def hold(world: World, agents: Agents, index: int) -> None:
+    """A worker is lost, and its successor can't be had."""
+    world.cluster.evict_pod(world.pod("worker", index))
+    agents.phase = "meeting"
+    await world.settle()
+    world.cluster.hold_pod(world.pod("worker", index), "Unschedulable", "no room")
+    agents.tell()
+    await world.settle()
+
+
+async def test_training_goes_on_with_fewer_workers_and_grows_back() -> None:
+    world, agents = await training(build_job(worker={"replicas": 4, "minReplicas": 2}, evaluator=False))
+    await hold(world, agents, 2)
+    await world.pass_time(59)
+    assert world.status.state == "Restarting"
+    await world.pass_time(1)
+    assert order_of(world)["without"] == ["worker-2"]
+    assert "worker 2 can't start: Unschedulable: no room; going on with 3 of 4" in (
+        world.status.message or ""
+    )
+    agents.meet(without=["worker-2"])
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.message == "training on 3 workers, attempt 3"
+    assert world.source["spec"]["worker"]["replicas"] == 4, "the spec is the user's"
+    world.cluster.run_pod(world.pod("worker", 2))
+    agents.tell()
+    await world.settle()
+    assert order_of(world)["without"] == []
+    agents.meet()
+    await world.settle()
+    assert world.status.message == "training on 4 workers, attempt 4"
+    assert world.status.restarts.charged == 0
+
+
+async def test_no_fewer_than_the_global_batch_can_be_divided_by() -> None:
+    world, agents = await training(build_job(worker={"replicas": 4, "minReplicas": 1}, evaluator=False))
+    agents.report("worker-0", step=1, globalBatch=64)
+    await world.pass_time(31)
+    await hold(world, agents, 1)
+    await world.pass_time(61)
+    assert order_of(world)["without"] == ["worker-1", "worker-3"]
+
+
+async def test_no_fewer_than_are_wanted() -> None:
+    world, agents = await training(build_job(worker={"replicas": 2, "minReplicas": 2}, evaluator=False))
+    await hold(world, agents, 1)
+    await world.pass_time(120)
+    assert order_of(world)["without"] == []
+
+
+async def test_a_size_that_the_global_batch_cannot_be_divided_by_is_refused() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    agents.report("worker-0", step=1, globalBatch=64)
+    await world.pass_time(31)
+    before = names_of(world)
+    world.edit(worker={"replicas": 3})
+    await world.pass_time(31)
+    assert world.status.state == "Running"
+    assert world.status.message == (
+        "training on 2 workers; can't go on with 3 workers: the global batch of 64 can't be divided by them"
+    )
+    assert names_of(world) == before
+    assert world.status.observed_generation == 2
+    world.edit(worker={"replicas": 4})
+    await world.settle()
+    assert order_of(world)["world"] == {"worker": 4}

@@ -1,0 +1,27 @@
+"""A real job, killed at seeded random moments. The long version: `python benchmarks/chaos.py --kills 200`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from support_processes import REPOSITORY
+
+COMMAND = ["--kills", "3", "--steps", "600", "--kinds", "worker0,worker1,both"]
+
+
+def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(REPOSITORY / "benchmarks" / "chaos.py"), *COMMAND, "--seed", "5"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["largest_difference"] < 1e-6
+    assert told["steps"] == 600
+    assert sum(told["kills"].values()) == 3

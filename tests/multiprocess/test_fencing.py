@@ -1,0 +1,52 @@
+"""A writer that is stopped and wakes up after its successor has begun, as real processes."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from support_plain import BOOTSTRAP
+from support_plain import SCRIPTS as PLAIN_SCRIPTS
+from support_processes import Gang
+
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.exits import ExitCode
+
+LIBRARY = Path(__file__).parent / "scripts" / "library_run.py", ("--epochs", "1000000"), "accuracy", {}
+PLAIN = PLAIN_SCRIPTS / "endless.py", (), "epoch 3", {"PYTHONPATH": str(BOOTSTRAP)}
+
+
+def contents(checkpoints: Path) -> Mapping[str, str]:
+    shown = [path for path in checkpoints.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in shown}
+
+
+@pytest.mark.parametrize(("script", "arguments", "line", "env"), [LIBRARY, PLAIN], ids=["library", "plain"])
+def test_a_writer_that_wakes_up_late_changes_nothing_and_ends_as_fenced(
+    script: Path, arguments: tuple[str, ...], line: str, env: Mapping[str, str], tmp_path: Path
+) -> None:
+    def start(epoch: str) -> Gang:
+        with_epoch = {**env, "TRAINJOB_EPOCH": epoch}
+        return Gang(script, tmp_path / "output", workers=1, env=with_epoch, arguments=arguments)
+
+    checkpoints = tmp_path / "output" / "checkpoints"
+    with start("1.1") as old:
+        old["worker-0"].wait_for_line(line, times=2)
+        old["worker-0"].freeze()
+        with start("1.2") as new:
+            new["worker-0"].wait_for_line("resumed from step")
+            new["worker-0"].wait_for_line(line)
+            new["worker-0"].freeze()
+            before = contents(checkpoints)
+
+            old["worker-0"].kill(signal.SIGCONT)
+
+            assert old.wait() == {"worker-0": ExitCode.FENCED}, old.report
+            assert contents(checkpoints) == before
+            error = old.progress("worker-0")["error"]
+            assert error["reason"] == "Fenced"
+            assert "a newer start of this job (1.2) writes" in error["message"]
+    assert CheckpointStore(checkpoints).latest() is not None

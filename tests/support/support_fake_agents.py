@@ -1,0 +1,104 @@
+"""Agents that listen and answer the controller as real ones do, and say what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from trainjob.cluster.agents.wire import (
+    GREETING,
+    LARGEST_FIRST_FRAME,
+    LENGTH_BYTES,
+    NONCE_BYTES,
+    InvalidFrame,
+    Opener,
+    Sealer,
+    read_length,
+    session_key,
+)
+
+Report = dict[str, Any]
+
+
+def build_report(phase: str = "running", *, attempt: int = 1, step: int = 10, **more: Any) -> Report:
+    """Return what a leading agent of two workers says."""
+    return {
+        "type": "report",
+        "role": "leader",
+        "phase": phase,
+        "phaseSeconds": 1.0,
+        "attempt": attempt,
+        "world": {"worker": 2},
+        "ledger": {"attempt": attempt, "charged": attempt - 1},
+        "failure": None,
+        "members": {
+            f"worker-{index}": {
+                "pod": f"digits-worker-{index}-0",
+                "incarnation": 1,
+                "state": "running",
+                "seconds": 1.0,
+                "report": {"state": "training", "step": step},
+            }
+            for index in range(2)
+        },
+        **more,
+    }
+
+
+def build_witness(lost: float | None, seat: str = "worker-1") -> Report:
+    """Return what a member says."""
+    return {"type": "report", "role": "member", "seat": seat, "child": "running", "leaderLostSeconds": lost}
+
+
+class FakeAgent:
+    """One agent.
+
+    Attributes:
+        report: what it answers.
+        is_mute: it takes connections and says nothing.
+        orders: those it was told, oldest first.
+    """
+
+    def __init__(self, token: str, report: Report | None = None) -> None:
+        self.token = token
+        self.report = report or build_report()
+        self.is_mute = False
+        self.orders: list[Any] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @asynccontextmanager
+    async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+        """Listen, and give the port."""
+        server = await asyncio.start_server(self._serve, host, port)
+        try:
+            yield int(server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+            await server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            if not self.is_mute:
+                await self._answer(reader, writer)
+            else:
+                await reader.read()
+        except (InvalidFrame, asyncio.IncompleteReadError, ConnectionError):
+            pass  # as a real one does: the connection is closed, nothing else happens
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonce = os.urandom(NONCE_BYTES)
+        writer.write(GREETING + nonce)
+        key = session_key(self.token, nonce, await reader.readexactly(NONCE_BYTES))
+        length = read_length(await reader.readexactly(LENGTH_BYTES), LARGEST_FIRST_FRAME)
+        self.orders.append(Opener(key, b"C").open(await reader.readexactly(length))["order"])
+        writer.write(Sealer(key, b"S").seal(self.report))
+        await writer.drain()

@@ -1,0 +1,286 @@
+"""A gang's rules with agents that keep to the protocol, their messages delivered when a test says so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from trainjob_trainer.agent.failure import Failure, is_charged, is_permanent, reason_of
+from trainjob_trainer.agent.gang import Gang
+from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.messages import (
+    FINISHED,
+    IDLE,
+    QUIET,
+    RUNNING,
+    STOPPING,
+    Beat,
+    Event,
+    Failed,
+    Join,
+    Leaving,
+    Lost,
+    Order,
+    Send,
+    Tick,
+)
+from trainjob_trainer.agent.rendezvous import Place
+
+LEADER = "worker-0"
+OWN_LINK = 0
+
+
+class SimulatedAgent:
+    """One seat's agent in one pod: what `seat` and `member` do, without processes and network."""
+
+    def __init__(self, seat: str, incarnation: int) -> None:
+        self.seat = seat
+        self.incarnation = incarnation
+        self.pod = f"pod-{seat}-{incarnation}"
+        self.link: int | None = None
+        self.child = IDLE
+        self.attempt = 0
+        self.ledger = Ledger()
+        self.leaving = False
+        self.code: int | None = None
+        self.report: dict[str, Any] | None = None
+        self.starts: list[dict[str, Any]] = []
+        self.graceful: bool | None = None
+        self.inbox: deque[Mapping[str, Any]] = deque()
+        self.outbox: deque[Event] = deque()
+
+    @property
+    def is_there(self) -> bool:
+        return self.code is None
+
+    def connect(self, link: int) -> None:
+        assert self.is_there
+        self.link = link
+        self.inbox.clear()
+        self.outbox.clear()
+        address = f"10.0.0.{self.incarnation}:2222"
+        self.outbox.append(
+            Join(link, self.seat, self.incarnation, self.pod, address, self.child, self.attempt, self.ledger)
+        )
+
+    def beat(self) -> None:
+        if self.link is not None:
+            self.outbox.append(Beat(self.link, self.child, self.attempt, self.report))
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "start" and self.child in QUIET and message["attempt"] > self.attempt and not self.leaving:
+            self.attempt = message["attempt"]
+            self.ledger = self.ledger.merge(Ledger.from_json(message["ledger"]))
+            self.starts.append(dict(message))
+            self.report = None
+            self._become(RUNNING)
+        elif kind == "stop" and message["attempt"] >= self.attempt and self.child == RUNNING:
+            self.graceful = message["graceful"]
+            self._become(STOPPING)
+        elif kind == "end":
+            self.child = IDLE
+            self.code = message["code"]
+
+    def end_child(self, code: int, step: int | None = None) -> None:
+        """The training process ends, by itself or because it was asked to."""
+        if self.child == RUNNING and code != 0 and self.link is not None:
+            self.outbox.append(Failed(self.link, self.attempt, self.failure(code, step)))
+        if self.child in (RUNNING, STOPPING):
+            self._become(FINISHED if code == 0 and self.child == RUNNING else IDLE)
+        if self.leaving or code == 89:
+            self.code = code
+
+    def failure(self, code: int, step: int | None = None) -> Failure:
+        return Failure(
+            self.seat,
+            self.pod,
+            self.incarnation,
+            self.attempt,
+            reason_of(code),
+            code,
+            step=step,
+            charged=is_charged(code),
+            permanent=is_permanent(code),
+        )
+
+    def cut_off(self) -> None:
+        """It notices that the connection has ended."""
+        self.link = None
+        if self.child == RUNNING:
+            self.child = STOPPING
+
+    def leave(self) -> None:
+        self.leaving = True
+        if self.link is not None:
+            self.outbox.append(Leaving(self.link))
+        if self.child in QUIET:
+            self.code = 86
+
+    def _become(self, state: str) -> None:
+        self.child = state
+        self.beat()
+
+
+class Simulation:
+    """The leading agent's rules, agents, and the messages between them."""
+
+    def __init__(
+        self, world: Mapping[str, int], *, max_restarts: int = 3, ledger: Ledger | None = None
+    ) -> None:
+        cluster = {role: [f"{role}-{i}:2222" for i in range(count)] for role, count in world.items()}
+        self.now = 0.0
+        place = Place(LEADER, 1, cluster, OWN_LINK)
+        self.gang = Gang(place, ledger or Ledger(), max_restarts, None, self.now)
+        self.agents: list[SimulatedAgent] = []
+        self.links: dict[int, SimulatedAgent] = {}
+        self.sent: list[Send] = []
+        self._next_link = OWN_LINK + 1
+        self._own: deque[Event] = deque()
+        self._busy = False
+        self.own = self.spawn(LEADER)
+        self.connect(self.own)
+
+    def spawn(self, seat: str) -> SimulatedAgent:
+        """A new pod of the seat."""
+        incarnation = 1 + max((a.incarnation for a in self.agents if a.seat == seat), default=0)
+        agent = SimulatedAgent(seat, incarnation)
+        self.agents.append(agent)
+        return agent
+
+    def newest(self, seat: str) -> SimulatedAgent | None:
+        return next((a for a in reversed(self.agents) if a.seat == seat), None)
+
+    def connect(self, agent: SimulatedAgent) -> None:
+        link = OWN_LINK if agent.seat == LEADER else self._next_link
+        self._next_link += 1
+        agent.connect(link)
+        self.links[link] = agent
+        if agent.seat == LEADER:
+            self.flush_own()
+
+    def lose(self, link: int) -> None:
+        """The leading agent notices that a connection has ended."""
+        agent = self.links.pop(link, None)
+        if agent is not None and agent.link == link:
+            agent.outbox.clear()
+        self.handle(Lost(link))
+
+    def deliver_up(self, agent: SimulatedAgent) -> None:
+        """One message of an agent arrives."""
+        if agent.outbox and agent.link in self.links:
+            self.handle(agent.outbox.popleft())
+
+    def deliver_down(self, agent: SimulatedAgent) -> None:
+        """One message to an agent arrives."""
+        if agent.inbox and agent.is_there:
+            agent.obey(agent.inbox.popleft())
+        if agent.seat == LEADER:
+            self.flush_own()
+
+    def handle(self, event: Event) -> None:
+        effects = self.gang.handle(event, self.now)
+        self.check(effects)
+        for effect in effects:
+            agent = self.links.get(effect.link)
+            if isinstance(effect, Send):
+                self.sent.append(effect)
+                if agent is not None and agent.is_there and agent.link == effect.link:
+                    agent.inbox.append(effect.message)
+            elif agent is not None:
+                self.links.pop(effect.link)
+                if agent.link == effect.link and not any(m["type"] == "end" for m in agent.inbox):
+                    agent.cut_off()
+        self.flush_own()
+
+    def flush_own(self) -> None:
+        """The leading agent's own seat is told, and tells, without a network."""
+        if self._busy:
+            return
+        self._busy = True
+        while self.own.inbox or self.own.outbox:
+            if self.own.outbox:
+                self.handle(self.own.outbox.popleft())
+            elif self.own.is_there:
+                self.own.obey(self.own.inbox.popleft())
+            else:
+                self.own.inbox.clear()
+        self._busy = False
+
+    def check(self, effects: Any) -> None:
+        """Invariants; a hook for tests."""
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.handle(Tick())
+
+    def settle(self) -> None:
+        """Deliver everything, and let what was asked to stop end."""
+        for _ in range(20):
+            busy = False
+            for agent in self.agents:
+                for _ in range(20):
+                    if not agent.is_there or not (agent.inbox or (agent.outbox and agent.link in self.links)):
+                        break
+                    busy = True
+                    self.deliver_down(agent)
+                    self.deliver_up(agent)
+                if agent.child == STOPPING:
+                    busy = True
+                    agent.end_child(137)
+                    self.flush_own()
+                if not agent.is_there and agent.link in self.links and agent is not self.own:
+                    while agent.outbox and agent.link in self.links:
+                        self.deliver_up(agent)
+                    self.lose(agent.link)
+                    busy = True
+            if not busy:
+                return
+        latest = [(s.link, s.message["type"], s.message.get("attempt")) for s in self.sent[-12:]]
+        raise AssertionError(f"the messages never come to an end: {latest}")
+
+    # what tests say
+
+    def gather(self, *seats: str) -> None:
+        """Have all seats of the world, or these, come and settle."""
+        for seat in seats or self.gang.meeting.seats:
+            if seat != LEADER:
+                self.connect(self.spawn(seat))
+        self.settle()
+
+    def end_child(self, seat: str, code: int, step: int | None = None) -> None:
+        agent = self.newest(seat)
+        assert agent is not None
+        agent.end_child(code, step)
+        self.settle()
+
+    def progress(self, seat: str, **report: Any) -> None:
+        agent = self.newest(seat)
+        assert agent is not None
+        agent.report = {"state": "training", **report}
+        agent.beat()
+        self.settle()
+
+    def vanish(self, seat: str) -> None:
+        """The seat's pod is gone."""
+        agent = self.newest(seat)
+        assert agent is not None
+        agent.child, agent.code = IDLE, 137
+        if agent.link in self.links:
+            self.lose(agent.link)
+        self.settle()
+
+    def order(self, **order: Any) -> None:
+        self.handle(Order(**order))
+        self.settle()
+
+    @property
+    def codes(self) -> dict[str, int | None]:
+        """Exit codes of the newest agents by seat."""
+        return {agent.seat: agent.code for agent in self.agents}
+
+    @property
+    def attempts(self) -> list[int]:
+        """The attempts so far."""
+        return list(dict.fromkeys(s.message["attempt"] for s in self.sent if s.message["type"] == "start"))

@@ -1,0 +1,183 @@
+"""A training that is cut off anywhere ends as one that is not: one process, each start with a fresh model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from support_checkpoints import final_variables, largest_difference
+
+from trainjob_trainer import Environment, Preempted, Task
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.library import Result, _Request, _train
+from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.replica import Replica
+from trainjob_trainer.stop import StopRequest
+
+STRATEGY = tf.distribute.get_strategy()
+STEPS, EPOCH_STEPS, BATCH, EVERY = 31, 7, 4, 5
+EXAMPLES = EPOCH_STEPS * BATCH + 2  # a rest is carried over into the next epoch
+INPUTS = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype("float32")
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing may tidy up after it."""
+
+
+class Interrupting(ProgressFile):
+    """Ends the process, or asks it to stop, at the first call that reaches a step."""
+
+    def __init__(self, step: int, end: Callable[[], None]) -> None:
+        super().__init__(None)
+        self._step_to_end_at, self._end = step, end
+
+    def update(self, **changes: Any) -> None:
+        super().update(**changes)
+        if changes.get("step_seconds") is not None and changes["step"] >= self._step_to_end_at:
+            self._end()
+
+
+class Noisy(keras.layers.Layer):
+    """Random numbers without a seed of their own."""
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return inputs + keras.random.normal(keras.ops.shape(inputs), stddev=0.1) if training else inputs
+
+
+def model() -> Any:
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            keras.Input((3,)),
+            Noisy(),
+            layers.Dense(4),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(1),
+        ]
+    )
+    net.compile(
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.01, 40)), "mse", metrics=["mae"]
+    )
+    return net
+
+
+class TwoOptimizers(keras.Model):
+    """Trains its two halves in turn, each with an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves = [keras.layers.Dense(4), keras.layers.Dense(1)]
+        self.second_optimizer = keras.optimizers.Adam(0.02)
+
+    def build(self, shape: Any) -> None:
+        self.halves[0].build(shape)
+        self.halves[1].build((None, 4))
+        self.second_optimizer.build(self.halves[1].trainable_variables)
+        super().build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.halves[1](self.halves[0](inputs))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(x, y, self(x))
+        for half, optimizer in zip(self.halves, [self.optimizer, self.second_optimizer], strict=True):
+            variables = half.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        self._loss_tracker.update_state(loss)
+        return self.get_metrics_result()
+
+
+def two_optimizers() -> Any:
+    net = TwoOptimizers()
+    net.compile("adam", "mse")
+    net.build((None, 3))
+    return net
+
+
+def examples() -> Any:
+    return tf.data.Dataset.from_tensor_slices((INPUTS, INPUTS.sum(axis=1, keepdims=True)))
+
+
+def shuffled_by_its_own() -> Any:
+    return examples().shuffle(EXAMPLES, seed=3)
+
+
+def shuffled_without_a_seed() -> Any:
+    return examples().shuffle(EXAMPLES)
+
+
+def from_a_step(step: int) -> Any:
+    def example(number: Any) -> Any:
+        inputs = tf.random.stateless_normal([3], [7, number])
+        return inputs, tf.reduce_sum(inputs, keepdims=True)
+
+    return tf.data.Dataset.counter(tf.constant(step * BATCH, tf.int64)).map(example)
+
+
+def train(
+    folder: Path,
+    data: Callable[..., Any],
+    build: Callable[[], Any] = model,
+    *,
+    killed_at: int | None = None,
+    stopped_at: int | None = None,
+    shuffle: bool = True,
+) -> Result:
+    def kill() -> None:
+        raise Killed
+
+    stop = StopRequest()
+    progress = ProgressFile(None)
+    if killed_at is not None:
+        progress = Interrupting(killed_at, kill)
+    if stopped_at is not None:
+        progress = Interrupting(stopped_at, stop._requested.set)
+    task = Task("worker", 0, {"worker": ("of-one:1",)})  # in a cluster training is not followed by evaluation
+    environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(folder)}, task)
+    replica = Replica(task, environment, CheckpointStore(environment.checkpoint_dir), progress, stop)
+    keras.utils.clear_session()  # names of layers are numbered within a process
+    keras.utils.set_random_seed(42)
+    return _train(replica, STRATEGY, _Request(build, data, examples, None, STEPS, BATCH, 42, EVERY, shuffle))
+
+
+@pytest.mark.parametrize(
+    ("data", "build", "shuffle"),
+    [
+        (examples, model, True),
+        (shuffled_by_its_own, model, False),
+        (shuffled_without_a_seed, model, False),
+        (from_a_step, model, True),
+        (examples, two_optimizers, True),
+    ],
+    ids=["ours", "theirs", "theirs without a seed", "by the step", "two optimizers"],
+)
+def test_a_run_that_is_cut_off_ends_as_one_that_is_not(
+    data: Callable[..., Any], build: Callable[[], Any], shuffle: bool, tmp_path: Path
+) -> None:
+    whole = train(tmp_path / "whole", data, build, shuffle=shuffle)
+
+    with pytest.raises(Killed):
+        train(tmp_path / "cut", data, build, killed_at=9, shuffle=shuffle)
+    with pytest.raises(Preempted, match="saved step"):
+        train(tmp_path / "cut", data, build, stopped_at=17, shuffle=shuffle)
+    resumed = train(tmp_path / "cut", data, build, shuffle=shuffle)
+
+    assert largest_difference(tmp_path / "whole", tmp_path / "cut") < 1e-6
+    assert resumed.metrics == pytest.approx(whole.metrics, rel=1e-6)
+
+
+def test_one_that_is_killed_after_its_last_step_knows_the_last_epochs_metrics(tmp_path: Path) -> None:
+    whole = train(tmp_path, examples)
+    CheckpointStore(tmp_path / "checkpoints").clear_final()
+
+    assert train(tmp_path, examples).metrics == whole.metrics
+    held = {name.partition("/")[0] for name in final_variables(tmp_path)}
+    assert held == {"model", "optimizer", "random", "last-epoch"}

@@ -1,0 +1,369 @@
+"""Two writers of one folder, their file operations in any order."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainjob_trainer import Fenced, InvalidConfiguration, OutputTaken, OutputUnwritable
+from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.epoch import Epoch
+
+T = TypeVar("T")
+OLD, NEW = "old", "new"
+
+
+class Turns:
+    """One thread runs at a time, each from one file operation to its next; a schedule says which."""
+
+    def __init__(self, schedule: Iterator[str]) -> None:
+        self._schedule = schedule
+        self._changed = threading.Condition()
+        self._waiting: set[str] = set()
+        self._alive = {OLD, NEW}
+        self._running: str | None = None
+        self.operations = dict.fromkeys(self._alive, 0)
+
+    def wait(self, who: str) -> None:
+        """Let the schedule choose who goes on; return when it is this one."""
+        with self._changed:
+            self._waiting.add(who)
+            self._running = None if self._running == who else self._running
+            self._choose()
+            self._changed.wait_for(lambda: self._running == who)
+            self._waiting.discard(who)
+            self.operations[who] += 1
+
+    def leave(self, who: str) -> None:
+        with self._changed:
+            self._alive.discard(who)
+            self._running = None if self._running == who else self._running
+            self._choose()
+
+    def _choose(self) -> None:
+        if self._running is None and self._waiting == self._alive and self._alive:
+            wanted = next(self._schedule, NEW)
+            self._running = wanted if wanted in self._alive else next(iter(self._alive))
+            self._changed.notify_all()
+
+
+class Record:
+    """Who has changed what readers see, and who had claimed the folder by then."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.claimed: set[str] = set()
+        self.changes: list[tuple[str, frozenset[str]]] = []
+
+    def watched(self, who: str, operation: Callable[[], T]) -> T:
+        before = self._visible()
+        try:
+            return operation()
+        finally:
+            if self._visible() != before:
+                self.changes.append((who, frozenset(self.claimed)))
+
+    def _visible(self) -> dict[str, str]:
+        shown = [path for path in self._folder.glob("[!.]*") if path.exists()]
+        files = [file for path in shown for file in ([path] if path.is_file() else sorted(path.iterdir()))]
+        return {
+            str(file.relative_to(self._folder)): hashlib.sha1(file.read_bytes()).hexdigest()  # noqa: S324
+            for file in files
+        }
+
+
+class InterleavedFiles(Files):
+    """Every operation is a point at which the other writer may go on."""
+
+    def __init__(self, who: str, turns: Turns, record: Record) -> None:
+        self._who, self._turns, self._record = who, turns, record
+
+    def _in_turn(self, operation: Callable[..., T], *arguments: Any) -> T:
+        self._turns.wait(self._who)
+        return self._record.watched(self._who, lambda: operation(*arguments))
+
+    def make_folder(self, path: Path) -> None:
+        self._in_turn(super().make_folder, path)
+
+    def create_folder(self, path: Path) -> None:
+        self._in_turn(super().create_folder, path)
+
+    def names(self, path: Path) -> list[str]:
+        return self._in_turn(super().names, path)
+
+    def write(self, path: Path, text: str) -> None:
+        self._in_turn(super().write, path, text)
+
+    def sync(self, path: Path) -> None:
+        self._in_turn(super().sync, path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._in_turn(super().rename, source, target)
+
+    def remove(self, path: Path) -> None:
+        self._in_turn(super().remove, path)
+
+
+class Writer(threading.Thread):
+    """A life of a writer that runs in turn with another's."""
+
+    def __init__(self, who: str, folder: Path, epoch: str, uid: str, turns: Turns, record: Record) -> None:
+        super().__init__(daemon=True)
+        self.who, self.error = who, None
+        self._uid, self._turns, self._record = uid, turns, record
+        files = InterleavedFiles(who, turns, record)
+        self._fence = Fence(folder, Epoch.parse(epoch), uid, files)
+        keep = {OLD: 1, NEW: 9}[who]  # there is always something that the old one would drop
+        self._store = CheckpointStore(folder, keep, files=files, fence=self._fence, now=lambda: NUMBERS[who])
+
+    def run(self) -> None:
+        try:
+            self.live()
+        except Exception as error:  # noqa: BLE001 - it is the test's to judge
+            self.error = error
+        finally:
+            self._turns.leave(self.who)
+
+    def live(self) -> None:
+        """Claim, resume, save, prune, mark the end."""
+        self._store.prepare()
+        self._record.claimed.add(self.who)
+        newest = self._store.latest()
+        start = newest.step if newest else 0
+        self._store.set_aside(start)
+        self._store.clear_final()
+        self._store.save(start + 1, 0, groups(self.who), self._uid)
+        self._store.mark_final(start + 1, self._uid)
+
+
+class Claimant(Writer):
+    """One that does nothing else."""
+
+    def live(self) -> None:
+        self._fence.claim()
+
+
+NUMBERS = {OLD: 1.0, NEW: 2.0}
+
+
+def groups(who: str) -> dict[str, list[NamedArray]]:
+    return {"model": [NamedArray("writer", np.array(NUMBERS[who], "float32"))]}
+
+
+def compete(
+    folder: Path, schedule: Iterator[str], old: tuple[str, str], new: tuple[str, str]
+) -> tuple[Writer, Writer, Record, Turns]:
+    """Run both to their ends, after an earlier training, and a start that crashed and left its claim."""
+    crashed = Fence(folder, Epoch(0, 1), old[1])
+    crashed.claim()
+    (crashed.folder / "part").mkdir()
+    for step in (3, 4):
+        CheckpointStore(folder).save(step, 0, groups(OLD), "earlier")
+    CheckpointStore(folder).mark_final(4, "earlier")
+    turns, record = Turns(schedule), Record(folder)
+    writers = Writer(OLD, folder, *old, turns, record), Writer(NEW, folder, *new, turns, record)
+    run_together(*writers)
+    return (*writers, record, turns)
+
+
+def run_together(*writers: Writer) -> None:
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+        assert not writer.is_alive()
+
+
+def check_one_job(folder: Path, old: Writer, new: Writer, record: Record) -> None:
+    assert new.error is None
+    assert old.error is None or isinstance(old.error, Fenced), old.error
+    assert not [change for change in record.changes if change[0] == OLD and NEW in change[1]]
+    check_end(folder, NEW)
+
+
+def check_end(folder: Path, who: str) -> None:
+    """All of the last part is this writer's, whole, and nothing else is left."""
+    store = CheckpointStore(folder)
+    final, newest = store.final(), store.latest()
+    assert final is not None
+    assert newest is not None
+    assert (newest.step, newest.written) == (final.step, NUMBERS[who])
+    target = Target()
+    store.load(newest, {"model": [target]})
+    assert target.assigned == NUMBERS[who]
+    assert (folder / "checkpoint").read_text().startswith(f'model_checkpoint_path: "{newest.path.name}/')
+    (claim,) = folder.glob(".claim-*")
+    assert list(claim.iterdir()) == []
+
+
+class Target:
+    """A variable."""
+
+    name, shape, dtype = "writer", (), np.dtype("float32")
+
+    def __init__(self) -> None:
+        self.assigned = 0.0
+        self.values = (self,)
+
+    def assign(self, value: Any) -> None:
+        self.assigned = float(value)
+
+
+STARTS = [("1.1", "1.2"), ("1.9", "1.10"), ("1.9", "2.1"), ("9.1", "10.1")]
+RUNS = st.lists(st.tuples(st.sampled_from([OLD, NEW]), st.integers(1, 12)), max_size=40)
+
+
+def test_a_writer_stopped_anywhere_wakes_up_when_its_successor_is_through() -> None:
+    """SIGSTOP before the n-th file operation of the old one, for every n."""
+    stopped_at = taken = 0
+    while taken >= stopped_at:
+        stopped_at += 1
+        with tempfile.TemporaryDirectory() as name:
+            schedule = iter([OLD] * stopped_at + [NEW] * 1000)
+            old, new, record, turns = compete(Path(name), schedule, ("1.9", "uid"), ("2.1", "uid"))
+            check_one_job(Path(name), old, new, record)
+            taken = turns.operations[OLD]
+    assert stopped_at > 30  # it has been through a whole life
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs=RUNS, epochs=st.sampled_from(STARTS))
+def test_of_two_starts_the_newer_one_alone_goes_on(
+    runs: Sequence[tuple[str, int]], epochs: tuple[str, str]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        schedule = (who for who, count in runs for _ in range(count))
+        writers = compete(Path(name), schedule, (epochs[0], "uid"), (epochs[1], "uid"))
+        check_one_job(Path(name), *writers[:3])
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs=RUNS)
+def test_of_two_jobs_one_goes_on_and_never_after_the_other_has_taken_over(
+    runs: Sequence[tuple[str, int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        schedule = (who for who, count in runs for _ in range(count))
+        old, new, record, _ = compete(Path(name), schedule, ("5.1", "one"), ("1.1", "other"))
+        lost = [writer for writer in (old, new) if writer.error is not None]
+        assert all(isinstance(writer.error, OutputTaken) for writer in lost), [w.error for w in lost]
+        assert len(lost) < 2
+        last = [who for who, _ in record.changes][-1]
+        check_end(Path(name), last)
+        assert not lost or last != lost[0].who
+
+
+@settings(max_examples=300, deadline=None)
+@given(schedule=st.lists(st.sampled_from([OLD, NEW]), min_size=16, max_size=16))
+@pytest.mark.parametrize("uids", [("one", "one"), ("one", "other")], ids=["starts", "jobs"])
+def test_of_two_that_claim_at_the_same_moment_one_holds_the_folder(
+    uids: tuple[str, str], schedule: Sequence[str]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, turns = Path(name), Turns(iter(schedule))
+        old = Claimant(OLD, folder, "1.1", uids[0], turns, Record(folder))
+        new = Claimant(NEW, folder, "1.2", uids[1], turns, Record(folder))
+
+        run_together(old, new)
+
+        claims = {fence(folder, "1.1", uids[0]).folder: old, fence(folder, "1.2", uids[1]).folder: new}
+        (standing,) = [claim for claim in claims if claim.exists()]
+        assert claims[standing].error is None
+        assert uids[0] != uids[1] or claims[standing] is new
+
+
+def fence(folder: Path, epoch: str, uid: str = "uid") -> Fence:
+    return Fence(folder, Epoch.parse(epoch), uid)
+
+
+def test_a_claim_is_told_apart_and_stays(tmp_path: Path) -> None:
+    mine = fence(tmp_path / "new" / "folder", "1.2")
+
+    mine.claim()
+    mine.claim()
+
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == [mine.folder.name]
+    with pytest.raises(Fenced, match=r"another process writes .* as 1\.2"):
+        fence(tmp_path / "new" / "folder", "1.2").claim()
+    with pytest.raises(Fenced, match=r"a newer start of this job \(1.2\) writes .*; this one \(1.1\)"):
+        fence(tmp_path / "new" / "folder", "1.1").claim()
+    mine.check()
+
+
+def test_a_job_takes_over_from_another(tmp_path: Path) -> None:
+    before = fence(tmp_path, "9.9", "before")
+    before.claim()
+
+    fence(tmp_path, "1.1", "now").claim()
+
+    with pytest.raises(OutputTaken, match="names or output folders of their own"):
+        before.check()
+
+
+def test_a_folder_that_somebody_has_deleted_is_no_successors(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, fence=fence(tmp_path, "1.1"))
+    store.prepare()
+    for path in tmp_path.iterdir():
+        path.rmdir()
+
+    with pytest.raises(OutputUnwritable, match="has been deleted"):
+        store.save(1, 0, groups(OLD), "uid")
+    with pytest.raises(OutputUnwritable, match="has been deleted"):
+        store.check_claim()
+
+
+def test_models_of_one_script_share_the_claim(tmp_path: Path) -> None:
+    mine = fence(tmp_path, "1.1")
+    stores = [CheckpointStore(folder, fence=mine) for folder in (tmp_path, tmp_path / "model-2")]
+    for store in stores:
+        store.prepare()
+        store.save(1, 0, groups(OLD), "uid")
+
+    fence(tmp_path, "1.2").claim()
+
+    for store in stores:
+        with pytest.raises(Fenced):
+            store.save(2, 0, groups(OLD), "uid")
+        assert store.steps() == [1]
+
+
+def test_a_damaged_one_is_set_aside_until_the_next_is_there(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, fence=fence(tmp_path, "1.1"))
+    store.prepare()
+    for step in (1, 2):
+        store.save(step, 0, groups(OLD), "uid")
+    (tmp_path / "step-00000002" / "variables.index").write_bytes(b"")
+
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        newest = store.latest()
+    assert newest is not None
+    assert store.set_aside(newest.step) == [2]
+
+    assert store.steps() == [1]
+    assert (tmp_path / "damaged-step-00000002").is_dir()
+    assert '"step-00000001/' in (tmp_path / "checkpoint").read_text().splitlines()[0]
+    store.save(3, 0, groups(OLD), "uid")
+    assert not list(tmp_path.glob("damaged-*"))
+
+
+@pytest.mark.parametrize("text", ["1", "1.", ".1", "1.2.3", "-1.2", "a.b", "1.2\n", " 1.2", "\u0663.\u0661"])
+def test_a_malformed_epoch_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="TRAINJOB_EPOCH"):
+        Epoch.parse(text)
+
+
+def test_epochs_are_compared_as_pairs() -> None:
+    texts = ["1.1", "1.2", "1.10", "2.1", "10.0"]
+    assert sorted(map(Epoch.parse, reversed(texts))) == [Epoch.parse(text) for text in texts]

@@ -1,0 +1,254 @@
+"""The training process, as the agent sees it: started, watched, asked to stop, killed with all below it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainjob_trainer.agent import process_tree
+from trainjob_trainer.agent.log_copy import LogCopy
+from trainjob_trainer.agent.oom import OomCounter
+from trainjob_trainer.agent.process_run import ProcessRun
+from trainjob_trainer.agent.process_tree import Reaper
+from trainjob_trainer.agent.progress_watch import ProgressWatch
+from trainjob_trainer.agent.sink import Sink
+from trainjob_trainer.agent.spawning import spawn
+from trainjob_trainer.agent.stacks import request_stacks
+from trainjob_trainer.agent.standby import StandbyKeeper
+
+BOOTSTRAP = Path(__file__).parent.parent / "bootstrap"
+
+_LOOK_SECONDS = 0.25
+_CLOSE_SECONDS = 5.0
+_CLOSE_LOOKS = 250
+_SECONDS_WITHOUT_STEP = 15.0
+_AGENTS_OWN = ("TRAINJOB_AGENT",)
+
+
+@dataclass(frozen=True)
+class ChildExit:
+    """How a training process ended.
+
+    Attributes:
+        code: its exit code, 128+n after a death by signal n.
+        signal: that signal.
+        out_of_memory: whether the kernel killed it because the container's memory was used up.
+        log_tail: the last lines of its output, at most 2,048 characters.
+        message: what its last report says about its failure, else the last line of its output.
+        reason: the reason in its last report, or "".
+        step: the step in its last report.
+        time: when it ended, Unix time in seconds.
+    """
+
+    code: int
+    signal: int | None
+    out_of_memory: bool
+    log_tail: str
+    message: str
+    reason: str
+    step: int | None
+    time: float
+
+
+class Child:
+    """The agent's training process: one at a time, started as often as need be.
+
+    While it is open it waits for every child of this process, adopted ones included.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        state_dir: Path,
+        tf_port: int | None,
+        changed: Callable[[], None],
+        standby: bool = False,
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            command: the user's.
+            env: the container's environment, as the agent found it.
+            state_dir: where the progress file lies.
+            tf_port: the port that TensorFlow will listen on; a start waits until nobody else does.
+            changed: called in the event loop whenever `exit` or `report` may have changed.
+            standby: whether to keep the next interpreter warm.
+        """
+        self._command = list(command)
+        self._env = {name: value for name, value in env.items() if name not in _AGENTS_OWN}
+        self._progress_file = state_dir / "progress.json"
+        self._port = tf_port
+        self._changed = changed
+        self._sink = Sink()
+        self._reaper = Reaper()
+        self._progress = ProgressWatch(self._progress_file)
+        self._oom = OomCounter()
+        self._standby = StandbyKeeper(self._command, self._reaper, wanted=standby, lost=self._oom.mark)
+        self._run: ProcessRun | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._started_at = 0.0
+        self._variables: Mapping[str, str] = {}
+        self.exit: ChildExit | None = None
+        """Of the latest start, set once nothing of it is left."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it has been started, and something of it is left."""
+        return self._run is not None
+
+    @property
+    def report(self) -> Mapping[str, Any] | None:
+        """The latest whole progress report of this start; None before the first."""
+        return self._progress.report
+
+    @property
+    def report_age(self) -> float | None:
+        """Seconds since the progress file was last replaced."""
+        return self._progress.age
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its main process has been stopped, by SIGSTOP or a debugger."""
+        return self._run is not None and self._run.is_alive and process_tree.is_stopped(self._run.pid)
+
+    @property
+    def standby_ready(self) -> bool:
+        """Whether the next interpreter waits with TensorFlow imported."""
+        return self._standby.ready
+
+    def start(self, changes: Mapping[str, str]) -> None:
+        """Start it; never blocks.
+
+        Args:
+            changes: variables that the container's environment lacks, or has otherwise.
+
+        Raises:
+            RuntimeError: it runs already.
+        """
+        if self._run is not None:
+            raise RuntimeError("the training process runs already")
+        self._open()
+        self.exit = None
+        self._progress.begin()
+        self._oom.mark()
+        self._variables = {**self._env, **self._added(), **changes}
+        self._started_at = time.monotonic()
+        self._run = ProcessRun(self._launch, port=self._port, spared=lambda: self._standby.pids)
+        self._task = asyncio.get_running_loop().create_task(self._follow(self._run))
+
+    async def stop(self, grace: float) -> None:
+        """End it, and return when nothing of it is left.
+
+        Args:
+            grace: seconds between SIGTERM to the main process and SIGKILL to all; 0 for SIGKILL at once.
+                A second call may shorten the time, not lengthen it.
+        """
+        if self._run is not None and self._task is not None:
+            self._run.end(grace)
+            await asyncio.shield(self._task)
+
+    async def dump_stacks(self, wait: float = 1.0) -> None:
+        """Have the stacks of its threads printed to the log; one that was stopped goes on after that."""
+        run = self._run
+        if run is None or not run.is_alive or run.log is None:
+            return
+        stopped = process_tree.is_stopped(run.pid)
+        request_stacks(run.pid)
+        if stopped:
+            process_tree.send(run.pid, signal.SIGCONT)
+        await run.log.settle(wait)
+
+    async def close(self) -> None:
+        """Kill everything, and see the output out."""
+        self._standby.close()
+        await self.stop(0)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        for _ in range(_CLOSE_LOOKS):
+            if not process_tree.kill_tree(os.getpid()):
+                break
+            await asyncio.sleep(_CLOSE_SECONDS / _CLOSE_LOOKS)
+        self._reaper.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._sink.drain, _CLOSE_SECONDS)
+
+    def _open(self) -> None:
+        self._reaper.listen()
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    def _added(self) -> dict[str, str]:
+        path = self._env.get("PYTHONPATH")
+        return {
+            "TRAINJOB_PROGRESS_FILE": str(self._progress_file),
+            "PYTHONPATH": f"{BOOTSTRAP}{os.pathsep}{path}" if path else str(BOOTSTRAP),
+        }
+
+    def _launch(self, ended: Callable[[int], None]) -> tuple[int, LogCopy]:
+        taken = self._standby.take(self._variables, self._sink, ended)
+        if taken is not None:
+            return taken
+        log = LogCopy(self._sink)
+        log.begin()
+        try:
+            with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+                pid = spawn(self._command, self._variables, stdin=nothing.fileno(), output=log.writer)
+        finally:
+            log.close_writer()
+        self._reaper.expect(pid, ended)
+        return pid, log
+
+    async def _follow(self, run: ProcessRun) -> None:
+        code, number = await run.last()
+        self._progress.look()
+        self.exit = self._describe(run, code, number)
+        self._run = None
+        self._changed()
+
+    def _describe(self, run: ProcessRun, code: int, number: int | None) -> ChildExit:
+        report = self._progress.report or {}
+        told = report.get("error")
+        error = told if isinstance(told, dict) else {}
+        tail = run.log.tail if run.log is not None else ""
+        lines = [line.strip() for line in tail.splitlines() if line.strip()]
+        step = report.get("step")
+        return ChildExit(
+            code=code,
+            signal=number,
+            out_of_memory=code == 128 + signal.SIGKILL and self._oom.changed(),
+            log_tail=tail,
+            message=str(error.get("message") or (lines[-1] if lines else "")),
+            reason=str(error.get("reason") or ""),
+            step=step if isinstance(step, int) else None,
+            time=time.time(),
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._reaper.reap()  # a signal may have been missed
+            if self._run is None:
+                continue
+            if self._progress.look():
+                self._changed()
+            run = self._run
+            if run is not None and run.is_alive and self._may_take_a_processor():
+                self._standby.consider(run.pid, self._variables)
+
+    def _may_take_a_processor(self) -> bool:
+        """Whether the training process is past its own start, as far as can be seen."""
+        report = self.report or {}
+        if report.get("state") in ("finished", "failed"):
+            return False
+        return "step" in report or time.monotonic() - self._started_at > _SECONDS_WITHOUT_STEP

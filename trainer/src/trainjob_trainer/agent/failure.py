@@ -1,0 +1,177 @@
+"""How a training process failed, and what the table of exit codes says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from signal import SIGKILL, SIGTERM
+from typing import TYPE_CHECKING, Any
+
+from trainjob_trainer.exits import ExitCode
+
+if TYPE_CHECKING:
+    from trainjob_trainer.agent.child import ChildExit
+
+OUT_OF_MEMORY = "OutOfMemory"
+UNREACHABLE = "Unreachable"
+"""An agent is gone, or is being replaced: what became of its pod, the controller knows."""
+
+PEER_LOST = "PeerLost"
+PREEMPTED = "Preempted"
+STALLED = "Stalled"
+FENCED = "Fenced"
+
+_PERMANENT = frozenset(
+    [ExitCode.INVALID_CONFIGURATION, ExitCode.OUTPUT_FINISHED, ExitCode.CHECKPOINT_MISMATCH]
+)
+_UNCHARGED = frozenset([ExitCode.PEER_LOST, ExitCode.PREEMPTED, ExitCode.FENCED])
+_LAST_SIGNAL = 64
+_SENT = frozenset([SIGKILL, SIGTERM])
+"""They come from outside: what a process printed last has nothing to do with them."""
+
+_LONGEST_MESSAGE = 500
+_LONGEST_TAIL = 2048
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One seat's failure.
+
+    Attributes:
+        seat: such as `worker-1`.
+        pod: its pod.
+        incarnation: which of the seat's pods that is.
+        attempt: the start of training that it ended.
+        reason: a name of the table of exit codes, `OutOfMemory` or `Unreachable`.
+        exit_code: 128+n for death by signal n; None where no process ended by itself.
+        signal: n, or None.
+        message: one line.
+        log_tail: the last that was printed.
+        step: the last one reported, or None.
+        charged: a restart for it counts against the limit.
+        permanent: starting again can't help.
+        repeated: it has come so often in a row that it will come again.
+        time: Unix seconds.
+    """
+
+    seat: str
+    pod: str
+    incarnation: int
+    attempt: int
+    reason: str
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str = ""
+    log_tail: str = ""
+    step: int | None = None
+    charged: bool = True
+    permanent: bool = False
+    repeated: bool = False
+    time: float = 0.0
+
+    @property
+    def is_cascade(self) -> bool:
+        """Tell whether it follows from another seat's failure, or from a request to stop."""
+        return self.reason in (PEER_LOST, PREEMPTED)
+
+    @property
+    def code_to_exit_with(self) -> int:
+        """Return the code of the culprit's agent."""
+        return int(ExitCode.STALLED) if self.exit_code is None else self.exit_code
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return {
+            "seat": self.seat,
+            "pod": self.pod,
+            "incarnation": self.incarnation,
+            "attempt": self.attempt,
+            "reason": self.reason,
+            "exitCode": self.exit_code,
+            "signal": self.signal,
+            "message": self.message,
+            "logTail": self.log_tail,
+            "step": self.step,
+            "charged": self.charged,
+            "permanent": self.permanent,
+            "repeated": self.repeated,
+            "time": self.time,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Failure:
+        """Read a failure leniently: it must never be what breaks the agent that hears of it."""
+        failure = cls(
+            seat=str(raw.get("seat", "")),
+            pod=str(raw.get("pod", "")),
+            incarnation=_integer(raw.get("incarnation")) or 0,
+            attempt=_integer(raw.get("attempt")) or 0,
+            reason=str(raw.get("reason") or "Crashed"),
+            exit_code=_integer(raw.get("exitCode")),
+            signal=_integer(raw.get("signal")),
+            message=str(raw.get("message") or ""),
+            log_tail=str(raw.get("logTail") or ""),
+            step=_integer(raw.get("step")),
+            charged=raw.get("charged") is not False,
+            permanent=raw.get("permanent") is True,
+            repeated=raw.get("repeated") is True,
+        )
+        when = raw.get("time")
+        known = isinstance(when, (int, float)) and not isinstance(when, bool)
+        return _bounded(replace(failure, time=float(when) if known and when is not None else 0.0))
+
+
+def describe_exit(ended: ChildExit, *, seat: str, pod: str, incarnation: int, attempt: int) -> Failure:
+    """Return the failure behind a training process's bad end."""
+    code = ended.code
+    out_of_memory = ended.out_of_memory
+    return _bounded(
+        Failure(
+            seat=seat,
+            pod=pod,
+            incarnation=incarnation,
+            attempt=attempt,
+            reason=OUT_OF_MEMORY if out_of_memory else reason_of(code),
+            exit_code=code,
+            signal=ended.signal,
+            message="" if ended.signal in _SENT and not ended.reason else ended.message,
+            log_tail=ended.log_tail,
+            step=ended.step,
+            charged=is_charged(code),
+            permanent=is_permanent(code),
+            time=ended.time,
+        )
+    )
+
+
+def reason_of(code: int) -> str:
+    """Return the table's name of an exit code other than 0: `PortInUse`; `Killed` by a signal; `Crashed`."""
+    try:
+        name = ExitCode(code).name
+    except ValueError:
+        return "Killed" if 128 < code <= 128 + _LAST_SIGNAL else "Crashed"
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def code_of(reason: str) -> int:
+    """Return the exit code of a name of the table; 1 for any other, as Python ends by an exception."""
+    return next((int(code) for code in ExitCode if reason_of(code) == reason), 1)
+
+
+def is_charged(code: int) -> bool:
+    """Tell whether a restart after this exit code counts against the limit."""
+    return code not in _UNCHARGED
+
+
+def is_permanent(code: int) -> bool:
+    """Tell whether starting again after this exit code can't help."""
+    return code in _PERMANENT
+
+
+def _bounded(failure: Failure) -> Failure:
+    line = " ".join(failure.message.split())
+    return replace(failure, message=line[:_LONGEST_MESSAGE], log_tail=failure.log_tail[-_LONGEST_TAIL:])
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

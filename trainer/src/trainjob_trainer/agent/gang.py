@@ -1,0 +1,249 @@
+"""When training starts, stops, starts again and ends: the leading agent's rules.
+
+A state machine without input, output or clock: `handle` takes one event and the time, and returns what is to
+be said. Its phases are `meeting` (the start barrier), `running`, `stopping`, and `finished` or `failed`.
+Whatever an event was, what follows is found by looking at the members as they are: one that comes twice
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainjob_trainer.agent.attempt import Attempt
+from trainjob_trainer.agent.blame import culprit
+from trainjob_trainer.agent.budget import Budget
+from trainjob_trainer.agent.failure import PREEMPTED, STALLED, UNREACHABLE, Failure
+from trainjob_trainer.agent.ledger import Ledger, furthest
+from trainjob_trainer.agent.messages import (
+    FINISHED,
+    IDLE,
+    RUNNING,
+    STOPPING,
+    Beat,
+    Effect,
+    Event,
+    Failed,
+    Join,
+    Leaving,
+    Lost,
+    Order,
+    Tick,
+    farewell,
+)
+from trainjob_trainer.agent.rendezvous import Outbox, Place, Rendezvous
+from trainjob_trainer.agent.roster import Member, is_observer
+from trainjob_trainer.agent.trouble import find_trouble
+
+MEETING = "meeting"
+FAILED = "failed"
+
+
+class Gang:
+    """The leading agent's view of all agents.
+
+    Args:
+        place: where it works.
+        ledger: what is known of the job's restarts.
+        max_restarts: how many charged ones are allowed, until an order says otherwise.
+        stall_timeout: seconds without progress that are a failure, until an order says otherwise, or None.
+        now: the time.
+    """
+
+    def __init__(
+        self, place: Place, ledger: Ledger, max_restarts: int, stall_timeout: float | None, now: float
+    ) -> None:
+        """Nobody has come yet."""
+        self._outbox = Outbox()
+        self.place = place
+        self.meeting = Rendezvous(place, self._outbox, stall_timeout)
+        self.budget = Budget(ledger, max_restarts, now)
+        self.phase = MEETING
+        self.began = now
+        self.since = now
+        self.attempt: Attempt | None = None
+        self.failure: Failure | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether nothing is started any more."""
+        return self.phase in (FINISHED, FAILED)
+
+    @property
+    def wake_at(self) -> float | None:
+        """Return when something is due without any event."""
+        if self.phase == MEETING:
+            return self.budget.not_before
+        return self.attempt.judged_at if self.attempt and self.phase == RUNNING else None
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take an event and return what is to be said, in order.
+
+        Args:
+            event: what has happened.
+            now: seconds on a clock that never goes back.
+        """
+        if self._hear(event, now):
+            before = ""
+            while before != self.phase:
+                before = self.phase
+                self._go_on(now)
+        return self._outbox.take()
+
+    def _hear(self, event: Event, now: float) -> bool:
+        """Take note of an event; tell whether anything can follow from it."""
+        if isinstance(event, Join):
+            self._join(event, now)
+        elif isinstance(event, Order):
+            self._obey(event)
+        elif not isinstance(event, Tick):
+            member = self.meeting.roster.on(event.link)
+            return member is not None and self._hear_member(member, event, now)
+        return True
+
+    def _hear_member(self, member: Member, event: Beat | Failed | Leaving | Lost, now: float) -> bool:
+        if isinstance(event, Beat):
+            return self._beat(member, event, now)
+        if isinstance(event, Failed):
+            self._failed(member, event, now)
+        elif isinstance(event, Leaving):
+            member.leaving = True
+        else:
+            self.meeting.roster.part(member, now)
+        return True
+
+    def _join(self, join: Join, now: float) -> None:
+        budget = self.budget
+        if not is_observer(join.seat):
+            budget.ledger = budget.ledger.merge(join.ledger).at_least(join.attempt)
+        member = self.meeting.admit(join, now, budget.ledger)
+        if member is None:
+            return
+        if self.is_over:
+            self._tell_end(member)
+        else:
+            budget.came_back(join.pod)
+
+    def _obey(self, order: Order) -> None:
+        if not self.is_over:
+            self.meeting.obey(order)
+        self.budget.ledger = self.budget.ledger.merge(order.ledger)
+        if order.max_restarts is not None:
+            self.budget.max_restarts = order.max_restarts
+
+    def _beat(self, member: Member, beat: Beat, now: float) -> bool:
+        """Take note of it; most beats change nothing, and there are as many as there are members."""
+        has_changed = member.hear(beat, now)
+        attempt = self.attempt
+        if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
+            attempt.observe(member, now)
+            self.budget.ledger = self.budget.ledger.progressed(
+                member.step(), member.step("checkpointStep"), member.step("resumedFrom")
+            )
+        return has_changed
+
+    def _failed(self, member: Member, event: Failed, now: float) -> None:
+        attempt = self.attempt
+        if event.attempt < member.attempt:
+            return
+        member.become(IDLE, now)
+        if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
+            attempt.fail(event.failure, now)
+
+    def _go_on(self, now: float) -> None:
+        if self.phase == MEETING:
+            self.meeting.dismiss_outsiders(self.budget.ledger)
+            self._meet(now)
+        elif self.phase == RUNNING:
+            self._watch(now)
+        elif self.phase == STOPPING:
+            self._stop_all(now)
+
+    def _meet(self, now: float) -> None:
+        """Start once everybody is there and the back-off is over; stop what runs from an earlier time."""
+        ledger = self.budget.ledger
+        self.meeting.stop(self.meeting.roster.trainees, ledger.attempt, graceful=False)
+        members = self.meeting.complete()
+        if members is None or now < self.budget.not_before:
+            return
+        number = max(ledger.attempt + 1, *(member.incarnation for member in members))
+        self.budget.ledger = ledger.at_least(number)
+        self.attempt = Attempt(number, self.meeting.seats, now, {m.seat: m.pod for m in members})
+        self.meeting.begin(members, number, self.budget.ledger, now)
+        self._become(RUNNING, now)
+
+    def _watch(self, now: float) -> None:
+        """Look at the attempt that runs: is it done, has it failed, must it be stopped?"""
+        attempt = self.attempt
+        assert attempt is not None  # noqa: S101 - it runs
+        if attempt.is_finished:
+            self._end(FINISHED, None, now)
+        elif attempt.judged_at is not None and attempt.judged_at <= now:
+            self._judge(attempt, now)
+        else:
+            self._look_around(attempt, now)
+
+    def _look_around(self, attempt: Attempt, now: float) -> None:
+        trouble = find_trouble(attempt, self.meeting, self.meeting.order.stall_timeout, now)
+        if trouble is None:
+            if self.meeting.seats != attempt.seats:
+                self._stop(attempt, now, graceful=True)
+        elif trouble.reason == STALLED:
+            attempt.stacks = True
+            attempt.fail(trouble.as_failure(attempt.number, now + self.place.unix_time), now)
+            self._judge(attempt, now)
+        else:
+            self.failure = trouble.as_failure(attempt.number, now + self.place.unix_time)
+            self._stop(attempt, now, graceful=trouble.reason == PREEMPTED)
+            if trouble.reason == UNREACHABLE:
+                self.budget.interrupted(now)
+                self._count_loss(trouble.member, attempt.pods[trouble.member.seat])
+
+    def _count_loss(self, member: Member, pod: str) -> None:
+        self.budget.went_away(pod)
+        if member.link is not None and self.meeting.is_wanted(member):
+            self.budget.came_back(member.pod)
+
+    def _judge(self, attempt: Attempt, now: float) -> None:
+        failure = culprit(attempt.failures, attempt.trainees(self.meeting.roster))
+        step = self._stop(attempt, now, graceful=False)
+        if failure.step is None:
+            failure = replace(failure, step=step)
+        self.budget.ledger = self.budget.ledger.cut_off(failure.step)
+        verdict = self.budget.judge(failure, attempt.started, now)
+        self.failure = verdict.failure
+        if verdict.give_up:
+            self._end(FAILED, verdict.failure, now)
+
+    def _stop(self, attempt: Attempt, now: float, *, graceful: bool) -> int | None:
+        """Stop an attempt, and return how far it has come."""
+        step = furthest(member.step() for member in attempt.trainees(self.meeting.roster))
+        self.budget.ledger = self.budget.ledger.cut_off(step)
+        attempt.graceful = graceful
+        self._become(STOPPING, now)
+        return step
+
+    def _stop_all(self, now: float) -> None:
+        """Stop everybody, the writer before the others if it may save; then meet again."""
+        attempt = self.attempt
+        assert attempt is not None  # noqa: S101 - it is being stopped
+        trainees = self.meeting.roster.trainees
+        writer = [m for m in trainees if m.seat == self.place.seat and not m.is_quiet]
+        told = writer if attempt.graceful and writer else trainees
+        self.meeting.stop(told, attempt.number, graceful=attempt.graceful, stacks=attempt.stacks)
+        if self.meeting.is_quiet:
+            self._become(MEETING, now)
+
+    def _end(self, phase: str, failure: Failure | None, now: float) -> None:
+        self.failure = failure or self.failure
+        self._become(phase, now)
+        for member in self.meeting.roster.trainees:
+            self._tell_end(member)
+
+    def _tell_end(self, member: Member) -> None:
+        if member.link is not None:
+            message = farewell(member.pod, self.failure if self.phase == FAILED else None, self.budget.ledger)
+            self._outbox.say(member.link, message)
+
+    def _become(self, phase: str, now: float) -> None:
+        self.phase, self.since = phase, now

@@ -1,0 +1,202 @@
+"""What agents and the controller say to each other: events for the leading agent, and its orders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.exits import ExitCode
+
+IDLE = "idle"
+RUNNING = "running"
+STOPPING = "stopping"
+FINISHED = "finished"
+QUIET = frozenset([IDLE, FINISHED])
+"""No training process is left of the last start."""
+
+TRAINING_ROLES = ("chief", "worker", "ps")
+OBSERVER = "evaluator"
+
+
+@dataclass(frozen=True)
+class Join:
+    """A seat's agent has come, or has come back.
+
+    Attributes:
+        link: the connection; the leading agent's own seat has one too, without a network.
+        seat: such as `worker-1`.
+        incarnation: which of the seat's pods it is in.
+        pod: the pod's name.
+        address: where its training process listens once it is started, `host:port`.
+        child: what its training process does.
+        attempt: the latest start that it has seen.
+        ledger: what it knows of the job's restarts.
+    """
+
+    link: int
+    seat: str
+    incarnation: int
+    pod: str
+    address: str
+    child: str = IDLE
+    attempt: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """An agent is there, and says what its training process does.
+
+    Attributes:
+        link: the connection.
+        child: `idle`, `running`, `stopping` or `finished`.
+        attempt: the latest start that it has seen.
+        report: the training process's last progress report, or None.
+        age: seconds since the report was last written, or None.
+        stopped: the training process has been stopped by a signal, as by a debugger.
+    """
+
+    link: int
+    child: str
+    attempt: int
+    report: Mapping[str, Any] | None = None
+    age: float | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A training process has ended badly."""
+
+    link: int
+    attempt: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """An agent has been asked to end, and stays for as long as its grace allows."""
+
+    link: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A connection has ended, or has been silent for too long."""
+
+    link: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the controller wants; None where it says nothing.
+
+    Attributes:
+        world: how many replicas each training role is to have.
+        without: seats among them that can't be had for now: training goes on without them.
+        incarnations: the newest pod of each seat: older ones are being replaced.
+        max_restarts: how many charged restarts are allowed.
+        stall_timeout: seconds without progress that are a failure; None for no limit.
+        ledger: what the controller knows of the job's restarts.
+    """
+
+    world: Mapping[str, int] | None = None
+    without: frozenset[str] = frozenset()
+    incarnations: Mapping[str, int] = field(default_factory=dict)
+    max_restarts: int | None = None
+    stall_timeout: float | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Union[Join, Beat, Failed, Leaving, Lost, Order, Tick]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Say this on a connection."""
+
+    link: int
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """End a connection, after what has been said on it."""
+
+    link: int
+
+
+Effect = Union[Send, HangUp]
+
+
+def split_seat(seat: str) -> tuple[str, int] | None:
+    """Return role and index of a seat, or None if it isn't one."""
+    role, _, index = seat.rpartition("-")
+    if role not in (*TRAINING_ROLES, OBSERVER) or not (
+        index.isascii() and index.isdigit() and len(index) < 7
+    ):
+        return None
+    return (role, int(index)) if str(int(index)) == index else None
+
+
+def count_roles(seats: Iterable[str]) -> dict[str, int]:
+    """Return how many of these seats each role has, in their order."""
+    return dict(Counter(seat.rpartition("-")[0] for seat in seats))
+
+
+def seats_of(world: Mapping[str, int]) -> list[str]:
+    """Return all seats of a world."""
+    return [f"{role}-{index}" for role, count in world.items() for index in range(count)]
+
+
+def welcome(beat_seconds: float, lost_seconds: float, incarnation: int) -> dict[str, Any]:
+    """Return the answer to a join: how often to beat, and which of its seat's pods the leader is in."""
+    policy = {"beatSeconds": beat_seconds, "lostSeconds": lost_seconds}
+    return {"type": "welcome", "policy": policy, "incarnation": incarnation}
+
+
+def start(attempt: int, epoch: str, tf_config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """Return the order to start the training process.
+
+    Args:
+        attempt: its number.
+        epoch: who may write the output: later ones are higher.
+        tf_config: TF_CONFIG for this seat.
+        ledger: the job's.
+    """
+    told = ledger.to_json()
+    return {"type": "start", "attempt": attempt, "epoch": epoch, "tfConfig": tf_config, "ledger": told}
+
+
+def stop(attempt: int, *, graceful: bool, stacks: bool = False) -> dict[str, Any]:
+    """Return the order to end the training process; `stacks`: it shows first where it stands."""
+    return {"type": "stop", "attempt": attempt, "graceful": graceful, "stacks": stacks}
+
+
+def end(code: int, verdict: str, failure: Failure | None, ledger: Ledger) -> dict[str, Any]:
+    """Return the order to leave with this exit code, because of `finished`, `failed` or `dismissed`."""
+    told = failure.to_json() if failure else None
+    return {"type": "end", "code": code, "verdict": verdict, "failure": told, "ledger": ledger.to_json()}
+
+
+def farewell(pod: str, failure: Failure | None, ledger: Ledger) -> dict[str, Any]:
+    """Return the order to leave at the end of training: with the code of the failure whose pod it was.
+
+    Args:
+        pod: whom it is said to.
+        failure: why training is given up; None if it has finished.
+        ledger: the job's.
+    """
+    if failure is None:
+        return end(int(ExitCode.SUCCESS), FINISHED, None, ledger)
+    code = failure.code_to_exit_with if failure.pod == pod else int(ExitCode.PEER_LOST)
+    return end(code, "failed", failure, ledger)

@@ -1,0 +1,193 @@
+"""Where a job's agents meet: who has come, whom the controller wants, and who is sent away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.messages import (
+    OBSERVER,
+    Effect,
+    HangUp,
+    Join,
+    Order,
+    Send,
+    end,
+    seats_of,
+    start,
+    stop,
+    welcome,
+)
+from trainjob_trainer.agent.roster import Member, Roster
+from trainjob_trainer.exits import ExitCode
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the leading agent works.
+
+    Attributes:
+        seat: its own, whose training process writes the checkpoints.
+        incarnation: which of the seat's pods it is in.
+        cluster: addresses of all roles as TF_CONFIG has them.
+        link: on which its own seat joins; nobody else is let into that seat.
+        beat_seconds: how often everybody says that they are there.
+        lost_seconds: after how long a silence they are not.
+        unix_time: what to add to the gang's clock for Unix time.
+    """
+
+    seat: str
+    incarnation: int
+    cluster: Mapping[str, Sequence[str]]
+    link: int = 0
+    beat_seconds: float = 1.0
+    lost_seconds: float = 10.0
+    unix_time: float = 0.0
+
+
+class Outbox:
+    """What is to be said, in order."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._effects: list[Effect] = []
+
+    def say(self, link: int, message: Mapping[str, Any]) -> None:
+        """Say this on a connection."""
+        self._effects.append(Send(link, message))
+
+    def hang_up(self, link: int) -> None:
+        """End a connection after what has been said."""
+        self._effects.append(HangUp(link))
+
+    def take(self) -> list[Effect]:
+        """Return all of it, and begin anew."""
+        effects, self._effects = self._effects, []
+        return effects
+
+
+class Rendezvous:
+    """Members, and the controller's latest order.
+
+    Args:
+        place: where the leading agent works.
+        outbox: takes what is to be said.
+        stall_timeout: seconds without progress that are a failure, until an order says otherwise.
+    """
+
+    def __init__(self, place: Place, outbox: Outbox, stall_timeout: float | None = None) -> None:
+        """Nobody has come yet, and the world is TF_CONFIG's."""
+        self.place = place
+        self.roster = Roster()
+        world = {role: len(a) for role, a in place.cluster.items() if role != OBSERVER and a}
+        self.order = Order(world=world, stall_timeout=stall_timeout)
+        self._outbox = outbox
+        self._outside: set[str] = set()
+        self._told: set[int] = set()
+
+    @property
+    def seats(self) -> list[str]:
+        """Return the seats that take part in the next start, by role."""
+        without = self.order.without - {self.place.seat}
+        return [seat for seat in self.all_seats if seat not in without]
+
+    @property
+    def all_seats(self) -> list[str]:
+        """Return those too that can't be had for now."""
+        return seats_of(self.order.world or {})
+
+    @property
+    def missing(self) -> list[str]:
+        """Return the seats that the start barrier waits for."""
+        return [seat for seat in self.seats if self._ready(seat) is None]
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether nothing of an earlier start runs any more, but where a newer pod takes over."""
+        return all(member.is_quiet for member in self.roster.trainees if self.is_wanted(member))
+
+    def complete(self) -> list[Member] | None:
+        """Return everybody who takes part in the next start, or None while somebody is missing."""
+        seats = self.seats
+        if len(self.roster) < len(seats) or not self.is_quiet:
+            return None
+        members = [self._ready(seat) for seat in seats]
+        ready = [member for member in members if member is not None]
+        return ready if len(ready) == len(members) else None
+
+    def is_wanted(self, member: Member) -> bool:
+        """Tell whether no newer pod is to take this one's place."""
+        return member.incarnation >= self.order.incarnations.get(member.seat, 0)
+
+    def obey(self, order: Order) -> None:
+        """Take the controller's order; seats that it leaves out are sent away once nothing runs there."""
+        before = set(self.all_seats)
+        self.order = replace(order, world=order.world or self.order.world)
+        self._outside = (self._outside | before) - set(self.all_seats)
+
+    def admit(self, join: Join, now: float, ledger: Ledger) -> Member | None:
+        """Let somebody in, or send them away whose seat a newer pod has, or we ourselves."""
+        before = self.roster.get(join.seat)
+        replaced = (before.link, before.incarnation) if before is not None else (None, 0)
+        is_ours = join.seat == self.place.seat and join.link != self.place.link
+        member = None if is_ours else self.roster.admit(join, now)
+        if member is None:
+            self.dismiss(join.link, ledger)
+            return None
+        if replaced[0] is not None and replaced[1] < join.incarnation:
+            self.dismiss(replaced[0], ledger)
+        elif replaced[0] is not None:
+            self._outbox.hang_up(replaced[0])
+        place = self.place
+        self._outbox.say(join.link, welcome(place.beat_seconds, place.lost_seconds, place.incarnation))
+        return member
+
+    def dismiss(self, link: int, ledger: Ledger, code: int = int(ExitCode.PEER_LOST)) -> None:
+        """Send somebody away."""
+        self._outbox.say(link, end(code, "dismissed", None, ledger))
+        self._outbox.hang_up(link)
+
+    def dismiss_outsiders(self, ledger: Ledger) -> None:
+        """Send away those whose seats are no more, once nothing runs there."""
+        for seat in sorted(self._outside):
+            member = self.roster.get(seat)
+            if member is not None and (member.link is None or member.is_quiet):
+                self.roster.drop(member)
+                if member.link is not None:
+                    self.dismiss(member.link, ledger, int(ExitCode.SUCCESS))
+
+    def stop(self, members: Sequence[Member], attempt: int, *, graceful: bool, stacks: bool = False) -> None:
+        """Have these members' training processes stopped, where any are left; each is told once."""
+        for member in members:
+            if member.link is not None and not member.is_quiet and member.link not in self._told:
+                self._told.add(member.link)
+                self._outbox.say(member.link, stop(attempt, graceful=graceful, stacks=stacks))
+
+    def begin(self, members: Sequence[Member], number: int, ledger: Ledger, now: float) -> None:
+        """Have everybody start; TF_CONFIG gives each its place among those who are there."""
+        self._told.clear()
+        cluster = self._cluster(members)
+        epoch = f"{self.place.incarnation}.{number}"
+        places: dict[str, int] = {}
+        for member in members:
+            assert member.link is not None  # noqa: S101 - they are ready
+            role = member.seat.rpartition("-")[0]
+            task = {"type": role, "index": places.get(role, 0)}
+            places[role] = places.get(role, 0) + 1
+            member.begin(number, now)
+            self._outbox.say(member.link, start(number, epoch, {"cluster": cluster, "task": task}, ledger))
+
+    def _cluster(self, members: Sequence[Member]) -> dict[str, list[str]]:
+        """Return TF_CONFIG's cluster, its roles in order; the evaluator keeps the address it has there."""
+        known = self.place.cluster
+        cluster: dict[str, list[str]] = {role: [] for role in known}
+        for member in members:
+            cluster.setdefault(member.seat.rpartition("-")[0], []).append(member.address)
+        if OBSERVER in known:
+            cluster[OBSERVER] = list(known[OBSERVER])
+        return {role: addresses for role, addresses in cluster.items() if addresses}
+
+    def _ready(self, seat: str) -> Member | None:
+        return self.roster.ready(seat, self.order.incarnations.get(seat, 0))

@@ -1,0 +1,241 @@
+"""The training process of this seat: it is started, stopped and ended by order, and its end is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
+from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.log import log
+from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
+from trainjob_trainer.agent.readable import readable_report
+from trainjob_trainer.agent.settings import Settings
+from trainjob_trainer.exits import ExitCode
+
+if TYPE_CHECKING:
+    from trainjob_trainer.agent.child import Child, ChildExit
+
+_LONGEST_MARGIN = 2.0
+"""Seconds of the grace that are kept for killing what is left, and for leaving."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How the agent ends.
+
+    Attributes:
+        code: its exit code.
+        verdict: `finished`, `failed` or `dismissed` by the leading agent's order; `left` by its own.
+        failure: what began it, or None.
+    """
+
+    code: int
+    verdict: str
+    failure: Failure | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        """Tell whether training is not to be started again."""
+        return self.verdict == "failed"
+
+
+class Seat:
+    """What the agent does for its seat, whoever leads.
+
+    Args:
+        settings: of this agent.
+        make_child: makes the training process, given what to call when it has changed.
+        clock: seconds that never go back; replaced by tests.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_child: Callable[[Callable[[], None]], Child],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing runs yet, and nobody listens."""
+        self.settings = settings
+        self.child = make_child(self._changed)
+        self.state = IDLE
+        self.attempt = 0
+        self.ledger = settings.ledger
+        self.say: Callable[[Mapping[str, Any]], None] = lambda _: None
+        self.departure: asyncio.Future[Departure] = asyncio.get_running_loop().create_future()
+        self._clock = clock
+        self._leave_by: float | None = None
+        self._told_state: tuple[object, object] = (None, None)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Tell whether it has been asked to end."""
+        return self._leave_by is not None
+
+    def join(self, host: str) -> dict[str, Any]:
+        """Return the message to introduce itself with.
+
+        Args:
+            host: where others reach this pod.
+        """
+        settings = self.settings
+        port = settings.tf_port
+        return {
+            "type": "join",
+            "seat": settings.seat,
+            "incarnation": settings.incarnation,
+            "pod": settings.pod,
+            "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "child": self.state,
+            "attempt": self.attempt,
+            "ledger": self.ledger.to_json(),
+        }
+
+    def beat(self) -> dict[str, Any]:
+        """Return the message that says how things are."""
+        return {
+            "type": "beat",
+            "child": self.state,
+            "attempt": self.attempt,
+            "report": readable_report(self.child.report),
+            "beatAge": self.child.report_age,
+            "stopped": self.child.is_stopped,
+        }
+
+    def obey(self, message: Mapping[str, Any]) -> None:
+        """Do what the leading agent says; what only a later version says is left undone."""
+        kind = message.get("type")
+        if kind == "start":
+            self._start(message)
+        elif kind == "stop" and message["attempt"] >= self.attempt:
+            self._stop(graceful=message.get("graceful") is True, stacks=message.get("stacks") is True)
+        elif kind == "end":
+            self._do(self._end(message))
+
+    def start_alone(self) -> None:
+        """Start without a leader, in the environment as it is."""
+        self._become(RUNNING)
+        self.child.start({})
+
+    def cut_off(self) -> None:
+        """End the training process at once: without the leading agent nobody knows who else is there."""
+        if self.state not in QUIET:
+            self._stop(graceful=False)
+
+    def leave(self) -> None:
+        """End the training process within the grace, the writer's before the others', then depart."""
+        if self.is_leaving:
+            return
+        grace = self.settings.grace
+        self._leave_by = self._clock() + grace
+        self.say({"type": "leaving"})
+        if self.state in QUIET:
+            self._depart(Departure(int(ExitCode.PREEMPTED), "left"))
+        elif self.settings.is_observer:
+            self._stop(graceful=True)
+        else:
+            asyncio.get_running_loop().call_later(grace / 3, lambda: self._stop(graceful=True))
+
+    async def close(self) -> None:
+        """Kill what is left."""
+        await self.child.close()
+
+    def _start(self, message: Mapping[str, Any]) -> None:
+        if self.state not in QUIET or message["attempt"] <= self.attempt or self.is_leaving:
+            return
+        self.attempt = message["attempt"]
+        self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
+        log(f"attempt {self.attempt} starts")
+        self._become(RUNNING)
+        self.child.start(
+            {
+                "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
+                "TRAINJOB_ATTEMPT": str(self.attempt),
+                "TRAINJOB_EPOCH": str(message["epoch"]),
+            }
+        )
+
+    def _stop(self, *, graceful: bool, stacks: bool = False) -> None:
+        if self.state in QUIET:
+            return
+        self._become(STOPPING)
+        self._do(self._stop_child(self.attempt, self._patience() if graceful else 0.0, stacks))
+
+    async def _stop_child(self, attempt: int, patience: float, stacks: bool) -> None:
+        if stacks and self.attempt == attempt:
+            await self.child.dump_stacks()
+        if self.attempt == attempt:
+            await self.child.stop(patience)
+
+    async def _end(self, message: Mapping[str, Any]) -> None:
+        self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
+        failure = message.get("failure")
+        told = Failure.from_json(failure) if isinstance(failure, Mapping) else None
+        if self.state not in QUIET:
+            self._become(STOPPING)
+            if told is not None and told.reason == STALLED:
+                await self.child.dump_stacks()
+            await self.child.stop(0)
+        self._depart(Departure(int(message["code"]), str(message.get("verdict")), told))
+
+    def _patience(self) -> float:
+        """Return how long the training process may take to end after SIGTERM, in seconds."""
+        grace = self.settings.grace
+        margin = min(_LONGEST_MARGIN, grace / 4)
+        left = grace if self._leave_by is None else self._leave_by - self._clock()
+        return max(0.0, left - margin)
+
+    def _changed(self) -> None:
+        ended = self.child.exit
+        if ended is not None and not self.child.running and self.state not in QUIET:
+            self._ended(ended)
+        report = self.child.report or {}
+        told = (report.get("state"), report.get("checkpointStep"))
+        if told != self._told_state:
+            self._told_state = told
+            self.say(self.beat())
+
+    def _ended(self, ended: ChildExit) -> None:
+        was_stopped = self.state == STOPPING
+        self.state = FINISHED if ended.code == 0 and not was_stopped else IDLE
+        settings = self.settings
+        failure = None
+        if not was_stopped and ended.code != 0:
+            failure = describe_exit(
+                ended,
+                seat=settings.seat,
+                pod=settings.pod,
+                incarnation=settings.incarnation,
+                attempt=self.attempt,
+            )
+            self.say({"type": "failed", "attempt": self.attempt, "failure": failure.to_json()})
+        self.say(self.beat())
+        if self.is_leaving:
+            self._depart(Departure(_code_on_leaving(ended.code, settings), "left", failure))
+        elif settings.is_observer or ended.code == ExitCode.FENCED:
+            self._depart(Departure(ended.code, "left", failure))
+
+    def _become(self, state: str) -> None:
+        if state != self.state:
+            self.state = state
+            self.say(self.beat())
+
+    def _depart(self, departure: Departure) -> None:
+        if not self.departure.done():
+            self.departure.set_result(departure)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _code_on_leaving(code: int, settings: Settings) -> int:
+    """Return the exit code of an agent that was asked to end: success is the leading agent's to say."""
+    ours = (ExitCode.SUCCESS, ExitCode.PEER_LOST, 128 + 9)
+    return int(ExitCode.PREEMPTED) if code in ours and not settings.is_observer else code

@@ -1,0 +1,100 @@
+"""When training has stalled, and which replica is to blame: pure, with the time passed in.
+
+All replicas of a gang stand still when one does, as every step needs them all. So whoever notices it first
+is hardly ever the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_SIGNS_OF_LIFE = ("state", "step", "epoch", "checkpointStep", "evaluation")
+_FRESH_SECONDS = 5.0
+
+
+class StallWatch:
+    """Whether one process still gets on, by its progress reports.
+
+    The first report with a step arms it: start-up, compilation of the model and the first step take as long
+    as they take.
+    """
+
+    def __init__(self) -> None:
+        """Not armed."""
+        self._signs: tuple[Any, ...] | None = None
+        self._since = 0.0
+
+    def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
+        """Take note of the latest report; None, which a new start begins with, disarms the watch.
+
+        Args:
+            report: the progress report, as docs/contract.md has it.
+            now: seconds of any clock that only goes forward.
+        """
+        if report is None:
+            self._signs = None
+            return
+        signs = tuple(report.get(name) for name in _SIGNS_OF_LIFE)
+        if signs == self._signs or (self._signs is None and report.get("step") is None):
+            return
+        self._signs, self._since = signs, now
+
+    def stalled(self, now: float, limit: float | None) -> bool:
+        """Whether nothing has moved for `limit` seconds; never without a limit."""
+        return limit is not None and self._signs is not None and now - self._since >= limit
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What is known of one replica of a gang that stands still.
+
+    Attributes:
+        seat: such as `worker-1`.
+        stopped: its process is stopped (SIGSTOP, a debugger).
+        report_age: seconds since its progress file was last replaced; None if it never was.
+        step: the last step it reported; None if it reported none.
+        reported: it was the one that noticed.
+    """
+
+    seat: str
+    stopped: bool = False
+    report_age: float | None = None
+    step: int | None = None
+    reported: bool = False
+
+
+def blame(ranks: Iterable[Rank]) -> str:
+    """Return the seat that holds the others up, by the surest sign there is.
+
+    A process that is stopped; else one whose progress file has not been replaced for long while others' has;
+    else the one that is a step behind all others; else whoever reported the stall.
+
+    Args:
+        ranks: at least one.
+    """
+    known = sorted(ranks, key=lambda rank: rank.seat)
+    for suspects in (_stopped(known), _silent(known), _behind(known), [r for r in known if r.reported]):
+        if suspects:
+            return suspects[0].seat
+    return known[0].seat
+
+
+def _stopped(ranks: list[Rank]) -> list[Rank]:
+    return [rank for rank in ranks if rank.stopped]
+
+
+def _silent(ranks: list[Rank]) -> list[Rank]:
+    """Those that have been silent for twice as long as the latest to speak, the longest first."""
+    aged = [(rank.report_age, rank) for rank in ranks if rank.report_age is not None]
+    if not aged:
+        return []
+    limit = 2 * min(age for age, _ in aged) + _FRESH_SECONDS
+    return [rank for age, rank in sorted(aged, key=lambda pair: -pair[0]) if age > limit]
+
+
+def _behind(ranks: list[Rank]) -> list[Rank]:
+    steps = [-1 if rank.step is None else rank.step for rank in ranks]
+    last = [rank for rank, step in zip(ranks, steps) if step == min(steps)]
+    return last if len(last) == 1 < len(ranks) else [rank for rank in last if rank.reported]

@@ -1,0 +1,94 @@
+"""What keeps an attempt from going on though no training process has ended badly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainjob_trainer.agent.attempt import Attempt
+from trainjob_trainer.agent.failure import PREEMPTED, STALLED, UNREACHABLE, Failure
+from trainjob_trainer.agent.rendezvous import Rendezvous
+from trainjob_trainer.agent.roster import Member
+from trainjob_trainer.agent.stall import Rank, blame
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Somebody who holds the others up.
+
+    Attributes:
+        member: who.
+        reason: `Unreachable`, `Preempted` or `Stalled`.
+        message: what is wrong with them.
+    """
+
+    member: Member
+    reason: str
+    message: str
+
+    def as_failure(self, attempt: int, time: float) -> Failure:
+        """Return the failure of an attempt that this is; only a stall is the user's program's doing.
+
+        Args:
+            attempt: its number.
+            time: Unix seconds.
+        """
+        member = self.member
+        return Failure(
+            member.seat,
+            member.pod,
+            member.incarnation,
+            attempt,
+            self.reason,
+            message=self.message,
+            step=member.step(),
+            charged=self.reason == STALLED,
+            time=time,
+        )
+
+
+def find_trouble(attempt: Attempt, meeting: Rendezvous, limit: float | None, now: float) -> Trouble | None:
+    """Return the first trouble there is: somebody is gone, is asked to leave, or training stands still.
+
+    Args:
+        attempt: the one that runs.
+        meeting: who is there.
+        limit: seconds without progress that are a failure, or None.
+        now: the time.
+    """
+    members = {seat: meeting.roster.get(seat) for seat in attempt.seats if seat not in attempt.done}
+    present = {seat: member for seat, member in members.items() if member is not None}
+    told = {failure.seat for failure in attempt.failures}
+    for member in present.values():
+        absence = _absence(member, attempt, meeting, told)
+        if absence:
+            return Trouble(member, UNREACHABLE, absence)
+    for member in present.values():
+        if member.leaving:
+            return Trouble(member, PREEMPTED, "was asked to stop")
+    return _stall(attempt, present, limit, now)
+
+
+def _absence(member: Member, attempt: Attempt, meeting: Rendezvous, told: set[str]) -> str:
+    """Return why somebody no longer takes part, or nothing."""
+    if member.link is None:
+        return "can't be reached"
+    if not meeting.is_wanted(member):
+        return "is being replaced"
+    if member.attempt != attempt.number:
+        return "has come back without its training process"
+    return "has no training process" if member.is_quiet and member.seat not in told else ""
+
+
+def _stall(
+    attempt: Attempt, present: Mapping[str, Member], limit: float | None, now: float
+) -> Trouble | None:
+    still = [
+        seat for seat in present if seat in attempt.watches and attempt.watches[seat].stalled(now, limit)
+    ]
+    if not still or attempt.failures:
+        return None
+    ranks = [Rank(s, m.stopped, m.age, m.step(), reported=s in still) for s, m in present.items()]
+    member = present[blame(ranks)]
+    why = f"no progress for {limit:g} s" + ("; its process is stopped" if member.stopped else "")
+    return Trouble(member, STALLED, why)

@@ -1,0 +1,210 @@
+"""Frames between agents, and between the controller and an agent: who may write them, how large they may be.
+
+The server says `TRAINJOB-AGENT/1` and 32 random bytes, the client 32 random bytes; both derive a key from
+them and the job's token. From then on a frame is a length, a tag and a JSON object. The tag is an HMAC over
+the direction, the frame's number and the content: nobody without the token can write a frame, and none can be
+repeated, reordered or turned back. What is said is not secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+GREETING = b"TRAINJOB-AGENT/1"
+NONCE_BYTES = 32
+LENGTH_BYTES = 4
+TAG_BYTES = 32
+
+LARGEST_FRAME = 1 << 20
+"""Bytes of tag and content."""
+
+LARGEST_FIRST_FRAME = 1 << 16
+"""The same, from somebody whom a server does not know yet."""
+
+FRAME_SECONDS = 5.0
+"""How long one frame, once begun, may take."""
+
+_LARGEST_BACKLOG = 4 << 20
+_PURPOSE = b"trainjob-agent/1"
+
+
+class WireError(Exception):
+    """The peer does not keep to the protocol, does not know the token, or takes nothing any more."""
+
+
+class Channel:
+    """One connection whose peer has the token, once its first frame has been read.
+
+    Args:
+        reader: what the peer writes.
+        writer: what the peer reads.
+        key: of this connection.
+        is_server: which side this is.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, is_server: bool
+    ) -> None:
+        """Nothing has been said yet."""
+        self._reader = reader
+        self._writer = writer
+        self._key = key
+        self._directions = (b"S", b"C") if is_server else (b"C", b"S")
+        self._sent = 0
+        self._received = 0
+        self._largest = LARGEST_FIRST_FRAME if is_server else LARGEST_FRAME
+
+    @property
+    def own_host(self) -> str:
+        """Return the address by which the peer sees this side."""
+        name = self._writer.get_extra_info("sockname")
+        return str(name[0]) if name else ""
+
+    async def receive(self, patience: float) -> dict[str, Any]:
+        """Return the next message.
+
+        Args:
+            patience: seconds that it may take to begin.
+
+        Raises:
+            WireError: it is not one of this peer, it is too large, or it does not come.
+        """
+        length = int.from_bytes(await self._read(LENGTH_BYTES, patience), "big")
+        if not TAG_BYTES < length <= self._largest:
+            raise WireError(f"a frame of {length} bytes")
+        return self._open(await self._read(length, FRAME_SECONDS))
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Send a message without waiting.
+
+        Raises:
+            WireError: it is too large, or the peer has taken nothing for a long time.
+        """
+        frame = self._seal(message)
+        transport = self._writer.transport
+        if transport.get_write_buffer_size() > _LARGEST_BACKLOG:
+            raise WireError("the peer takes nothing")
+        if not transport.is_closing():
+            self._writer.write(frame)
+
+    async def close(self, patience: float = 1.0) -> None:
+        """Hang up, after what was sent has been taken; but not wait for ever."""
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            self._writer.close()
+            await asyncio.wait_for(self._writer.wait_closed(), patience)
+        self._writer.transport.abort()
+
+    async def _read(self, count: int, patience: float) -> bytes:
+        # `asyncio.wait_for` costs a task each time, and before Python 3.12 it may swallow a cancellation.
+        is_late: list[bool] = []
+        timer = asyncio.get_running_loop().call_later(patience, self._give_up, is_late)
+        try:
+            return await _read_exactly(self._reader, count)
+        except WireError:
+            if is_late:
+                raise WireError("nothing was heard for too long") from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _give_up(self, is_late: list[bool]) -> None:
+        is_late.append(True)
+        self._writer.transport.abort()
+
+    def _seal(self, message: Mapping[str, Any]) -> bytes:
+        payload = encode(message)
+        length = TAG_BYTES + len(payload)
+        if length > LARGEST_FRAME:
+            raise WireError(f"a message of {length} bytes is too large to be sent")
+        tag = _tag(self._key, self._directions[0], self._sent, payload)
+        self._sent += 1
+        return length.to_bytes(LENGTH_BYTES, "big") + tag + payload
+
+    def _open(self, body: bytes) -> dict[str, Any]:
+        tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
+        if not hmac.compare_digest(tag, _tag(self._key, self._directions[1], self._received, payload)):
+            raise WireError("a frame has a wrong tag: another token, or somebody in between")
+        self._received += 1
+        self._largest = LARGEST_FRAME
+        try:
+            message = json.loads(payload.decode())
+        except (ValueError, RecursionError) as error:
+            raise WireError("a frame is no JSON") from error
+        if not isinstance(message, dict):
+            raise WireError("a frame is no JSON object")
+        return message
+
+
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> Channel:
+    """Begin a connection that somebody has made; their first frame proves that they know the token.
+
+    Raises:
+        WireError: they say too little, or are gone.
+    """
+    nonce = os.urandom(NONCE_BYTES)
+    writer.write(GREETING + nonce)
+    theirs = await _read_exactly(reader, NONCE_BYTES)
+    return Channel(reader, writer, _session_key(token, nonce, theirs), is_server=True)
+
+
+async def connect(host: str, port: int, token: bytes, patience: float) -> Channel:
+    """Connect to an agent; its first frame proves that it knows the token.
+
+    Raises:
+        WireError: nobody is there, or no agent, or it takes longer than `patience`, in seconds.
+    """
+    try:
+        return await asyncio.wait_for(_connect(host, port, token), patience)
+    except asyncio.TimeoutError as error:
+        raise WireError(f"no answer within {patience:g} s") from error
+    except OSError as error:
+        raise WireError(str(error.strerror or error)) from error
+
+
+async def _connect(host: str, port: int, token: bytes) -> Channel:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        if await _read_exactly(reader, len(GREETING)) != GREETING:
+            raise WireError("whoever listens there is no agent")
+        theirs, nonce = await _read_exactly(reader, NONCE_BYTES), os.urandom(NONCE_BYTES)
+        writer.write(nonce)
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return Channel(reader, writer, _session_key(token, theirs, nonce), is_server=False)
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Return a message as JSON, which knows no NaN.
+
+    Raises:
+        WireError: it can't be written.
+    """
+    try:
+        return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WireError(f"a message can't be written: {error}") from error
+
+
+async def _read_exactly(reader: asyncio.StreamReader, count: int) -> bytes:
+    try:
+        return await reader.readexactly(count)
+    except asyncio.IncompleteReadError as error:
+        raise WireError("the connection was closed") from error
+    except OSError as error:
+        raise WireError(str(error.strerror or error)) from error
+
+
+def _session_key(token: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    return hmac.new(token, _PURPOSE + server_nonce + client_nonce, hashlib.sha256).digest()
+
+
+def _tag(key: bytes, direction: bytes, number: int, payload: bytes) -> bytes:
+    return hmac.new(key, direction + number.to_bytes(8, "big") + payload, hashlib.sha256).digest()

@@ -1,0 +1,115 @@
+"""What a standby interpreter does before it comes to the user's script: import TensorFlow, and wait.
+
+It waits inside `sitecustomize`, so that everything after that (sys.argv, sys.path, `__main__`, the exit code,
+atexit) is Python's own doing, the same as in any other start. Standard input is a socket to the agent: it is
+told when the imports are done, answers with one line of JSON, {"env": {...}}, and closes it when the standby
+is no longer wanted.
+"""
+
+# ruff: noqa: PTH112, PTH120, PLC0415 - nothing is loaded before the user's modules that they might not want
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+IMPORTED = ("tensorflow", "keras")
+READY = b"ready\n"
+
+
+def wait(started_with: Mapping[str, str]) -> None:
+    """Return when this process is to become the training process.
+
+    Args:
+        started_with: the environment that it was started with.
+
+    Raises:
+        ImportError: what is installed can't be imported.
+    """
+    _offer_to_the_oom_killer()
+    _import_all()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(0, READY)
+    order = _order()
+    _join_in(started_with, order["env"])
+
+
+def _import_all() -> None:
+    """Import what the script will import, from where the script would find it."""
+    import importlib
+
+    first = _first_entry()
+    if first is not None:
+        sys.path.insert(0, first)
+    try:
+        for name in IMPORTED:
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if error.name != name:
+                    raise
+    finally:
+        if first is not None:
+            sys.path.remove(first)
+        importlib.invalidate_caches()
+
+
+def _first_entry() -> str | None:
+    """The entry that Python will put first on sys.path, but has not yet."""
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return None
+    script = sys.argv[0] if sys.argv else ""
+    if script in ("", "-", "-c", "-m"):
+        return os.getcwd()  # noqa: PTH109
+    return os.path.realpath(script) if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))
+
+
+def _order() -> dict[str, dict[str, str]]:
+    """Wait for the line; end with the agent."""
+    import json
+
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(0, 65536)
+        if not part:
+            os._exit(0)
+        line += part
+    order: dict[str, dict[str, str]] = json.loads(line)
+    return order
+
+
+def _join_in(before: Mapping[str, str], env: Mapping[str, str]) -> None:
+    """Become the process that would have been started with `env`."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    _offer_to_the_oom_killer(again=True)
+    for name in before:
+        if name not in env:
+            os.environ.pop(name, None)
+    for name, value in env.items():
+        if before.get(name) != value:  # what the imports have set is theirs, as in a cold start
+            os.environ[name] = value
+    hook = sys.modules.get("trainjob_import_hook")
+    if hook is not None:
+        hook.renew()
+
+
+_OOM_FILE = "/proc/self/oom_score_adj"
+_oom_score: list[str] = []
+
+
+def _offer_to_the_oom_killer(*, again: bool = False) -> None:
+    """Rather this process than the one that trains; not any more once this one does."""
+    try:
+        with open(_OOM_FILE, "r+", encoding="ascii") as file:  # noqa: PTH123
+            if not again:
+                _oom_score.append(file.read().strip())
+                file.seek(0)
+            file.write(_oom_score[0] if again else "1000")
+    except (OSError, IndexError):
+        return

@@ -1,0 +1,90 @@
+"""Changes of what readers of a folder see: whole or not at all, and only while the writer's claim stands."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.files import TEMPORARY, Files, explain_write_error
+from trainjob_trainer.errors import TrainerError
+
+
+class Publisher:
+    """One folder's writer; what is not published yet lies in the claim, or beside under another name."""
+
+    def __init__(self, directory: Path, files: Files, fence: Fence | None) -> None:
+        """Publish into `directory`, by `files`, if `fence` allows it."""
+        self._directory = directory
+        self._files = files
+        self._fence = fence
+
+    def prepare(self) -> None:
+        """Claim the folder and make it, prove that it can be written, sweep what a crash left.
+
+        Raises:
+            OSError, TrainerError: it can't be written, or is somebody else's.
+        """
+        if self._fence is not None:
+            self._fence.claim()
+        self._files.make_folder(self._directory)
+        for leftover in self._directory.glob(TEMPORARY + "*"):
+            self._files.remove(leftover)
+        probe = self.place("probe")
+        self._files.write(probe, "")
+        self._files.remove(probe)
+
+    def check(self) -> None:
+        """Make sure that the claim stands.
+
+        Raises:
+            OSError, TrainerError: it doesn't, or nobody knows.
+        """
+        if self._fence is not None:
+            self._fence.check()
+
+    def place(self, name: str) -> Path:
+        """Where something is before it is published, and after it has been dropped."""
+        if self._fence is None:
+            return self._directory / (TEMPORARY + name)
+        return self._fence.folder / f"{self._directory.name}-{name}"
+
+    def new_folder(self, name: str) -> Path:
+        """Make an empty folder to be filled and published."""
+        place = self.place(name)
+        self._files.remove(place)
+        if self._fence is None:
+            self._files.make_folder(place)
+        else:
+            self._files.create_folder(place)  # not its parent, which is the claim
+        return place
+
+    def move(self, source: Path, target: Path) -> None:
+        """Rename, one of the two being a `place`: every change that readers see is one of these."""
+        self.check()
+        self._files.rename(source, target)
+
+    def replace(self, path: Path, text: str) -> None:
+        """Write a small file so that a reader sees the old or the new one, never a part."""
+        place = self.place(path.name)
+        self._files.write(place, text)
+        self.move(place, path)
+        self._files.sync(path.parent)
+
+    def discard(self, path: Path) -> None:
+        """Move first: a half-removed checkpoint must not be taken for one."""
+        doomed = self.place("old-" + path.name)
+        self._files.remove(doomed)
+        self.move(path, doomed)
+        self._files.remove(doomed)
+
+    def explained(self, error: Exception, path: Path) -> Exception:
+        """What a failure means: a path that leads nowhere may be a claim that is gone."""
+        if isinstance(error, TrainerError):
+            return error
+        try:
+            with contextlib.suppress(OSError):
+                self.check()
+        except TrainerError as lost:
+            return lost
+        return explain_write_error(error, path) or error

@@ -1,0 +1,76 @@
+"""The metrics of the epoch under way, in a form that a checkpoint can hold.
+
+Each worker keeps metrics of its own examples, in variables that TensorFlow reduces when they are read. A
+writer that saves alone, because it has been asked to stop, can't read them: that takes all workers. So they
+are reduced at the end of each call, where all are, and kept on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
+
+_SUMMED = "sum"
+
+
+class MetricState:
+    """The variables of a compiled model's metrics."""
+
+    def __init__(self, model: Any) -> None:
+        """Take the metrics that a built model has."""
+        found = [variable for metric in model.metrics for variable in metric.variables]
+        self._variables = list({id(variable): variable for variable in found}.values())
+        self._dtypes = sorted({self._dtype(variable) for variable in self._variables})
+
+    def reduced(self) -> Any:
+        """Their values over all workers, a flat tensor for each dtype; to be called by all replicas."""
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        shares = [
+            tf.concat([_share(variable, is_first) for variable in self._of(dtype)], axis=0)
+            for dtype in self._dtypes
+        ]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, shares) if shares else []
+
+    def on_host(self, reduced: Sequence[Any]) -> list[NamedArray]:
+        """What `reduced` returned, an array for each variable."""
+        values: dict[int, NamedArray] = {}
+        for dtype, flat in zip(self._dtypes, reduced):
+            ends = np.cumsum([int(np.prod(variable.shape)) for variable in self._of(dtype)])
+            parts = np.split(np.asarray(flat), ends[:-1])
+            for variable, part in zip(self._of(dtype), parts):
+                value = part.reshape(tuple(variable.shape))
+                values[id(variable)] = NamedArray(variable_name(variable), value)
+        return [values[id(variable)] for variable in self._variables]
+
+    def put_back(self, arrays: Sequence[NamedArray], *, is_writer: bool) -> bool:
+        """Go on from these values; what is summed over workers is the writer's.
+
+        Returns:
+            Whether they are this model's metrics; if not, nothing has been changed.
+        """
+        kinds = [(tuple(variable.shape), self._dtype(variable)) for variable in self._variables]
+        if kinds != [(array.value.shape, array.value.dtype.name) for array in arrays]:
+            return False
+        for variable, array in zip(self._variables, arrays):
+            for number, component in enumerate(local_components(variable)):
+                has_all = (is_writer and number == 0) or variable.aggregation != _SUMMED
+                component.assign(array.value if has_all else np.zeros_like(array.value))
+        return True
+
+    def _of(self, dtype: str) -> list[Any]:
+        return [variable for variable in self._variables if self._dtype(variable) == dtype]
+
+    @staticmethod
+    def _dtype(variable: Any) -> str:
+        return str(tf.as_dtype(variable.dtype).name)
+
+
+def _share(variable: Any, is_first: Any) -> Any:
+    value = tf.reshape(tf.convert_to_tensor(variable.value), [-1])
+    return value if variable.aggregation == _SUMMED else tf.where(is_first, value, tf.zeros_like(value))
