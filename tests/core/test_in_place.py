@@ -46,7 +46,7 @@ async def test_where_agents_cannot_be_asked_running_pods_are_what_is_known() -> 
     world.each(world.cluster.run_pod)
     await world.settle()
     assert world.status.state == "Pending"
-    await world.pass_time(5)
+    await world.pass_time(20)
     assert world.status.state == "Running"
 
 

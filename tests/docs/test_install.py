@@ -41,7 +41,13 @@ def test_metrics() -> None:
     metrics.count_call(Call("get", "", "pods", 200, 0.1))
     metrics.count_restart("pods")
     metrics.count_agent_call("answered", 0.1)
-    metrics.show_jobs(lambda: [{"status": {"state": "Running"}}])
+    status = {
+        "state": "Running",
+        "progress": {"step": 1, "examplesPerSecond": 2.5},
+        "restarts": {"charged": 1, "stepsLost": 3},
+        "spent": {"training": 9},
+    }
+    metrics.show_jobs(lambda: [{"metadata": {"namespace": "ml", "name": "digits"}, "status": status}])
     served = metrics.render().decode()
     for name, labels in re.findall(r"^\| `(trainjob_\w+)(?:\{([\w,]+)\})?` \|", PAGE, re.MULTILINE):
         assert f"# TYPE {name} " in served, name

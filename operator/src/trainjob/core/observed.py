@@ -24,7 +24,7 @@ from trainjob.core.settings import Settings
 from trainjob.core.termination import last_words
 from trainjob.core.topology import EVALUATOR, desired_replicas, is_training, leader, replica_counts
 
-FIRST_ANSWER = timedelta(seconds=5)
+FIRST_ANSWER = timedelta(seconds=20)
 """How long after their start agents may take to answer the controller for the first time."""
 
 
