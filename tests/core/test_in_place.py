@@ -50,6 +50,15 @@ async def test_where_agents_cannot_be_asked_running_pods_are_what_is_known() -> 
     assert world.status.state == "Running"
 
 
+async def test_a_controller_that_has_heard_nothing_yet_leaves_a_running_job_as_it_is() -> None:
+    world, _ = await training(build_job())
+    world.cluster.forget_answers()
+    before = list(world.cluster.writes)
+    world.restart_controller()
+    await world.settle()
+    assert world.cluster.writes == before
+
+
 async def test_what_agents_restart_is_told_and_touches_no_pod() -> None:
     world, agents = await training(build_job())
     before = names_of(world)

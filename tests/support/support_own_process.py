@@ -102,8 +102,9 @@ class Trainee:
         await self.until(lambda: text in self.output)
 
     async def ends(self) -> Any:
-        """Wait for its end, and return how it ended."""
+        """Wait for its end, and a moment for its output to be written down; return how it ended."""
         await self.until(lambda: not self.child.running)
+        self.child._sink.drain(1.0)
         return self.child.exit
 
     def _changed(self) -> None:

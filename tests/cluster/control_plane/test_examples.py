@@ -14,6 +14,7 @@ from support_verdicts import judge_creations
 from testbed import Cluster
 
 from trainjob.api import parse
+from trainjob.api.group import ADDED_VOLUMES
 from trainjob.core.render import build_network_policy, build_objects
 from trainjob.core.settings import Isolation
 
@@ -118,6 +119,7 @@ async def test_the_gpu_job_as_the_api_server_reads_it(control_plane: Cluster, re
     tolerated = [{toleration["key"] for toleration in pod["tolerations"]} for pod in (worker, evaluator)]
     assert [gpu in keys for keys in tolerated] == [True, False]
     for pod in (worker, evaluator):
-        (memory,) = [v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory"]
+        users = [v for v in pod["volumes"] if v["name"] not in ADDED_VOLUMES]
+        (memory,) = [v for v in users if v.get("emptyDir", {}).get("medium") == "Memory"]
         (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == memory["name"]]
         assert mount["mountPath"] == "/dev/shm"

@@ -120,7 +120,7 @@ async def test_what_can_not_be_read_fails_with_the_words_of_validate(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     jobs = _let_through(asked, readable=False)
-    assert len(jobs) > 30
+    assert len(jobs) > 15
     async with working(access, admin, namespace) as work:
         await work.create(jobs)
         await eventually(work.statuses, lambda found: all(s.get("state") == "Failed" for s in found.values()))

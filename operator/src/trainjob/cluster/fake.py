@@ -220,6 +220,10 @@ class FakeCluster:
         for watcher in self._watchers:
             watcher(key)
 
+    def forget_answers(self) -> None:
+        """No agent has been heard of, as for a controller that begins."""
+        self._gangs.clear()
+
     # -- inside -----------------------------------------------------------------------------------------
 
     def _set_container(self, pod: Manifest, phase: str, state: Manifest, *, ready: bool = False) -> None:

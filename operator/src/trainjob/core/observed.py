@@ -15,6 +15,7 @@ from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, Trai
 from trainjob.api.paths import value_at
 from trainjob.core.agent import has_agent
 from trainjob.core.backoff import refusal_delay, time_left
+from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.gang import MEETING, STOPPING, Gang, Member, read_gang
 from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
@@ -233,8 +234,9 @@ class Observed:
         if not self.in_place or all(p.ended for p in self.training_pods):
             return True
         if self.gang is None or not self._is_current(self.gang):
-            # A controller that can't reach pods, on somebody's laptop, learns no more than that they run.
-            return self.first_answer_left(now) <= timedelta(0)
+            # A controller that has just begun knows no better than the record; one that can't reach pods, on
+            # somebody's laptop, learns no more than that they run.
+            return is_true(self.status, RUNNING) or self.first_answer_left(now) <= timedelta(0)
         wanted = dict(Counter(seat.role for seat in self.seats))
         return self.gang.phase not in (MEETING, STOPPING) and self.gang.world in ({}, wanted)
 
