@@ -61,11 +61,11 @@ def test_every_example_is_run() -> None:
     }
 
 
-def test_a_worker_that_crashes_restarts_the_gang_from_the_checkpoint(tmp_path: Path) -> None:
+def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) -> None:
     file = write_job(tmp_path, SCRIPTS / "small_job.py", {"CRASH": "worker-1:30:1"}, maxRestarts=1)
     code, printed = finished_run(file, tmp_path / "runs")
     assert code == 0, printed
-    told = CRASHED + r"; restarting from (step 20|the last checkpoint) \(restart 1 of 1\)"
+    told = CRASHED + r"; restarted in place from (step 20|the last checkpoint) \(restart 1 of 1\)"
     assert re.search(told, printed), printed
     assert "resumed from step 20" in printed
     assert evaluations(tmp_path / "runs" / "training" / "digits")[-1]["step"] == 60

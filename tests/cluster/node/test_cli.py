@@ -123,7 +123,8 @@ class Crash:
 
 @pytest.fixture(scope="module")
 def crash(shell: Shell) -> Crash:
-    job = script_job("crash", CRASHING, workers=2, maxRestarts=1)
+    # With an agent, a pod's log holds every attempt that it has lived through; this is about the one before.
+    job = script_job("crash", CRASHING, workers=2, maxRestarts=1, restartStrategy="Recreate")
     shell.cluster.apply(job, namespace=shell.namespace)
     words = command(["logs", "crash", "-f", "-n", shell.namespace])
     out, err = shell.folder / "out", shell.folder / "err"
