@@ -35,6 +35,7 @@ class Toy:
         steps: in all.
         checkpoint_every: steps between checkpoints.
         seconds_an_example: what an example takes; a step takes 8 of them on each of two workers.
+        is_full: whether the model has statistics, dropout and a schedule, which take longer to compile.
         evaluator: whether there is one.
         spec: further fields of the job's spec.
     """
@@ -42,6 +43,7 @@ class Toy:
     steps: int
     checkpoint_every: int
     seconds_an_example: float
+    is_full: bool = True
     evaluator: bool = False
     spec: Mapping[str, Any] | None = None
 
@@ -170,6 +172,7 @@ class LocalRun:
             "STEPS": toy.steps,
             "CHECKPOINT_EVERY": toy.checkpoint_every,
             "SECONDS_AN_EXAMPLE": toy.seconds_an_example,
+            "FULL": int(toy.is_full),
             "STAMPS": self._stamps.resolve(),
         }
         container = {

@@ -133,7 +133,14 @@ def run_all(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         spec["warmStandby"] = True
     if options.kind == "stop":
         spec["stallTimeoutSeconds"] = STALL_SECONDS
-    toy = Toy(ENDLESS, CHECKPOINT_EVERY, SECONDS_AN_EXAMPLE, options.kind == "evaluator", spec)
+    toy = Toy(
+        ENDLESS,
+        CHECKPOINT_EVERY,
+        SECONDS_AN_EXAMPLE,
+        is_full=False,
+        evaluator=options.kind == "evaluator",
+        spec=spec,
+    )
     at_once = 1 if options.kind == "evaluator" else len(WORKERS)
     imports = [import_seconds(at_once), import_seconds(at_once)][1:]  # the first one fills the disk's cache
     measured = []

@@ -78,18 +78,14 @@ def heldout() -> tf.data.Dataset:
 
 
 def model() -> keras.Model:
-    """Return a network with all that has a state: statistics, dropout, a schedule."""
-    layers = keras.layers
-    net = keras.Sequential(
-        [
-            keras.Input((INPUTS,)),
-            layers.Dense(16, activation="relu"),
-            layers.BatchNormalization(synchronized=True),
-            layers.Dropout(0.3),
-            layers.Dense(2),
-        ]
-    )
-    rate = keras.optimizers.schedules.CosineDecay(0.01, int(os.environ["STEPS"]))
+    """Return a small network; with $FULL one that has statistics, dropout and a schedule as well."""
+    layers, is_full = keras.layers, bool(int(os.environ["FULL"]))
+    net = keras.Sequential([keras.Input((INPUTS,)), layers.Dense(16, activation="relu")])
+    if is_full:
+        net.add(layers.BatchNormalization(synchronized=True))
+        net.add(layers.Dropout(0.3))
+    net.add(layers.Dense(2))
+    rate = keras.optimizers.schedules.CosineDecay(0.01, int(os.environ["STEPS"])) if is_full else 0.01
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(keras.optimizers.Adam(rate), loss=loss, metrics=["accuracy"])
     return net

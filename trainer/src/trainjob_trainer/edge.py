@@ -1,7 +1,8 @@
 """The edge of the process: how an error that nobody caught becomes a message and an exit code.
 
 A hook, so that it covers a user's own loop as well, where no code of ours stands around the failing step.
-Processes that have peers leave without TensorFlow's shutdown, which waits many seconds for those that died.
+Processes of a cluster leave without the interpreter's and TensorFlow's shutdown: it waits many seconds for
+peers that died, and may wait for ever for a data pipeline that calls Python and that the error keeps alive.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def install_edge(task: Task | None, progress: ProgressFile, stop: StopRequest) -
             leave(task, progress, explained)
         sys.__excepthook__(kind, error, trace)
         progress.fail(kind.__name__, traceback.format_exception_only(kind, error)[-1].strip())
-        if task is not None and task.num_workers > 1 and not isinstance(error, KeyboardInterrupt):
+        if task is not None and task.cluster and not isinstance(error, KeyboardInterrupt):
             exit_now(1)
 
     sys.excepthook = hook

@@ -26,8 +26,8 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 def install_hook(process: PlainProcess) -> None:
     """From now on every uncaught error of the main thread goes through here.
 
-    A process with peers ends at once, without atexit handlers: TensorFlow's shutdown would wait for the
-    others, and they wait for this one.
+    A process of a cluster ends at once, without atexit handlers: TensorFlow's shutdown would wait for the
+    others, and they wait for this one; or for a data pipeline that calls Python.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -40,7 +40,7 @@ def install_hook(process: PlainProcess) -> None:
             leave(process.task, process.progress, explained)
         sys.__excepthook__(kind, error, trace)
         process.progress.fail(kind.__name__, describe(error, trace))
-        if process.task.num_workers > 1 and not isinstance(error, KeyboardInterrupt):
+        if process.task.cluster and not isinstance(error, KeyboardInterrupt):
             remove_private_folder()
             exit_now(1)
 
