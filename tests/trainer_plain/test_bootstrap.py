@@ -109,3 +109,13 @@ def test_a_malformed_environment_ends_the_script_before_it_trains(tmp_path: Path
     ended = run_python(["-c", "import tensorflow.python.eager.context; print('trains')"], env)
     assert (ended.returncode, ended.stdout) == (80, "")
     assert "InvalidConfiguration: TRAINJOB_OUTPUT_DIR: gs://bucket/run is object storage" in ended.stderr
+
+
+def test_an_image_may_have_a_bootstrap_too(tmp_path: Path) -> None:
+    shutil.copytree(BOOTSTRAP, tmp_path / "image")
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "sitecustomize.py").write_text("print('mine')")
+    code = "import sys; print([type(f).__name__ for f in sys.meta_path].count('_Finder'))"
+    ended = run_python(["-c", code], {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path / 'image'}:{others}"})
+    assert (ended.stdout.split(), ended.stderr) == (["mine", "1"], "")

@@ -9,6 +9,12 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+# An image may have this folder on PYTHONPATH too, of another version: the first one does the work, and each
+# is run once, or they would find each other for ever.
+HAD_THEIR_TURN = vars(sys).setdefault("_trainjob_bootstraps", [])
+IS_FIRST = not HAD_THEIR_TURN
+IS_NEW = HERE not in HAD_THEIR_TURN
+HAD_THEIR_TURN.append(HERE)
 IS_STANDBY = os.environ.pop("TRAINJOB_STANDBY", "") != ""
 STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 
@@ -16,7 +22,7 @@ STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 def run_the_next_sitecustomize() -> None:
     """Python imports only the first one it finds; a distribution or the user's image may have its own."""
     finder = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
-    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != HERE]
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) not in HAD_THEIR_TURN]
     spec = finder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
         return
@@ -47,13 +53,15 @@ def wait_for_activation() -> None:
 
 
 try:
-    if IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE"):
+    if IS_FIRST and (
+        IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE")
+    ):
         show_stacks_on_request()
 except Exception as error:
     print(f"trainjob: no stacks on request: {type(error).__name__}: {error}", file=sys.stderr)
 
 try:
-    if os.environ.get("TF_CONFIG", "").strip():
+    if IS_FIRST and os.environ.get("TF_CONFIG", "").strip():
         import trainjob_import_hook  # type: ignore[import-not-found,unused-ignore]
 
         trainjob_import_hook.install(os.path.dirname(os.path.dirname(HERE)))
@@ -61,7 +69,8 @@ except Exception as error:
     print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
 
 try:
-    run_the_next_sitecustomize()
+    if IS_NEW:
+        run_the_next_sitecustomize()
 except Exception as error:
     print(f"trainjob: another sitecustomize failed: {type(error).__name__}: {error}", file=sys.stderr)
 
