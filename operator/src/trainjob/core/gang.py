@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from trainjob.core.lenient import integer, mapping
 from trainjob.core.names import Replica
 from trainjob.core.reports import Report, read_report
 
@@ -17,8 +18,6 @@ STOPPING = "stopping"
 IDLE = "idle"
 LOST = "lost"
 ABSENT = "absent"
-
-_INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -119,17 +118,17 @@ def read_gang(raw: Mapping[str, Any]) -> Gang:
     """Return the answer of a job's agents; values of an unexpected type are left out."""
     members = {
         seat: _member(value)
-        for name, value in _mapping(raw.get("members")).items()
+        for name, value in mapping(raw.get("members")).items()
         if (seat := read_seat(name)) is not None
     }
     return Gang(
         phase=str(raw.get("phase", "")),
-        ledger=read_ledger(_mapping(raw.get("ledger"))),
-        world={role: n for role, n in _mapping(raw.get("world")).items() if isinstance(n, int)},
+        ledger=read_ledger(mapping(raw.get("ledger"))),
+        world={role: n for role, n in mapping(raw.get("world")).items() if isinstance(n, int)},
         failure=_failure(raw.get("failure")),
         members=members,
         unreachable=_seconds(raw.get("unreachableSeconds")) or 0.0,
-        leader_lost=_seconds(_mapping(raw.get("witness")).get("leaderLostSeconds")),
+        leader_lost=_seconds(mapping(raw.get("witness")).get("leaderLostSeconds")),
     )
 
 
@@ -141,7 +140,7 @@ def read_agent_words(raw: Mapping[str, Any]) -> AgentWords | None:
     return AgentWords(
         gave_up=raw.get("gaveUp") is True,
         failure=_failure(raw.get("failure")),
-        ledger=read_ledger(_mapping(raw.get("ledger"))),
+        ledger=read_ledger(mapping(raw.get("ledger"))),
         report=read_report(report) if isinstance(report, Mapping) else None,
     )
 
@@ -154,7 +153,7 @@ def read_ledger(raw: Mapping[str, Any]) -> Ledger:
         uncharged=_count(raw.get("uncharged")),
         refunded=_count(raw.get("refunded")),
         since_progress=_count(raw.get("sinceProgress")),
-        furthest_step=_integer(raw.get("furthestStep")),
+        furthest_step=integer(raw.get("furthestStep")),
     )
 
 
@@ -165,7 +164,7 @@ def read_seat(name: object) -> Replica | None:
 
 
 def _member(raw: object) -> Member:
-    member = _mapping(raw)
+    member = mapping(raw)
     report = member.get("report")
     return Member(
         pod=str(member.get("pod") or ""),
@@ -177,7 +176,7 @@ def _member(raw: object) -> Member:
 
 
 def _failure(raw: object) -> ChildFailure | None:
-    failure = _mapping(raw)
+    failure = mapping(raw)
     seat = read_seat(failure.get("seat", ""))
     if seat is None:
         return None
@@ -185,10 +184,10 @@ def _failure(raw: object) -> ChildFailure | None:
         seat=seat,
         pod=str(failure.get("pod") or ""),
         reason=str(failure.get("reason") or "Crashed"),
-        exit_code=_integer(failure.get("exitCode")),
+        exit_code=integer(failure.get("exitCode")),
         message=str(failure.get("message") or ""),
         log_tail=str(failure.get("logTail") or ""),
-        step=_integer(failure.get("step")),
+        step=integer(failure.get("step")),
         charged=failure.get("charged") is not False,
         permanent=failure.get("permanent") is True,
         repeated=failure.get("repeated") is True,
@@ -196,17 +195,8 @@ def _failure(raw: object) -> ChildFailure | None:
     )
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _integer(value: object) -> int | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT64_MAX
-    return value if good and isinstance(value, int) else None
-
-
 def _count(value: object) -> int:
-    return max(_integer(value) or 0, 0)
+    return max(integer(value) or 0, 0)
 
 
 def _seconds(value: object) -> float | None:

@@ -23,7 +23,7 @@ from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.reports import Report, read_report
 from trainjob.core.settings import Settings
 from trainjob.core.termination import last_words
-from trainjob.core.topology import EVALUATOR, desired_replicas, is_training, leader, replica_counts
+from trainjob.core.topology import EVALUATOR, is_training, leader, replica_counts, training_seats
 
 FIRST_ANSWER = timedelta(seconds=20)
 """How long after their start agents may take to answer the controller for the first time."""
@@ -139,7 +139,7 @@ class Observed:
     def seats(self) -> tuple[Replica, ...]:
         """Return the seats that training goes on with: all, but for those that it has been going without."""
         without = self.status.worker.without if self.status.worker else ()
-        return tuple(r for r in desired_replicas(self.job.spec) if is_training(r) and r.name not in without)
+        return tuple(r for r in training_seats(self.job.spec) if r.name not in without)
 
     @property
     def in_place(self) -> bool:

@@ -6,9 +6,8 @@ from typing import Any
 
 from trainjob.api import TrainJobStatus
 from trainjob.core.conditions import FAILURE_TARGET, SUCCESS_CRITERIA_MET, is_finished, is_true
-from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
-from trainjob.core.topology import desired_replicas, is_training, replica_counts
+from trainjob.core.topology import training_counts, training_seats
 
 
 def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | None:
@@ -24,7 +23,7 @@ def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | 
         return None
     spec, restarts = observed.job.spec, status.restarts
     return {
-        "world": {r: n for r, n in replica_counts(spec).items() if is_training(Replica(r, 0))},
+        "world": training_counts(spec),
         "without": list(status.worker.without) if status.worker else [],
         "incarnations": _incarnations(observed, status),
         "maxRestarts": spec.max_restarts,
@@ -44,5 +43,5 @@ def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:
     """Return the incarnation of each training seat's pod; of one to come, the least that it will have."""
     going = set(status.restarts.replaced)
     there = {p.replica: p.incarnation for p in observed.training_pods if p.name not in going}
-    seats = (r for r in desired_replicas(observed.job.spec) if is_training(r))
+    seats = training_seats(observed.job.spec)
     return {seat.name: there.get(seat, status.attempt or 1) for seat in seats}

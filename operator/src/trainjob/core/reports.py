@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_INT64_MAX = 2**63 - 1
+from trainjob.core.lenient import INT64_MAX, integer
+
 _MOST_METRICS = 32
 _LONGEST_NAME = 128
 
@@ -53,30 +54,25 @@ def read_report(raw: Mapping[str, Any]) -> Report:
     evaluation = raw.get("evaluation")
     return Report(
         state=str(raw.get("state", "")),
-        step=_integer(raw.get("step")),
-        total_steps=_integer(raw.get("totalSteps")),
-        epoch=_integer(raw.get("epoch")),
-        total_epochs=_integer(raw.get("totalEpochs")),
+        step=integer(raw.get("step")),
+        total_steps=integer(raw.get("totalSteps")),
+        epoch=integer(raw.get("epoch")),
+        total_epochs=integer(raw.get("totalEpochs")),
         loss=_number(raw.get("loss")),
         examples_per_second=_finite(raw.get("examplesPerSecond")),
         metrics=_metrics(raw.get("metrics")),
-        checkpoint_step=_integer(raw.get("checkpointStep")),
-        resumed_from=_integer(raw.get("resumedFrom")),
-        global_batch=_integer(raw.get("globalBatch")),
+        checkpoint_step=integer(raw.get("checkpointStep")),
+        resumed_from=integer(raw.get("resumedFrom")),
+        global_batch=integer(raw.get("globalBatch")),
         evaluation=_evaluation(evaluation) if isinstance(evaluation, Mapping) else None,
     )
 
 
 def _evaluation(raw: Mapping[str, Any]) -> EvaluationResult | None:
-    step = _integer(raw.get("step"))
+    step = integer(raw.get("step"))
     if step is None:
         return None
     return EvaluationResult(step, _metrics(raw.get("metrics")), final=raw.get("final") is True)
-
-
-def _integer(value: object) -> int | None:
-    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT64_MAX
-    return value if good and isinstance(value, int) else None
 
 
 def _number(value: object) -> float | None:
@@ -84,7 +80,7 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return float(value) if abs(value) <= _INT64_MAX else None
+        return float(value) if abs(value) <= INT64_MAX else None
     return float(value) if isinstance(value, float) or value in ("nan", "inf", "-inf") else None
 
 

@@ -27,6 +27,16 @@ def desired_replicas(spec: TrainJobSpec) -> tuple[Replica, ...]:
     return tuple(Replica(role, i) for role, count in replica_counts(spec).items() for i in range(count))
 
 
+def training_seats(spec: TrainJobSpec) -> tuple[Replica, ...]:
+    """Return every seat that takes part in the training itself, in order of creation."""
+    return tuple(replica for replica in desired_replicas(spec) if is_training(replica))
+
+
+def training_counts(spec: TrainJobSpec) -> dict[str, int]:
+    """Return how many replicas each training role has."""
+    return {role: count for role, count in replica_counts(spec).items() if role != EVALUATOR}
+
+
 def is_training(replica: Replica) -> bool:
     """Tell whether the replica takes part in the training itself."""
     return replica.role != EVALUATOR

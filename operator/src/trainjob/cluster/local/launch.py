@@ -13,11 +13,9 @@ from trainjob.cluster.local.ports import ReplicaPorts
 from trainjob.cluster.local.refusal import CannotRunHere
 from trainjob.cluster.local.rewriting import find_hosts, rewrite_addresses, rewrite_paths
 from trainjob.cluster.local.volumes import VolumeFolder, mounted_folders, resolve_volumes
+from trainjob.core.agent import DEFAULT_GRACE_SECONDS
 from trainjob.core.render import TERMINATION_LOG
 from trainjob.core.resources import count_gpus
-
-DEFAULT_GRACE_SECONDS = 30
-"""Kubernetes' own default of `terminationGracePeriodSeconds`."""
 
 # A year: clocks and timers can't be given every number that a file can hold.
 _LONGEST_GRACE_SECONDS = 366 * 24 * 3600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -18,7 +19,7 @@ from trainjob.core.policies.elasticity import patience_left
 from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
 from trainjob.core.policies.giving_way import pause_left, start_time_left
 from trainjob.core.render import build_claim, build_network_policy, build_pod, build_service
-from trainjob.core.topology import desired_replicas, is_training, replica_counts
+from trainjob.core.topology import desired_replicas, replica_counts, training_seats
 from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)
@@ -45,7 +46,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     delay = _delay_left(observed, now)
     if delay > timedelta(0):
         return Plan(observed.status, left_over, requeue=delay)
-    seats = [r for r in desired_replicas(observed.job.spec) if is_training(r)]
+    seats = training_seats(observed.job.spec)
     evaluator = evaluator_step(observed, now)
     pods = _missing_pods(observed, seats)
     creations = (*_missing_dependents(observed), *_bundle(observed, pods), *pods, *evaluator.actions)
@@ -148,8 +149,7 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
     pause = pause_left(observed, now)
     if pause > timedelta(0):
         return pause
-    seats = (r for r in desired_replicas(observed.job.spec) if is_training(r))
-    if {p.replica for p in observed.training_pods}.issuperset(seats):
+    if {p.replica for p in observed.training_pods}.issuperset(training_seats(observed.job.spec)):
         return timedelta(0)
     return time_left(restarts.last_time, restart_delay(restarts.since_progress), now)
 
@@ -162,7 +162,7 @@ def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
     return tuple(Create(manifest) for manifest in (claim, service, policy) if manifest is not None)
 
 
-def _missing_pods(observed: Observed, seats: list[Replica]) -> tuple[Action, ...]:
+def _missing_pods(observed: Observed, seats: Iterable[Replica]) -> tuple[Action, ...]:
     taken = {p.replica for p in observed.training_pods}
     attempt = observed.attempt
     return tuple(

@@ -6,15 +6,14 @@ from datetime import datetime
 
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
-from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
-from trainjob.core.topology import is_training, replica_counts
+from trainjob.core.topology import training_counts
 from trainjob.core.wording import count_roles
 
 
 def resized(observed: Observed, now: datetime) -> Plan | None:
     """Start a new attempt when training goes on with another world than the spec's."""
-    wanted = {r: n for r, n in replica_counts(observed.job.spec).items() if is_training(Replica(r, 0))}
+    wanted = training_counts(observed.job.spec)
     if _is_current(observed, wanted):
         return None
     message = f"resized to {count_roles(wanted)}; going on from the last checkpoint"
