@@ -137,7 +137,7 @@ def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None
         job.start()
         first = job.wait_started(1)
         for seat in first:
-            job.report(seat, step=7)
+            job.report(seat, step=7, stepSeconds=0.1)
         job.wait_report("worker-1", step=7)
         os.kill(first["worker-1"]["pid"], signal.SIGSTOP)
         job.wait_started(2)
@@ -146,6 +146,7 @@ def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None
         expected = {"seat": "worker-1", "reason": "Stalled", "exitCode": None, "step": 7, "charged": True}
         assert shown(failure, expected) == expected
         assert failure["message"] == "no progress for 1 s; its process is stopped"
+        assert "most recent call last" in failure["logTail"]
 
 
 def test_progress_refunds_what_was_charged(tmp_path: Path) -> None:

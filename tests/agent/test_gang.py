@@ -349,7 +349,7 @@ def test_a_stall_is_blamed_on_who_is_stopped() -> None:
     simulation = running(2)
     simulation.order(world={"worker": 2}, stall_timeout=30.0)
     for seat in ("worker-0", "worker-1"):
-        simulation.progress(seat, step=5)
+        simulation.progress(seat, step=5, stepSeconds=0.1)
     simulation.tick(29)
     assert simulation.gang.phase == "running"
     simulation.tick(1)
@@ -358,5 +358,6 @@ def test_a_stall_is_blamed_on_who_is_stopped() -> None:
     failure = simulation.gang.failure
     assert failure is not None
     assert (failure.reason, failure.charged, failure.exit_code) == ("Stalled", True, None)
+    assert failure.log_tail == f"the stack of {failure.seat}"
     stops = [send for send in simulation.sent if send.message["type"] == "stop"]
     assert all(send.message["stacks"] for send in stops)

@@ -40,8 +40,9 @@ class FakeChild:
         self.stops.append(grace)
         self.was_stopped.set()
 
-    async def dump_stacks(self) -> None:
+    async def dump_stacks(self) -> str:
         self.stacks += 1
+        return "the stack"
 
     def end(self, code: int) -> None:
         self.running = False
@@ -171,6 +172,11 @@ async def test_stacks_come_before_the_end() -> None:
     case.start()
     await case.stop(stacks=True)
     assert (case.child.stacks, case.child.stops) == (1, [0.0])
+    case.child.end(137)
+    failed, beat = case.said[-2:]
+    told = {key: failed["failure"][key] for key in ("seat", "reason", "exitCode", "logTail")}
+    assert told == {"seat": "worker-1", "reason": "Stalled", "exitCode": None, "logTail": "the stack"}
+    assert beat["child"] == "idle"
 
 
 @pytest.mark.parametrize(
@@ -256,6 +262,17 @@ async def test_stacks_are_left_when_the_agents_give_up_for_a_stall(reason: str, 
     case.seat.obey({"type": "end", "code": 85, "verdict": "failed", "failure": failure})
     await case.seat.departure
     assert (case.child.stacks, case.child.stops) == (stacks, [0.0])
+
+
+@pytest.mark.parametrize(("seat", "log"), [("worker-1", "the stack"), ("worker-0", "")])
+async def test_who_is_to_blame_for_a_stall_leaves_its_stack_behind(seat: str, log: str) -> None:
+    case = Case()
+    case.start()
+    failure = {"seat": seat, "pod": "q", "attempt": 1, "reason": "Stalled", "exitCode": None}
+    case.seat.obey({"type": "end", "code": 88, "verdict": "failed", "failure": failure})
+    departure = await case.seat.departure
+    assert departure.failure is not None
+    assert departure.failure.log_tail == log
 
 
 async def test_a_change_of_the_report_is_told_at_once() -> None:

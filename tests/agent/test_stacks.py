@@ -7,7 +7,7 @@ import sys
 import pytest
 from support_plain import BOOTSTRAP
 
-from trainjob_trainer.agent.stacks import STACK_SIGNAL, answers_stack_requests, request_stacks
+from trainjob_trainer.agent.stacks import STACK_SIGNAL, answers_stack_requests, main_thread, request_stacks
 
 WAITING = "def waiting(): print('runs', flush=True); input()\nwaiting()"
 
@@ -52,3 +52,31 @@ def test_nobody_asks_a_process_that_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert request_stacks(process.pid) == []
+
+
+FRAMES = [f'  File "t.py", line {n} in f{n}' for n in range(3)]
+OTHER = 'Thread 0x00007f01 (most recent call first):\n  File "threading.py", line 1 in wait\n'
+MAIN = "\n".join(["Current thread 0x00007f02 (most recent call first):", *FRAMES])
+SHOWN = "\n".join(["Main thread (most recent call last):", *reversed(FRAMES)])
+
+
+@pytest.mark.parametrize(
+    ("log", "stack"),
+    [
+        ("", ""),
+        ("step 40\n", ""),
+        (f"step 40\n{OTHER}\n{MAIN}\nstep 41\n  indented\n", SHOWN),
+        (f"{MAIN}\n\n{OTHER}", SHOWN),
+        (f"{MAIN.replace('f0', 'earlier')}\nsaved\n{MAIN}\n", SHOWN),
+        (f"{OTHER}\n{MAIN.replace('Current thread', 'Thread')}", SHOWN),
+        (MAIN.replace("0x00007f02", "0x00007f02 [python]"), SHOWN),
+    ],
+)
+def test_the_main_threads_stack_is_found_in_the_log(log: str, stack: str) -> None:
+    assert main_thread(log) == stack
+
+
+def test_the_innermost_frames_of_a_deep_stack_are_kept_and_come_last() -> None:
+    frames = [f'  File "t.py", line {n} in f{n}' for n in range(100)]
+    kept = main_thread("\n".join([MAIN.splitlines()[0], *frames])).splitlines()
+    assert kept[1:] == frames[15::-1]

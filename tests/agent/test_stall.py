@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.agent.stall import Rank, StallWatch, blame
+from trainjob_trainer.agent.stall import FIRST_STEP_SECONDS, LEAVING_SECONDS, Rank, StallWatch, blame
 
-TRAINING = {"state": "training", "step": 5, "epoch": 1, "time": 1.0}
+TRAINING = {"state": "training", "step": 5, "stepSeconds": 0.1, "epoch": 1, "time": 1.0}
 
 
 def test_it_is_not_armed_before_the_first_step() -> None:
@@ -41,6 +41,30 @@ def test_any_sign_of_life_counts(change: dict[str, Any]) -> None:
     watch.observe({**TRAINING, **change}, 60.0)
     assert not watch.stalled(119.0, 60.0)
     assert watch.stalled(120.0, 60.0)
+
+
+@pytest.mark.parametrize("limit", [5.0, 2 * FIRST_STEP_SECONDS])
+def test_the_first_step_of_its_own_may_take_longer(limit: float) -> None:
+    watch = StallWatch()
+    begin = {"state": "training", "step": 40}
+    watch.observe(begin, 10.0)
+    longest = max(limit, FIRST_STEP_SECONDS)
+    assert not watch.stalled(10 + longest - 0.1, limit)
+    assert watch.stalled(10 + longest, limit)
+    watch.observe({**begin, "step": 41}, 100.0)
+    assert watch.stalled(100 + limit, limit)
+    watch.observe({**begin, "state": "saving", "step": 41}, 200.0)
+    assert watch.stalled(200 + limit, limit)
+
+
+@pytest.mark.parametrize("limit", [5.0, 2 * LEAVING_SECONDS])
+def test_who_has_finished_may_take_its_time_to_leave(limit: float) -> None:
+    watch = StallWatch()
+    watch.observe(TRAINING, 10.0)
+    watch.observe({**TRAINING, "state": "finished"}, 20.0)
+    longest = max(limit, LEAVING_SECONDS)
+    assert not watch.stalled(20 + longest - 0.1, limit)
+    assert watch.stalled(20 + longest, limit)
 
 
 def test_a_new_start_disarms_it() -> None:

@@ -38,6 +38,11 @@ def test_a_failure_while_saving_is_told() -> None:
     assert describe_changes(saving, failed) == ("worker-0: failed (1)",)
 
 
+def test_a_good_end_after_saving_is_told() -> None:
+    saving, finished = (build_view([build_replica(state=state, step=9)]) for state in ("saving", "finished"))
+    assert describe_changes(saving, finished) == ("worker-0: finished, step 9",)
+
+
 def test_a_new_message_is_told() -> None:
     restarting = build_view(TRAINING.replicas, state="Restarting", message="worker 0 crashed")
     assert describe_changes(TRAINING, restarting) == ("digits: Restarting: worker 0 crashed",)
@@ -69,6 +74,16 @@ def test_resuming_is_told_once_an_attempt() -> None:
     assert describe_changes(resumed, resumed) == ()
     again = build_view([build_replica(step=221, resumed_from=220)], attempt=2)
     assert describe_changes(resumed, again) == ("digits: resumed from step 220",)
+
+
+def test_a_straggler_is_told_once() -> None:
+    straggler = {"replica": "worker-2", "node": "gpu-7", "workSeconds": 0.41, "medianSeconds": 0.2}
+    before, after = build_view(), build_view(stragglers=[straggler])
+    assert describe_changes(before, after) == (
+        "digits: worker 2 on node gpu-7 takes 0.41 s of work a step, the others 0.20 s (median):"
+        " the whole job waits for it",
+    )
+    assert describe_changes(after, after) == ()
 
 
 def test_a_new_evaluation_is_told() -> None:

@@ -34,6 +34,7 @@ FULL = build_view(
     attempt=2,
     restarts={"charged": 1},
     evaluation=EvaluationResult(200, {"accuracy": "0.961"}),
+    stragglers=[{"replica": "worker-2", "workSeconds": 0.041, "medianSeconds": 0.02}],
 )
 
 
@@ -48,6 +49,7 @@ def test_everything_is_shown() -> None:
         "12,346",
         "200",
         "evaluator-0  waiting",
+        "worker 2 takes 41 ms of work a step, the others 20 ms (median)",
         "evaluation at step 200: accuracy 96.1 %",
         "worker-0 | epoch 10 done",
     ):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from trainjob.core.backoff import refusal_delay, restart_delay
-from trainjob.core.observed import Refusal
+from trainjob.core.dependents import Refusal
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

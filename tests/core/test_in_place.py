@@ -101,7 +101,7 @@ async def test_a_lost_pod_is_replaced_alone() -> None:
     world.cluster.end_pod(world.pod("worker", 1), 137, reason="OOMKilled")
     await world.settle()
     assert world.status.message is not None
-    assert world.status.message.startswith("worker 1 ran out of memory (OOMKilled, 137); restarting from")
+    assert world.status.message.startswith("worker 1 ran out of memory (OOMKilled, 137); restarting (")
     assert world.status.attempt == 2
     now = names_of(world)
     assert kept in now
@@ -201,6 +201,53 @@ async def test_why_the_agents_gave_up(more: dict[str, Any], why: str) -> None:
     assert why in (world.status.message or "")
 
 
+async def test_what_an_agent_says_is_permanent_is() -> None:
+    """Its table of exit codes may be of a later version."""
+    world, agents = await training(build_job(evaluator=False))
+    agents.fail("worker-1", code=79, reason="Hopeless", permanent=True)
+    words = json.dumps(agents.words())
+    for index in (1, 0):
+        world.cluster.end_pod(world.pod("worker", index), 85, message=words)
+    await world.settle()
+    assert "a restart can't mend that" in (world.status.message or "")
+
+
+def gone_without_a_controller(world: World, agents: Agents, restarts: int) -> None:
+    """The agents restart training so often, and then their pods are ended, while nobody looks."""
+    for number in range(restarts):
+        agents.fail("worker-1", message="boom", step=10 + number)
+        agents.meet()
+    world.cluster.forget_answers()
+    world.restart_controller()
+
+
+async def test_the_budget_holds_while_the_controller_and_the_leading_pod_are_gone() -> None:
+    world, agents = await training(build_job(maxRestarts=3, evaluator=False))
+    gone_without_a_controller(world, agents, 2)
+    words = json.dumps({**agents.words(gave_up=False), "failure": None})
+    world.cluster.end_pod(world.pod("worker", 0), 86, message=words)
+    world.cluster.end_pod(world.pod("worker", 1), 86, message=words)
+    await world.settle()
+    restarts = world.status.restarts
+    assert (restarts.charged, restarts.uncharged, world.status.attempt) == (2, 1, 4)
+    assert order_of(world)["ledger"]["charged"] == 2
+
+
+async def test_restarts_that_nobody_saw_are_counted_in_a_job_that_has_failed() -> None:
+    world, agents = await training(build_job(maxRestarts=2, evaluator=False))
+    gone_without_a_controller(world, agents, 2)
+    agents.charged -= 1  # giving up is no restart
+    agents.fail("worker-1", message="boom", step=12)
+    world.cluster.forget_answers()
+    words = json.dumps(agents.words())
+    for index in (1, 0):
+        world.cluster.end_pod(world.pod("worker", index), 85, message=words)
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert "at step 12; 2 of 2 restarts used" in (world.status.message or "")
+    assert world.status.restarts.charged == 2
+
+
 async def test_agents_that_have_given_up_end_by_themselves_and_keep_their_logs() -> None:
     world, agents = await training(build_job(evaluator=False))
     before = names_of(world)
@@ -236,7 +283,7 @@ async def test_what_agents_say_of_a_process_that_did_not_end(failure: dict[str, 
     world, agents = await training(build_job())
     agents.fail("worker-1", **{"exitCode": None, "step": 40, **failure})
     await world.settle()
-    assert (world.status.message or "").startswith(f"{text} at step 40; restarted in place from ")
+    assert (world.status.message or "").startswith(f"{text} at step 40; restarted in place (")
 
 
 async def test_a_worker_that_nobody_reaches_is_replaced_when_its_time_to_end_is_over() -> None:
@@ -378,7 +425,7 @@ async def test_a_gang_that_cannot_meet_gives_way_and_tries_again() -> None:
     assert world.status.message is not None
     assert world.status.message.startswith(
         "worker 1 can't start: ImagePullBackOff: no such image;"
-        " gave way after 60 s (spec.startTimeoutSeconds), trying again in"
+        " gave way after 60 s (spec.startTimeoutSeconds), trying again within a minute"
     )
     assert is_true(world.status, "Restarting")
     running = find_condition(world.status, "Running")

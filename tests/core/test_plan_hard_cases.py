@@ -7,14 +7,14 @@ from datetime import timedelta
 from support_jobs import build_plain_job
 from support_world import World
 
-from trainjob.core.conditions import is_true
+from trainjob.core.conditions import find_condition, is_true
 
 
 async def test_a_larger_world_is_no_lost_pod() -> None:
     world = await World(build_plain_job()).started()
     world.edit(worker={"replicas": 3})
     await world.settle()
-    assert world.status.message == "resized to 3 workers; going on from the last checkpoint"
+    assert world.status.message == "resized to 3 workers; going on"
     assert world.status.first_failure is None
     assert world.status.restarts.uncharged == 0
 
@@ -152,6 +152,32 @@ async def test_a_new_controller_writes_nothing_to_a_running_job() -> None:
     world.restart_controller()
     await world.pass_time(300)
     assert world.cluster.writes == before
+
+
+async def test_a_job_that_is_read_more_strictly_by_now_is_told_so_and_keeps_its_pods() -> None:
+    """It was stored before a container without a command was refused, and has been running since."""
+    world = await World(build_plain_job(evaluator=False)).started()
+    before = [pod["metadata"]["name"] for pod in world.pods]
+    world.edit(restartStrategy="InPlace")
+    del world.cluster.job(world.key)["spec"]["template"]["spec"]["containers"][0]["command"]
+    await world.settle()
+    message = world.status.message or ""
+    assert message.startswith("spec.template.spec.containers[0].command: ")
+    assert message.endswith(
+        "; its pods go on, but aren't looked after any more: correct that, delete the job, create it anew"
+    )
+    assert world.status.state == "Running"
+    assert world.cluster.events[-1] == ("InvalidSpec", message)
+    running = find_condition(world.status, "Running")
+    assert running is not None
+    assert (running.status, running.reason) == ("True", "InvalidSpec")
+    written = list(world.cluster.writes)
+    await world.pass_time(3600)
+    assert world.cluster.writes == written
+    assert [pod["metadata"]["name"] for pod in world.pods] == before
+    world.each(lambda pod: world.cluster.end_pod(pod, 0))
+    await world.settle()
+    assert world.status.state == "Failed"
 
 
 async def test_a_damaged_status_does_not_stop_a_job() -> None:

@@ -8,12 +8,13 @@ import sys
 
 from support_processes import REPOSITORY
 
-COMMAND = ["--kills", "3", "--steps", "600", "--kinds", "worker0,worker1,both"]
+COMMAND = ["--kills", "4", "--steps", "400", "--kinds", "worker0,worker1,both", "--seed", "8"]
+"""One moment lies within a start; all of them come before the last step, however fast steps are."""
 
 
 def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights() -> None:
     ended = subprocess.run(
-        [sys.executable, str(REPOSITORY / "benchmarks" / "chaos.py"), *COMMAND, "--seed", "5"],
+        [sys.executable, str(REPOSITORY / "benchmarks" / "chaos.py"), *COMMAND],
         capture_output=True,
         text=True,
         timeout=400,
@@ -23,5 +24,5 @@ def test_a_job_that_is_killed_again_and_again_ends_with_the_same_weights() -> No
     assert ended.returncode == 0, ended.stdout + ended.stderr
     told = json.loads(ended.stdout)
     assert told["largest_difference"] < 1e-6
-    assert told["steps"] == 600
-    assert sum(told["kills"].values()) == 3
+    assert told["steps"] == 400
+    assert sum(told["kills"].values()) == 4

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support_checkpoints import final_variables, largest_difference
-from support_processes import Gang, jsonl
+from support_processes import DEADLINE_SECONDS, Gang, jsonl
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.exits import ExitCode
@@ -35,6 +38,18 @@ def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Gang(SCRIPT, output, workers=1) as gang:
         assert gang.wait() == {"worker-0": 0}, gang.report
     return output
+
+
+def wait_for_step(gang: Gang, replica: str, step: int) -> dict[str, Any]:
+    """The first report of a replica that has come so far."""
+    until = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(FileNotFoundError):
+            report = gang.progress(replica)
+            if report.get("step", 0) >= step:
+                return report
+        time.sleep(0.05)
+    raise AssertionError(f"{replica} never came to step {step}:\n{gang.report}")
 
 
 def test_two_workers_equal_one(two_workers: Path, one_worker: Path) -> None:
@@ -90,7 +105,7 @@ def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: 
     with Gang(SCRIPT, one_worker, workers=1, uid="another") as gang:
         assert gang.wait() == {"worker-0": ExitCode.OUTPUT_FINISHED}, gang.report
         assert "finished at step 36" in gang.progress("worker-0")["error"]["message"]
-    with Gang(SCRIPT, one_worker, workers=1) as gang:
+    with Gang(SCRIPT.with_name("join.py"), one_worker, workers=1) as gang:
         assert gang.wait() == {"worker-0": 0}, gang.report
         assert "has finished before" in gang["worker-0"].output
     with Gang(SCRIPT, one_worker, workers=1, uid="third", arguments=("--epochs", "8")) as gang:
@@ -101,15 +116,19 @@ def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: 
     assert (final.step, final.job_uid) == (48, "third")
 
 
-def test_sigterm_saves_where_it_stands(tmp_path: Path) -> None:
+def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    with Gang(SCRIPT, output, arguments=("--epochs", "100000")) as gang:
-        gang["worker-0"].wait_for_line("accuracy")
+    slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
+    with Gang(SCRIPT, output, arguments=slow) as gang:
+        waiting, busy = (wait_for_step(gang, f"worker-{index}", 20) for index in (0, 1))
         for process in gang.processes.values():
             process.kill(signal.SIGTERM)
         assert set(gang.wait().values()) == {ExitCode.PREEMPTED}, gang.report
         saved = CheckpointStore(output / "checkpoints").steps()[-1]
         assert f"saved step {saved}" in gang["worker-0"].output
+    assert busy["stepSeconds"] < 2 * busy["workSeconds"]
+    assert waiting["stepSeconds"] > 2 * waiting["workSeconds"] > 0
+    assert busy["workSeconds"] > 2 * waiting["workSeconds"]
 
 
 def test_an_early_operation_is_explained_with_its_line(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_each_job_has_its_figures() -> None:
             "progress": {"step": 440, "examplesPerSecond": 3166.5},
             "restarts": {"charged": 2, "uncharged": 1, "refunded": 1, "stepsLost": 14},
             "spent": {"training": 100, "restarting": 7},
+            "stragglers": [{"replica": "worker-2", "workSeconds": 0.41, "medianSeconds": 0.2}],
         },
     }
     metrics = Metrics()
@@ -86,5 +87,6 @@ def test_each_job_has_its_figures() -> None:
     assert shown["trainjob_job_examples_per_second,name=digits,namespace=ml"] == 3166.5
     assert shown["trainjob_job_restarts,kind=charged,name=digits,namespace=ml"] == 2
     assert shown["trainjob_job_steps_lost,name=digits,namespace=ml"] == 14
+    assert shown["trainjob_job_stragglers,name=digits,namespace=ml"] == 1
     assert shown["trainjob_job_spent_seconds,name=digits,namespace=ml,on=restarting"] == 7
     assert not [name for name in shown if "name=new" in name]

@@ -12,6 +12,9 @@ from support_life import AGENT_KINDS, KINDS, Schedule, live, live_to_the_end, sc
 from trainjob.core.observed import read_observed
 from trainjob.core.plan import plan
 
+LIVES = max(150, settings().max_examples)
+"""Of each kind; a profile may ask for more."""
+
 
 def ends_as_the_rules_allow(schedule: Schedule, *, in_place: bool) -> None:
     life = asyncio.run(live_to_the_end(schedule, in_place=in_place))
@@ -21,19 +24,19 @@ def ends_as_the_rules_allow(schedule: Schedule, *, in_place: bool) -> None:
     assert life.world.cluster.writes == before, "a finished job is written to again"
 
 
-@settings(max_examples=150)
+@settings(max_examples=LIVES)
 @given(schedules(KINDS))
 def test_every_life_of_a_gang_ends_as_the_rules_allow(schedule: Schedule) -> None:
     ends_as_the_rules_allow(schedule, in_place=False)
 
 
-@settings(max_examples=150)
+@settings(max_examples=LIVES)
 @given(schedules([*KINDS, *AGENT_KINDS]))
 def test_every_life_with_agents_ends_as_the_rules_allow(schedule: Schedule) -> None:
     ends_as_the_rules_allow(schedule, in_place=True)
 
 
-@settings(max_examples=100)
+@settings(max_examples=LIVES)
 @given(schedules(KINDS), st.randoms(use_true_random=False))
 def test_the_order_of_pods_is_irrelevant(schedule: Schedule, random: Any) -> None:
     world = asyncio.run(live(schedule, in_place=False)).world

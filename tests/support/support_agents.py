@@ -70,7 +70,7 @@ class Agents:
                 "phase": self.phase,
                 "attempt": self.attempt,
                 "world": {"worker": len(set(members) - self.without)},
-                "ledger": {"attempt": self.attempt, "charged": self.charged, "uncharged": self.uncharged},
+                "ledger": self.ledger,
                 "failure": self.failure,
                 "members": members,
                 "unreachableSeconds": self.unreachable,
@@ -80,7 +80,12 @@ class Agents:
 
     def words(self, *, gave_up: bool = True) -> dict[str, Any]:
         """What every agent leaves behind when all have given up."""
-        return {"agent": 1, "gaveUp": gave_up, "failure": self.failure, "ledger": {"charged": self.charged}}
+        return {"agent": 1, "gaveUp": gave_up, "failure": self.failure, "ledger": self.ledger}
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """What they know of restarts."""
+        return {"attempt": self.attempt, "charged": self.charged, "uncharged": self.uncharged}
 
     def _member(self, pod: dict[str, Any]) -> dict[str, Any]:
         seat = _seat(pod)

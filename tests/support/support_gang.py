@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainjob_trainer.agent.failure import Failure, is_charged, is_permanent, reason_of
@@ -47,6 +48,7 @@ class SimulatedAgent:
         self.report: dict[str, Any] | None = None
         self.starts: list[dict[str, Any]] = []
         self.graceful: bool | None = None
+        self.stacks = False
         self.inbox: deque[Mapping[str, Any]] = deque()
         self.outbox: deque[Event] = deque()
 
@@ -77,7 +79,7 @@ class SimulatedAgent:
             self.report = None
             self._become(RUNNING)
         elif kind == "stop" and message["attempt"] >= self.attempt and self.child == RUNNING:
-            self.graceful = message["graceful"]
+            self.graceful, self.stacks = message["graceful"], message["stacks"]
             self._become(STOPPING)
         elif kind == "end":
             self.child = IDLE
@@ -87,6 +89,9 @@ class SimulatedAgent:
         """The training process ends, by itself or because it was asked to."""
         if self.child == RUNNING and code != 0 and self.link is not None:
             self.outbox.append(Failed(self.link, self.attempt, self.failure(code, step)))
+        elif self.child == STOPPING and self.stacks and self.link is not None:
+            stall = replace(self.failure(88), exit_code=None, log_tail=f"the stack of {self.seat}")
+            self.outbox.append(Failed(self.link, self.attempt, stall))
         if self.child in (RUNNING, STOPPING):
             self._become(FINISHED if code == 0 and self.child == RUNNING else IDLE)
         if self.leaving or code == 89:

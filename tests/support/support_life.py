@@ -18,6 +18,7 @@ from support_jobs import build_job, build_plain_job
 from support_world import World
 
 from trainjob.cluster import ClusterError, Unavailable
+from trainjob.core.budget import used
 from trainjob.core.conditions import is_finished, is_true
 
 LIVE = "trainjob.dev/live"
@@ -168,7 +169,8 @@ class Life:
         elif thing == "vanish":
             cluster.remove(pod)
         elif thing == "report":
-            cluster.report(pod, {"step": number, "totalSteps": 40, "checkpointStep": number // 10 * 10})
+            progress = {"step": number, "totalSteps": 40, "checkpointStep": number // 10 * 10}
+            cluster.report(pod, {**progress, "stepSeconds": 0.4, "workSeconds": number / 100})
 
     async def disturb(self, thing: str, after: int) -> None:
         """Let one pass go wrong at its n-th write: before it is done, or after, with the answer lost."""
@@ -200,7 +202,8 @@ class Life:
             if p["status"]["phase"] in ("Pending", "Running") and not self.is_overdue(p)
         ]
         assert _most_in_one_seat(able_to_run) <= 1, "two worker processes in one seat"
-        assert status.restarts.charged <= MAX_RESTARTS
+        assert used(status.restarts) <= MAX_RESTARTS
+        assert {each.replica for each in status.stragglers} <= set(status.stragglers_told)
         if self.terminal is not None:
             assert is_finished(status), "a terminal state was left"
             assert status.completion_time == self.terminal["time"]

@@ -12,10 +12,6 @@ from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
 
 
-def never() -> bool:
-    return False
-
-
 def following(
     store: CheckpointStore,
     *happenings: Callable[[], object],
@@ -27,7 +23,6 @@ def following(
     return follow(
         store,
         1.0,
-        never,
         job_uid=job_uid,
         final_step=final_step,
         sleep=lambda _: next(script)() and None,
@@ -82,7 +77,3 @@ def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_pa
     seen = following(store, lambda: None, store.clear_final, ended, job_uid="new")
 
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (2, True)]
-
-
-def test_it_stops_when_asked(tmp_path: Path) -> None:
-    assert list(follow(CheckpointStore(tmp_path), 1.0, lambda: True)) == []

@@ -57,6 +57,20 @@ def test_others_are_written_at_most_twice_a_second_and_none_is_lost(tmp_path: Pa
     assert written(path)["step"] == 4
 
 
+def test_whoever_asks_in_one_process_reports_together(tmp_path: Path) -> None:
+    """The Keras help and the library beside it: the states of two would alternate."""
+    path = tmp_path / "progress.json"
+    env = {"TRAINJOB_PROGRESS_FILE": str(path)}
+
+    ProgressFile.from_environment(env).update(state="training", step=3)
+    ProgressFile.from_environment(env).flush()
+
+    assert (written(path)["state"], written(path)["step"]) == ("training", 3)
+    elsewhere = {"TRAINJOB_PROGRESS_FILE": str(tmp_path / "other.json")}
+    assert ProgressFile.from_environment(elsewhere).last.step is None
+    assert ProgressFile.from_environment({}) is not ProgressFile.from_environment({})
+
+
 def test_numbers_that_json_lacks_are_strings(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
 

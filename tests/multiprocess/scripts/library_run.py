@@ -14,6 +14,8 @@ parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--kill-worker-1-after", type=int, help="SIGKILL itself once that step is on disk")
 parser.add_argument("--operation-first", action="store_true")
+parser.add_argument("--examples", type=int, default=200)
+parser.add_argument("--slow-worker-1", type=float, default=0.0, help="seconds that an example takes it")
 arguments = parser.parse_args()
 
 import keras  # noqa: E402
@@ -32,13 +34,26 @@ def examples(count: int, seed: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((inputs, (inputs.sum(axis=1) > 0).astype("int32")))
 
 
+def wait(inputs: np.ndarray) -> np.ndarray:
+    time.sleep(arguments.slow_worker_1)
+    return inputs
+
+
+def slow_examples() -> tf.data.Dataset:
+    def slow(inputs: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.ensure_shape(tf.numpy_function(wait, [inputs], tf.float32), inputs.shape), label
+
+    return examples(arguments.examples, seed=0).map(slow)
+
+
 def model() -> keras.Model:
     layers = keras.layers
     net = keras.Sequential(
         [
             keras.Input((8,)),
             layers.Dense(16, activation="relu", name="hidden"),
-            layers.BatchNormalization(synchronized=True, name="norm"),
+            # In the forward pass it meets the other workers, and waits for the slow one.
+            *[layers.BatchNormalization(synchronized=True, name="norm")] * (not arguments.slow_worker_1),
             layers.Dropout(arguments.dropout, name="dropout"),
             layers.Dense(2, name="logits"),
         ]
@@ -61,11 +76,13 @@ if arguments.kill_worker_1_after and is_worker_1:
     step_to_die_at = arguments.kill_worker_1_after
     threading.Thread(target=kill_when_saved, args=(step_to_die_at,), daemon=True).start()
 
+is_slow = is_worker_1 and arguments.slow_worker_1
 # 200 examples in batches of 32 leave a rest, and 103 held-out ones a smaller last batch.
 train_and_evaluate(
     model,
-    lambda: examples(200, seed=0),
+    lambda: slow_examples() if is_slow else examples(arguments.examples, seed=0),
     lambda: examples(103, seed=1),
     epochs=arguments.epochs,
     global_batch=32,
+    shuffle=not arguments.slow_worker_1,  # a buffer takes its time once an epoch, not at each step
 )

@@ -4,7 +4,8 @@
     run = init()                                                               a training loop of your own
     Task, Environment, ExitCode, TrainerError ...                              usable without TensorFlow
 
-TensorFlow is imported when the first name that needs it is.
+TensorFlow is imported when the first name that needs it is. The agent, which is in this package too, starts
+without what it doesn't need.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import (
     CheckpointMismatch,
     CheckpointUnreadable,
@@ -29,11 +29,12 @@ from trainjob_trainer.errors import (
     TrainerError,
 )
 from trainjob_trainer.exits import ExitCode
-from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
+    from trainjob_trainer.environment import Environment
     from trainjob_trainer.library import Result, train_and_evaluate
+    from trainjob_trainer.task import Task
 
 __all__ = [
     "CheckpointMismatch",
@@ -59,15 +60,17 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Environment": "trainjob_trainer.environment",
     "Result": "trainjob_trainer.library",
     "Run": "trainjob_trainer.custom_loop",
+    "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
     "train_and_evaluate": "trainjob_trainer.library",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs TensorFlow on first use (PEP 562)."""
+    """Import a name's module on first use (PEP 562)."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.metric_state import MetricState
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.precision import refuse_loss_scaling
+from trainjob_trainer.stepping import many_steps
 
 
 class Engine:
@@ -24,7 +26,13 @@ class Engine:
         self._strategy = strategy
         self._metrics = MetricState(model)
         self._metric_state: list[NamedArray] = []
-        self._steps = _many_steps(strategy, model, self._metrics)
+        self._work_seconds: float | None = None
+        self._steps = many_steps(
+            strategy,
+            model.train_step,
+            lambda: (model.get_metrics_result(), self._metrics.reduced()),
+            model.optimizer,
+        )
         self._reduced = tf.function(model.get_metrics_result, autograph=False)
 
     def run(self, iterator: Any, count: int) -> dict[str, float]:
@@ -33,10 +41,20 @@ class Engine:
         Returns:
             The metrics since the last `reset`, of this worker's own examples.
         """
-        logs, reduced = self._steps(iterator, tf.constant(count, tf.int32))
+        (logs, reduced), worked = self._steps(iterator, tf.constant(count, tf.int32))
+        seconds = float(worked) / count
+        self._work_seconds = None if math.isnan(seconds) else seconds
         local = self._strategy.experimental_local_results
         self._metric_state = self._metrics.on_host([local(value)[0].numpy() for value in reduced])
         return scalars({name: local(value)[0] for name, value in logs.items()})
+
+    @property
+    def work_seconds(self) -> float | None:
+        """What a step of the last call took this worker itself, its waiting for the others left out.
+
+        None where that can't be known.
+        """
+        return self._work_seconds
 
     @property
     def metric_state(self) -> list[NamedArray]:
@@ -85,19 +103,3 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
         model._symbolic_build(data_batch=spec)
         model.optimizer.build(model.trainable_variables)
     return model
-
-
-def _many_steps(strategy: Any, model: Any, metrics: MetricState) -> Any:
-    def one_step(data: Any) -> None:
-        model.train_step(data)
-
-    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator,unused-ignore]
-    def many_steps(iterator: Any, count: Any) -> Any:
-        def body(done: Any) -> Any:
-            strategy.run(one_step, args=(next(iterator),))
-            return done + 1
-
-        tf.while_loop(lambda done: done < count, body, [tf.constant(0)])
-        return strategy.run(lambda: (model.get_metrics_result(), metrics.reduced()))
-
-    return many_steps

@@ -77,7 +77,7 @@ def evaluate_checkpoints(replica: Replica, score: Score, *, final_step: int | No
     """Evaluate until the final checkpoint has been scored.
 
     Args:
-        replica: this process; it is asked to stop by SIGTERM, which ends it at once.
+        replica: this process. SIGTERM ends it at once, from a thread of its own.
         score: loads and measures.
         final_step: the training's last step where it is known; a marker before it is an earlier training's.
 
@@ -91,12 +91,11 @@ def evaluate_checkpoints(replica: Replica, score: Score, *, final_step: int | No
     checkpoints = follow(
         replica.store,
         POLL_SECONDS,
-        lambda: False,  # SIGTERM ends the process from its own thread, with another code than success
         job_uid=replica.environment.uid or None,
         final_step=None if replica.environment.uid else final_step,
     )
     for checkpoint, is_final in checkpoints:
-        replica.progress.update(state="evaluating", step=checkpoint.step)
+        replica.progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
         if scored is None or scored[0] != checkpoint:
             try:
                 scored = checkpoint, score(checkpoint)
@@ -117,6 +116,7 @@ def _publish(replica: Replica, results: ResultsFile, evaluation: Evaluation) -> 
         state="finished" if evaluation.final else "waiting",
         step=evaluation.step,
         checkpoint_step=evaluation.step,
+        evaluated_batches=None,
         evaluation=evaluation.to_json(),
     )
     announce_evaluation(evaluation)

@@ -159,7 +159,7 @@ def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _
 def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
     data = measure(request.heldout(), "heldout")
     model = build_model(strategy, request.build, _batch_spec(data, None), request.seed)
-    scoring = KerasScoring(model, data.dataset, request.global_batch, replica.store)
+    scoring = KerasScoring(model, data.dataset, request.global_batch, replica.store, replica.progress)
     final: Evaluation | None = evaluate_checkpoints(
         replica, scoring.score, final_step=_final_step(replica, request)
     )

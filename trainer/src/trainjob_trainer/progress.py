@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import threading
@@ -31,9 +32,11 @@ class Progress:
         metrics: by name.
         examples_per_second: over all workers.
         step_seconds: what a step took lately, on average.
+        work_seconds: the part of it that this replica worked itself: input, forward and backward pass.
         global_batch: examples a step, over all workers.
         checkpoint_step: the newest checkpoint on disk.
         resumed_from: the step that this process started at, if not at 0.
+        evaluated_batches: of the evaluation under way.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result.
         error: `reason` and `message`, one sentence for a person.
     """
@@ -47,9 +50,11 @@ class Progress:
     metrics: Mapping[str, float] | None = None
     examples_per_second: float | None = None
     step_seconds: float | None = None
+    work_seconds: float | None = None
     global_batch: int | None = None
     checkpoint_step: int | None = None
     resumed_from: int | None = None
+    evaluated_batches: int | None = None
     evaluation: Mapping[str, Any] | None = None
     error: Mapping[str, str] | None = None
 
@@ -87,8 +92,12 @@ class ProgressFile:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> ProgressFile:
-        """Where the job wants reports, however wrong the rest of the environment may be."""
-        return cls(_path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG"))
+        """Where the job wants reports, however wrong the rest of the environment may be.
+
+        Whoever asks in this process gets the same one: two that are kept fresh would take turns in the file.
+        """
+        path, termination_log = _path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG")
+        return cls(None, termination_log) if path is None else _report_at(path, termination_log)
 
     @property
     def last(self) -> Progress:
@@ -154,6 +163,11 @@ class ProgressFile:
         with contextlib.suppress(OSError):  # a full disk must not end a training that could go on
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(path)
+
+
+@functools.cache
+def _report_at(path: Path, termination_log: Path | None) -> ProgressFile:
+    return ProgressFile(path, termination_log)
 
 
 def _path(env: Mapping[str, str], variable: str) -> Path | None:

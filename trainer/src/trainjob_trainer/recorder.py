@@ -17,11 +17,19 @@ class Recorder:
     """Reports of one training; the TensorBoard file is the writer's alone."""
 
     def __init__(
-        self, replica: Replica, plan: TrainingPlan, clock: Callable[[], float] = time.monotonic
+        self,
+        replica: Replica,
+        plan: TrainingPlan,
+        work_seconds: Callable[[], float | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Report as `replica` about `plan`."""
+        """Report as `replica` about `plan`.
+
+        `work_seconds` tells what a step of the last call took this replica itself, None if not known.
+        """
         self._replica = replica
         self._plan = plan
+        self._work_seconds = work_seconds
         self._clock = clock
         self._summaries = Summaries(replica.environment.log_dir if replica.task.is_writer else None)
         self._line_at = clock()
@@ -48,6 +56,7 @@ class Recorder:
             epoch=self._plan.epoch_at(step),
             examples_per_second=self._speed,
             step_seconds=seconds / max(count, 1),
+            work_seconds=self._work_seconds(),
         )
         self._record_metrics(logs)
 

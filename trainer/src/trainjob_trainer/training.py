@@ -12,13 +12,12 @@ import numpy as np
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
 from trainjob_trainer.collective import broadcast
 from trainjob_trainer.engine import Engine
-from trainjob_trainer.pace import TIMED_STEPS, next_call, steps_a_call
+from trainjob_trainer.pace import Pace, next_call
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.saver import Saver
 
-_NANOSECONDS = 1_000_000_000
 _METRICS = "metrics"
 """Group of a checkpoint: the metrics' variables in the midst of an epoch, summed over the workers."""
 _LAST_EPOCH = "last-epoch"
@@ -27,12 +26,10 @@ _LAST_EPOCH = "last-epoch"
 
 @dataclass
 class _State:
-    """Where the loop stands; the same on every worker, but for the clock."""
+    """Where the loop stands; the same on every worker."""
 
     step: int
-    wanted: int = 1
-    calls: int = 0
-    seconds_a_step: float = 1.0
+    pace: Pace
 
 
 class TrainingLoop:
@@ -55,7 +52,7 @@ class TrainingLoop:
         self._groups = groups
         self._clock = clock
         self._saver = Saver(replica)
-        self._recorder = Recorder(replica, plan)
+        self._recorder = Recorder(replica, plan, lambda: engine.work_seconds)
         self._last_epoch: Mapping[str, float] = {}
 
     def resume(self, saved: HostGroups) -> None:
@@ -77,7 +74,7 @@ class TrainingLoop:
             OutputFull, OutputUnwritable: a checkpoint could not be written.
             Preempted: asked to stop, after saving what was reached.
         """
-        state = _State(start_step)
+        state = _State(start_step, Pace(self._writers))
         self._recorder.begin(start_step)
         with self._saver.patient():
             while state.step < self._plan.total_steps:
@@ -90,31 +87,22 @@ class TrainingLoop:
 
     def _call(self, iterator: Any, state: _State) -> None:
         periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
-        count = next_call(state.step, state.wanted, self._plan.total_steps, periods)
+        count = next_call(state.step, state.pace.wanted, self._plan.total_steps, periods)
         began = self._clock()
         logs = self._engine.run(iterator, count)
         seconds = self._clock() - began
         state.step += count
-        state.calls += 1
-        if state.calls > 1:  # the first one traces
-            state.seconds_a_step = seconds / count
-        self._choose_pace(state)
+        state.pace.record(count, seconds)
         self._recorder.record_call(state.step, count, seconds, logs)
 
-    def _choose_pace(self, state: _State) -> None:
-        """By the writer's clock, told to all: each has its own, and all must make equal calls."""
-        if state.calls == 1:
-            state.wanted = TIMED_STEPS
-        elif state.calls == 2 or self._is_epoch_end(state.step):
-            (nanoseconds,) = broadcast(
-                self._strategy, self._replica.task, [int(state.seconds_a_step * _NANOSECONDS)]
-            )
-            state.wanted = steps_a_call(nanoseconds / _NANOSECONDS)
+    def _writers(self, number: int) -> int:
+        return broadcast(self._strategy, self._replica.task, [number])[0]
 
     def _end_epoch(self, state: _State) -> None:
         if self._is_epoch_end(state.step):
             self._last_epoch = self._engine.reduced_metrics()
             self._engine.reset()
+            state.pace.agree()
             self._recorder.record_epoch(state.step, self._last_epoch)
 
     def _is_epoch_end(self, step: int) -> bool:

@@ -31,6 +31,7 @@ from trainjob.api.status import (
     Progress,
     Restarts,
     Spent,
+    Straggler,
     TrainJobStatus,
     WorkerStatus,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "Restarts",
     "Role",
     "Spent",
+    "Straggler",
     "TrainJob",
     "TrainJobSpec",
     "TrainJobStatus",

@@ -64,9 +64,7 @@ class Output(Part):
     empty_dir: KubernetesObject | None = Field(
         None, description="A volume that ends with its pod; only for a job of one replica.", examples=["{}"]
     )
-    ephemeral: KubernetesObject | None = Field(
-        None, description="A generic ephemeral volume; only for a job of one replica."
-    )
+    ephemeral: KubernetesObject | None = Field(None, description="Ephemeral; for one replica.")
     mount_path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
         "/output", description="Where the volume is mounted in the trainer container."
     )

@@ -71,5 +71,5 @@ class TrainJobSpec(Part):
     )
     stall_timeout_seconds: Positive | None = Field(
         None,
-        description="Restarts training after this long without a step once there was one; absent: never.",
+        description="Restarts training after this long without a step; a process's first has at least 600 s.",
     )

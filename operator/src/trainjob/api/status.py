@@ -10,6 +10,8 @@ from trainjob.api.fields import Int64, NotNegative, Reported
 from trainjob.api.metadata import Timestamp
 
 Metrics = dict[str, str]
+Figure = Annotated[float, Strict(False)]
+Seconds = dict[str, Figure]
 
 
 class Condition(Reported):
@@ -51,6 +53,7 @@ class Restarts(Reported):
     )
     same: NotNegative = Field(0, description="How many times in a row the latest failure was the same.")
     last_time: Timestamp | None = Field(None, description="When the latest restart was decided.")
+    next_time: Timestamp | None = Field(None, description="When a gang that gave way tries again.")
     replaced: Annotated[tuple[str, ...], Strict(False)] = Field(
         (), description="Pods that the latest decision replaces."
     )
@@ -70,16 +73,28 @@ class Spent(Reported):
 class Progress(Reported):
     """How far training is, as worker 0 or the chief reported it last."""
 
+    attempt: Int64 | None = Field(None, description="The attempt that this is from.")
     step: Int64 | None = Field(None, description="Steps done.")
     total_steps: Int64 | None = Field(None, description="Steps in all, when known.")
     epoch: Int64 | None = Field(None, description="The current epoch, the first is 1.")
     eta: str | None = Field(None, description="Time left, such as 3m20s.")
-    examples_per_second: Annotated[float, Strict(False)] | None = Field(
-        None, description="Examples a second of all workers together."
-    )
+    examples_per_second: Figure | None = Field(None, description="Examples a second of all workers together.")
     global_batch: Int64 | None = Field(None, description="Examples a step, of all workers together.")
     metrics: Metrics = Field(default_factory=dict, description="Latest values, loss included, as strings.")
+    step_seconds: Seconds = Field(default_factory=dict, description="What a step takes, by replica.")
+    work_seconds: Seconds = Field(
+        default_factory=dict, description="What each replica's own share of a step takes, without waits."
+    )
     time: Timestamp | None = Field(None, description="When this was reported.")
+
+
+class Straggler(Reported):
+    """A replica that all others wait for in every step."""
+
+    replica: str = Field("", description="Such as worker-2.")
+    node: str = Field("", description="Name of its node.")
+    work_seconds: Figure = Field(0.0, description="Its own work in a step.")
+    median_seconds: Figure = Field(0.0, description="The median of the others.")
 
 
 class OutputStatus(Reported):
@@ -92,8 +107,8 @@ class OutputStatus(Reported):
 class Evaluation(Reported):
     """The evaluator's latest result."""
 
-    step: Int64 = Field(description="Step of the checkpoint.")
-    metrics: Metrics = Field(default_factory=dict, description="Its scores, as strings.")
+    step: Int64 = Field(description="The checkpoint's.")
+    metrics: Metrics = Field(default_factory=dict, description="Its scores.")
 
 
 class FirstFailure(Reported):
@@ -125,6 +140,12 @@ class TrainJobStatus(Reported):
     spent: Spent = Field(default_factory=Spent, description="Where the time has gone, in seconds.")
     attempt: Int64 | None = Field(None, description="The current attempt, the first is 1.")
     progress: Progress | None = Field(None, description="How far training is.")
+    stragglers: Annotated[tuple[Straggler, ...], Strict(False)] = Field(
+        (), description="Replicas that all others wait for in every step."
+    )
+    stragglers_told: Annotated[tuple[str, ...], Strict(False)] = Field(
+        (), description="Those of this attempt that there was an event for."
+    )
     output: OutputStatus | None = Field(None, description="What lies in the output.")
     evaluation: Evaluation | None = Field(None, description="The evaluator's latest result.")
     first_failure: FirstFailure | None = Field(

@@ -79,7 +79,7 @@ HERE = Advice(
     file="there is no {file}: commands start in the folder of the job's file",
     command="check the command of the container trainer: it must be installed on this machine",
     killed="it was killed by SIGKILL, which is how a system out of memory ends programs",
-    again="correct it, and run the same command again: training goes on from the last checkpoint",
+    again="correct it, and run the same command again: training goes on from the last checkpoint, if any",
 )
 
 ON_CLUSTER = Advice(
@@ -97,5 +97,5 @@ ON_CLUSTER = Advice(
     file="there is no {file} in the image: see its WORKDIR and the command of the container trainer",
     command="check the command of the container trainer: the image must have it",
     killed="it was killed by SIGKILL, mostly for want of memory",
-    again="correct it, delete the job and submit it again: training goes on from the last checkpoint",
+    again="correct it, delete the job and submit it again: training goes on from the last checkpoint, if any",
 )

@@ -6,9 +6,11 @@ from trainjob.api import FirstFailure
 from trainjob.cli.figures import format_metric
 from trainjob.cli.view import JobView, ReplicaView
 from trainjob.core.reports import EvaluationResult
+from trainjob.core.stragglers import describe
 
 # They come and go with every checkpoint; what comes of them is told instead.
 _PASSING_STATES = ("saving", "evaluating")
+_BETWEEN = ("training", "waiting")
 
 
 def describe_changes(before: JobView | None, after: JobView) -> tuple[str, ...]:
@@ -42,6 +44,10 @@ def _lines(before: JobView | None, after: JobView) -> Iterator[str]:
     again = before is None or before.status.attempt != after.status.attempt or resumed_from(before) != step
     if step is not None and again:
         yield f"{after.name}: resumed from step {step}"
+    slow_before = {straggler.replica for straggler in before.status.stragglers} if before else set()
+    for straggler in after.status.stragglers:
+        if straggler.replica not in slow_before:
+            yield f"{after.name}: {describe(straggler)}"
     evaluation = after.evaluation
     if evaluation is not None and (before is None or before.evaluation != evaluation):
         final = ", final checkpoint" if evaluation.final else ""
@@ -61,12 +67,8 @@ def _replica_lines(before: ReplicaView | None, after: ReplicaView) -> Iterator[s
         return
     if after.state in _PASSING_STATES or after.pod is None:
         return
-    if (
-        before is not None
-        and before.state in _PASSING_STATES
-        and before.pod == after.pod
-        and after.exit_code is None
-    ):
+    is_same_pod = before is not None and before.pod == after.pod
+    if before is not None and is_same_pod and before.state in _PASSING_STATES and after.state in _BETWEEN:
         return
     of = f", step {after.report.step}" if after.report.step else ""
     total = f" of {after.report.total_steps}" if of and after.report.total_steps else ""

@@ -10,9 +10,11 @@ from rich.text import Text
 from trainjob.cli.changes import describe_evaluation, resumed_from
 from trainjob.cli.figures import format_rate
 from trainjob.cli.view import JobView, ReplicaView
+from trainjob.core.stragglers import describe
 from trainjob.core.wording import short_duration
 
 _BAR_WIDTH = 10
+_SHOWN_STRAGGLERS = 3
 
 _STYLES = {
     "training": "green",
@@ -33,6 +35,7 @@ def draw(view: JobView, lines: Iterable[tuple[str, str]] = ()) -> RenderableType
     if view.message:
         parts.append(Text(view.message, overflow="ellipsis"))
     parts.append(_table(view))
+    parts += [Text(describe(each), style="yellow") for each in view.status.stragglers[:_SHOWN_STRAGGLERS]]
     if view.evaluation is not None:
         final = " (final)" if view.evaluation.final else ""
         parts.append(Text(f"evaluation at {describe_evaluation(view.evaluation)}{final}"))

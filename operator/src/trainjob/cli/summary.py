@@ -101,13 +101,13 @@ def _failure(view: JobView, places: Places) -> Iterator[str]:
 def describe_ending(failure: FirstFailure) -> str:
     """Return `exit code 1 (Crashed), at step 30`."""
     code = failure.exit_code
+    at = f", at step {failure.step}" if failure.step is not None else ""
     if code is None:
-        return f"{failure.reason}"
+        return f"{failure.reason}{at}"
     try:
         how = f"killed by {signal.Signals(code - 128).name}" if code > 128 else ""
     except ValueError:
         how = ""
-    at = f", at step {failure.step}" if failure.step is not None else ""
     return f"{how or f'exit code {code}'} ({failure.reason}){at}"
 
 

@@ -20,8 +20,9 @@ from trainjob.cluster import (
     Unavailable,
 )
 from trainjob.core.actions import Action, Create, Delete, Plan
+from trainjob.core.dependents import Refusal
 from trainjob.core.names import LABEL_ROLE
-from trainjob.core.observed import Observed, Refusal, read_observed
+from trainjob.core.observed import Observed, read_observed
 from trainjob.core.plan import plan
 from trainjob.core.settings import Settings
 

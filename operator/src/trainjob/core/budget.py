@@ -6,8 +6,11 @@ before: what the cluster does is not charged, and a checkpoint beyond every fail
 
 from __future__ import annotations
 
+from functools import reduce
+
 from trainjob.api import Restarts
-from trainjob.core.failure import Failure, checkpoint_step
+from trainjob.core.checkpoints import checkpoint_step
+from trainjob.core.failure import Failure
 from trainjob.core.gang import Ledger
 from trainjob.core.observed import Observed
 
@@ -17,7 +20,7 @@ MOST_ALIKE = 3
 
 def restarts_of(observed: Observed) -> Restarts:
     """Return the restarts so far, by the status and by the agents, refunds included."""
-    known = _merged(observed.status.restarts, observed.gang.ledger if observed.gang else Ledger())
+    known = reduce(_merged, observed.ledgers, observed.status.restarts)
     step, furthest = checkpoint_step(observed), known.furthest_step
     if step is not None and furthest is not None and step > furthest:
         return known.model_copy(update={"refunded": known.charged})

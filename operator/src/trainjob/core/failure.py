@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from trainjob.api import FirstFailure
 from trainjob.core.backoff import time_left
+from trainjob.core.checkpoints import checkpoint_step
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.exits import PEER_LOST, meaning_of
 from trainjob.core.gang import LOST, ChildFailure
@@ -73,10 +74,10 @@ class Failure:
 
     @property
     def sentence(self) -> str:
-        """Return `worker 1 crashed (exit code 1: ValueError: boom) at step 30`."""
-        return f"{self.replica.title} {self.cause.text}" + (
-            "" if self.step is None else f" at step {self.step}"
-        )
+        """Return `worker 1 on node n crashed (exit code 1: ValueError: boom) at step 30`."""
+        place = f" on node {self.pod.node}" if self.pod is not None and self.pod.node else ""
+        when = f" at step {self.step}" if self.step is not None else ""
+        return f"{self.replica.title}{place} {self.cause.text}{when}"
 
 
 def first_failure(observed: Observed, replicas: Iterable[Replica], now: datetime) -> Failure | None:
@@ -163,10 +164,11 @@ def _describe(observed: Observed, pod: Pod) -> Failure:
 
 def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = False) -> Failure:
     """Return a training process's failure as its agent has told it."""
+    cause = _cause_of_child(child)
     return Failure(
         child.seat,
         next((p for p in observed.pods if p.name == child.pod), None),
-        _cause_of_child(child),
+        replace(cause, permanent=cause.permanent or child.permanent),
         step=child.step,
         checkpoint_step=checkpoint_step(observed),
         exit_code=child.exit_code,
@@ -229,13 +231,6 @@ def _detail(message: str) -> str:
     return f": {line}" if line else ""
 
 
-def checkpoint_step(observed: Observed) -> int | None:
-    """Return the step of the newest whole checkpoint that anybody has told of, or None."""
-    steps = [r.checkpoint_step for r in observed.reports.values() if r.checkpoint_step is not None]
-    known = observed.status.output.checkpoint_step if observed.status.output else None
-    return max([*steps, *([known] if known is not None else [])], default=None)
-
-
 def reached_step(observed: Observed, failure: Failure) -> int | None:
     """Return how far training had come when it failed, or None."""
     names = {p.name for p in observed.training_pods}
@@ -260,6 +255,26 @@ def to_status(failure: Failure, message: str) -> FirstFailure:
         reason=failure.reason,
         exit_code=failure.exit_code,
         step=failure.step,
-        log_tail=printable(failure.log)[-_LOG_TAIL:],
+        log_tail=_tail(failure.log),
         message=message,
     )
+
+
+def with_log(first: FirstFailure, observed: Observed) -> FirstFailure:
+    """Return the failure with its log, if its agent has sent that since.
+
+    A stall is told at once, and only then the stalled process is asked where it stands.
+    """
+    told = [p.words.failure for p in observed.pods if p.words is not None]
+    told += [observed.gang.failure] if observed.gang is not None else []
+    logs = (child.log_tail for child in told if child is not None and _is_same(first, child))
+    return first.model_copy(update={"log_tail": _tail(next(filter(None, logs), ""))})
+
+
+def _is_same(first: FirstFailure, child: ChildFailure) -> bool:
+    same_seat = (first.pod, first.rank) == (child.pod, child.seat.name)
+    return same_seat and (first.reason, first.step) == (child.reason, child.step)
+
+
+def _tail(log: str) -> str:
+    return printable(log)[-_LOG_TAIL:]

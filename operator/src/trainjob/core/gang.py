@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from trainjob.core.lenient import integer, mapping
@@ -29,6 +28,7 @@ class ChildFailure:
         exit_code: 128+n for a death by signal n; None when it was ended for a stall.
         message: one line.
         charged: the restart for it counts against `maxRestarts`.
+        permanent: starting again can't help, by the word of its agent.
         repeated: the same failure has come several times in a row, and the agents have given up.
     """
 
@@ -42,7 +42,6 @@ class ChildFailure:
     charged: bool = True
     permanent: bool = False
     repeated: bool = False
-    time: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ class Member:
     """
 
     pod: str = ""
-    incarnation: int = 0
     state: str = ABSENT
     seconds: float = 0.0
     report: Report | None = None
@@ -168,7 +166,6 @@ def _member(raw: object) -> Member:
     report = member.get("report")
     return Member(
         pod=str(member.get("pod") or ""),
-        incarnation=_count(member.get("incarnation")),
         state=str(member.get("state", ABSENT)),
         seconds=_seconds(member.get("seconds")) or 0.0,
         report=read_report(report) if isinstance(report, Mapping) else None,
@@ -191,7 +188,6 @@ def _failure(raw: object) -> ChildFailure | None:
         charged=failure.get("charged") is not False,
         permanent=failure.get("permanent") is True,
         repeated=failure.get("repeated") is True,
-        time=_time(failure.get("time")),
     )
 
 
@@ -201,11 +197,3 @@ def _count(value: object) -> int:
 
 def _seconds(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _time(value: object) -> datetime | None:
-    seconds = _seconds(value)
-    try:
-        return datetime.fromtimestamp(seconds, UTC) if seconds is not None else None
-    except (OverflowError, ValueError, OSError):
-        return None

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
 from trainjob.api.paths import value_at
 from trainjob.core.agent import has_agent
-from trainjob.core.backoff import refusal_delay, time_left
+from trainjob.core.backoff import time_left
 from trainjob.core.conditions import RUNNING, is_true
-from trainjob.core.gang import MEETING, STOPPING, Gang, Member, read_gang
+from trainjob.core.dependents import Dependent, Refusal
+from trainjob.core.gang import MEETING, STOPPING, Gang, Ledger, Member, read_gang
 from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
 from trainjob.core.pods import Pod, PodState, read_pod
@@ -27,57 +28,6 @@ from trainjob.core.topology import EVALUATOR, is_training, leader, replica_count
 
 FIRST_ANSWER = timedelta(seconds=20)
 """How long after their start agents may take to answer the controller for the first time."""
-
-
-@dataclass(frozen=True)
-class Dependent:
-    """A Service or claim of a name that the job needs.
-
-    Attributes:
-        ours: whether this very job owns it (or created it to be retained).
-    """
-
-    name: str
-    ours: bool
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """The cluster's answer to the latest attempt to create something for the job.
-
-    Attributes:
-        what: kind and name of the object.
-        reason: Kubernetes' word, such as `Forbidden` or `Invalid`.
-        message: the cluster's own sentence.
-        role: of the pod that was refused; empty for anything else.
-        times: refusals in a row, this one included.
-        at: when, by the controller's clock.
-    """
-
-    what: str
-    reason: str
-    message: str
-    role: str = ""
-    times: int = 1
-    at: datetime | None = None
-
-    @property
-    def permanent(self) -> bool:
-        """Tell whether only a change of the job can help: a template that the API server can't accept."""
-        return self.reason in ("Invalid", "BadRequest")
-
-    def after(self, before: Refusal | None) -> Refusal:
-        """Return this refusal as the next one in a row."""
-        return replace(self, times=before.times + 1 if before else 1)
-
-    def patience_left(self, now: datetime) -> timedelta:
-        """Return how long not to ask again; 0 or less when it is time to."""
-        return time_left(self.at, refusal_delay(self.times), now) if self.at else timedelta(0)
-
-    def next_attempt(self, now: datetime) -> timedelta:
-        """Return when to look again: for the next attempt, or if it is due now, for the one after it."""
-        left = self.patience_left(now)
-        return left if left > timedelta(0) else refusal_delay(self.times + 1)
 
 
 @dataclass(frozen=True)
@@ -154,8 +104,14 @@ class Observed:
         Agents begin attempts of their own.
         """
         incarnations = (p.incarnation for p in self.pods if is_training(p.replica))
-        agents = self.gang.ledger.attempt if self.gang is not None else 0
-        return max([self.status.attempt or 1, agents, *incarnations])
+        agents = (ledger.attempt for ledger in self.ledgers)
+        return max([self.status.attempt or 1, *agents, *incarnations])
+
+    @property
+    def ledgers(self) -> tuple[Ledger, ...]:
+        """Return what agents know of the job's restarts: what they say, and what ended ones have left."""
+        left = tuple(p.words.ledger for p in self.pods if p.words is not None)
+        return left if self.gang is None else (self.gang.ledger, *left)
 
     @property
     def training_pods(self) -> tuple[Pod, ...]:
@@ -289,11 +245,7 @@ def read_observed(
         service=_dependent(service, meta.uid),
         claim=_dependent(claim, meta.uid),
         network_policy=_dependent(network_policy, meta.uid),
-        reports={
-            **last_words(own),
-            **_told_by_agents(agents),
-            **{name: read_report(raw) for name, raw in (progress or {}).items()},
-        },
+        reports=_reports(own, agents, progress or {}),
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
         strangers=tuple(pod for ours, pod in read if not ours and pod.live and not pod.ended),
@@ -316,9 +268,18 @@ def _without_bad_size(observed: Observed) -> Observed:
     return replace(observed, parsed=observed.parsed.model_copy(update={"spec": spec}), refused_size=wanted)
 
 
-def _told_by_agents(gang: Gang | None) -> dict[str, Report]:
+def _reports(
+    pods: list[Pod], gang: Gang | None, progress: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Report]:
+    """Return the latest report of each pod; what one that has done its work left behind is its last."""
     members = gang.members.values() if gang is not None else ()
-    return {m.pod: m.report for m in members if m.pod and m.report is not None}
+    done = [p for p in pods if p.state is PodState.SUCCEEDED]
+    return {
+        **last_words(pods),
+        **{m.pod: m.report for m in members if m.pod and m.report is not None},
+        **{name: read_report(raw) for name, raw in progress.items()},
+        **last_words(done),
+    }
 
 
 def _status(job: Mapping[str, Any]) -> TrainJobStatus:

@@ -12,11 +12,14 @@ from trainjob.api import Evaluation, OutputStatus, Progress, TrainJob, TrainJobS
 from trainjob.core.accounting import with_time_spent
 from trainjob.core.backoff import time_left
 from trainjob.core.budget import restarts_of
+from trainjob.core.failure import with_log
 from trainjob.core.names import LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica
 from trainjob.core.observed import Observed
 from trainjob.core.output import root_folder
 from trainjob.core.pods import PodState
+from trainjob.core.rank_times import rank_times
 from trainjob.core.reports import Report
+from trainjob.core.stragglers import straggler_fields
 from trainjob.core.topology import EVALUATOR, leader
 from trainjob.core.wording import short_duration
 
@@ -33,7 +36,8 @@ def with_overview(
     fresh = _figures(observed, observed.parsed, status, now)
     if fresh == observed.status:
         return fresh, None
-    if _outline(status) == _outline(observed.status) and not _first_step(observed.status, fresh):
+    is_news = _is_news(observed.status.progress, fresh.progress)
+    if _outline(status) == _outline(observed.status) and not is_news:
         written = status.progress.time if status.progress else None
         left = time_left(written, INTERVAL, now) if written else timedelta(0)
         if left > timedelta(0):
@@ -42,10 +46,13 @@ def with_overview(
     return fresh.model_copy(update={"progress": progress}), None
 
 
-def _first_step(before: TrainJobStatus, status: TrainJobStatus) -> bool:
-    """Tell whether this is the first that is heard of any step: somebody is waiting for it."""
-    known = before.progress.step if before.progress else None
-    return known is None and status.progress is not None and status.progress.step is not None
+def _is_news(before: Progress | None, progress: Progress | None) -> bool:
+    """Tell whether this is an attempt's first step, or one from further back: somebody is waiting for it."""
+    if progress is None or progress.step is None:
+        return False
+    if before is None or before.step is None or before.attempt != progress.attempt:
+        return True
+    return progress.step < before.step
 
 
 def _outline(status: TrainJobStatus) -> tuple[object, ...]:
@@ -65,12 +72,15 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     scored = observed.report_of(Replica(EVALUATOR, 0))
     changes: dict[str, object] = {"worker": _workers(observed, job, status), **_attempts(observed, status)}
     if report is not None and report.step is not None:
-        changes["progress"] = _progress(report, status, now)
+        progress = _progress(report, status, now).model_copy(update=rank_times(observed))
+        changes |= {"progress": progress, **straggler_fields(observed, progress, now)}
     if report is not None and report.checkpoint_step is not None:
         changes["output"] = OutputStatus(path=root_folder(job), checkpoint_step=report.checkpoint_step)
     if scored is not None and scored.evaluation is not None:
         evaluation = scored.evaluation
         changes["evaluation"] = Evaluation(step=evaluation.step, metrics=dict(evaluation.metrics))
+    if status.first_failure is not None and not status.first_failure.log_tail:
+        changes["first_failure"] = with_log(status.first_failure, observed)
     return status.model_copy(update=changes)
 
 

@@ -23,6 +23,7 @@ from trainjob.core.policies.resizing import resized
 from trainjob.core.policies.restarts import failed, restarted_in_place
 from trainjob.core.policies.success import succeeded
 from trainjob.core.policies.suspension import suspended
+from trainjob.core.stragglers import straggler_events
 
 Policy = Callable[[Observed, datetime], Plan | None]
 
@@ -58,7 +59,10 @@ def plan(observed: Observed, now: datetime) -> Plan:
     decided = next(made for policy in CHAIN if (made := policy(observed, now)) is not None)
     status, look_again = with_overview(observed, decided.status, now)
     requeue = soonest(decided.requeue, look_again, _deadline(observed, now))
-    return replace(decided, status=status, requeue=requeue, order=build_order(observed, status))
+    events = (*decided.events, *straggler_events(observed.status, status))
+    return replace(
+        decided, status=status, events=events, requeue=requeue, order=build_order(observed, status)
+    )
 
 
 def _deadline(observed: Observed, now: datetime) -> timedelta | None:

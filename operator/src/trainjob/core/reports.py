@@ -32,6 +32,8 @@ class Report:
         epoch: the current one, from 1.
         checkpoint_step: the step of the newest whole checkpoint.
         resumed_from: the step that this process resumed from.
+        step_seconds: what a step took lately.
+        work_seconds: what of it was this replica's own work, not waiting for others.
         global_batch: examples a step, of all workers together.
     """
 
@@ -42,6 +44,8 @@ class Report:
     total_epochs: int | None = None
     loss: float | None = None
     examples_per_second: float | None = None
+    step_seconds: float | None = None
+    work_seconds: float | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     checkpoint_step: int | None = None
     resumed_from: int | None = None
@@ -60,6 +64,8 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         total_epochs=integer(raw.get("totalEpochs")),
         loss=_number(raw.get("loss")),
         examples_per_second=_finite(raw.get("examplesPerSecond")),
+        step_seconds=_finite(raw.get("stepSeconds")),
+        work_seconds=_finite(raw.get("workSeconds")),
         metrics=_metrics(raw.get("metrics")),
         checkpoint_step=integer(raw.get("checkpointStep")),
         resumed_from=integer(raw.get("resumedFrom")),

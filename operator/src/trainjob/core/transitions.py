@@ -59,6 +59,7 @@ def restart(
         "steps_lost": known.steps_lost + lost_steps(failure),
         "same": alike(observed, failure),
         "last_time": now,
+        "next_time": None,
         "replaced": replaced,
     }
     status = observed.status.model_copy(
@@ -77,7 +78,7 @@ def restart(
 def restarted_in_place(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
     """The agents have started training anew, or are about to: it runs again once they say so."""
     lost = observed.status.restarts.steps_lost + lost_steps(failure)
-    changes = {"steps_lost": lost, "same": alike(observed, failure), "last_time": now}
+    changes = {"steps_lost": lost, "same": alike(observed, failure), "last_time": now, "next_time": None}
     status = observed.status.model_copy(
         update={
             "state": "Restarting",
@@ -101,6 +102,7 @@ def resize(
             "state": "Restarting",
             "message": message,
             "attempt": observed.attempt + 1,
+            "restarts": observed.status.restarts.model_copy(update={"next_time": None}),
             "worker": workers.model_copy(
                 update={"size": observed.job.spec.worker.replicas, "without": without}
             ),
@@ -110,12 +112,13 @@ def resize(
     return _set(observed, status, c.RESTARTING, True, "Resized", message, now)
 
 
-def give_way(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+def give_way(observed: Observed, message: str, now: datetime, *, until: datetime) -> TrainJobStatus:
     """Not all replicas could be had in time: those that are there make room, and all try again later."""
     known = restarts_of(observed)
     changes = {
         "uncharged": known.uncharged + 1,
         "last_time": now,
+        "next_time": until,
         "replaced": tuple(p.name for p in observed.training_pods),
     }
     status = observed.status.model_copy(
@@ -128,6 +131,12 @@ def give_way(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
     )
     status = _set(observed, status, c.RUNNING, False, START_TIMEOUT, message, now)
     return _set(observed, status, c.RESTARTING, True, START_TIMEOUT, message, now)
+
+
+def leave_alone(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
+    """Its pods run on, and nothing is done about the job any more."""
+    status = observed.status.model_copy(update={"message": message})
+    return _set(observed, status, c.RUNNING, c.is_true(status, c.RUNNING), reason, message, now)
 
 
 def suspend(observed: Observed, message: str, now: datetime, *, reached: bool) -> TrainJobStatus:
@@ -147,7 +156,7 @@ def resume(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
             "message": message,
             "attempt": observed.attempt + 1 if before else None,
             "restarts": observed.status.restarts.model_copy(
-                update={"replaced": tuple(p.name for p in observed.training_pods)}
+                update={"next_time": None, "replaced": tuple(p.name for p in observed.training_pods)}
             ),
         }
     )
@@ -174,7 +183,11 @@ def target_failure(
     observed: Observed, reason: str, message: str, now: datetime, failure: Failure | None = None
 ) -> TrainJobStatus:
     """The job is going to fail: on record before its pods are stopped, so that the reason outlives them."""
-    changes: dict[str, object] = {"state": "Failing", "message": message}
+    changes: dict[str, object] = {
+        "state": "Failing",
+        "message": message,
+        "restarts": restarts_of(observed),
+    }
     if failure is not None:
         changes["first_failure"] = to_status(failure, message)
     status = observed.status.model_copy(update=changes)

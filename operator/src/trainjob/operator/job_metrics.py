@@ -46,6 +46,9 @@ class JobFigures(Collector):
             "trainjob_job_examples_per_second", "Examples a second of all workers together.", labels=_NAME
         )
         lost = GaugeMetricFamily("trainjob_job_steps_lost", "Steps that had to be done again.", labels=_NAME)
+        slow = GaugeMetricFamily(
+            "trainjob_job_stragglers", "Replicas that all others wait for in every step.", labels=_NAME
+        )
         restarts = GaugeMetricFamily(
             "trainjob_job_restarts", "Restarts by how they count.", labels=(*_NAME, "kind")
         )
@@ -61,11 +64,13 @@ class JobFigures(Collector):
             _add(step, name, progress.get("step"))
             _add(speed, name, progress.get("examplesPerSecond"))
             _add(lost, name, counts.get("stepsLost"))
+            if progress:
+                _add(slow, name, len(status.get("stragglers") or ()))
             for kind in _RESTARTS:
                 _add(restarts, (*name, kind), counts.get(kind))
             for kind in _SPENT:
                 _add(spent, (*name, kind), _part(status, "spent").get(kind))
-        yield from (step, speed, lost, restarts, spent)
+        yield from (step, speed, lost, slow, restarts, spent)
 
 
 def _add(family: GaugeMetricFamily, labels: tuple[str, ...], value: object) -> None:

@@ -14,6 +14,7 @@
     child                  the training process: started, watched, stopped, killed with all below it
       process_run, process_tree, spawning, standby    how
       log_copy, progress_watch, oom, stacks, stall    what is known of it
+    evaluation_watch       whether an evaluator, which nobody leads, still gets on
     termination            what the container leaves behind
 
 Standard library only, Python 3.9: it runs in images that aren't ours, before TensorFlow is imported.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob_trainer.agent.child import Child
+from trainjob_trainer.agent.evaluation_watch import watch_evaluation
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.listener import Listener
 from trainjob_trainer.agent.member import LeaderLink
@@ -31,9 +32,11 @@ async def run_agent(settings: Settings) -> int:
         loop.add_signal_handler(number, seat.leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     await listener.open(settings.address)
+    work: asyncio.Future[Any] = asyncio.ensure_future(role.run())
+    watch: asyncio.Future[Any] | None = None
     if settings.is_observer:
         seat.start_alone()
-    work: asyncio.Future[Any] = asyncio.ensure_future(role.run())
+        watch = asyncio.ensure_future(watch_evaluation(seat))
     ends: set[asyncio.Future[Any]] = {work, seat.departure}
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -43,6 +46,8 @@ async def run_agent(settings: Settings) -> int:
         await role.part(departure)
     finally:
         work.cancel()
+        if watch is not None:
+            watch.cancel()
         listener.close()
         await seat.close()
     _leave_words(seat, departure)

@@ -20,7 +20,7 @@ from trainjob_trainer.agent.process_tree import Reaper
 from trainjob_trainer.agent.progress_watch import ProgressWatch
 from trainjob_trainer.agent.sink import Sink
 from trainjob_trainer.agent.spawning import spawn
-from trainjob_trainer.agent.stacks import request_stacks
+from trainjob_trainer.agent.stacks import main_thread, request_stacks
 from trainjob_trainer.agent.standby import StandbyKeeper
 
 BOOTSTRAP = Path(__file__).parent.parent / "bootstrap"
@@ -157,16 +157,21 @@ class Child:
             self._run.end(grace)
             await asyncio.shield(self._task)
 
-    async def dump_stacks(self, wait: float = 1.0) -> None:
-        """Have the stacks of its threads printed to the log; one that was stopped goes on after that."""
+    async def dump_stacks(self, wait: float = 1.0) -> str:
+        """Have the stacks of its threads printed to the log; one that was stopped goes on after that.
+
+        Returns:
+            The main thread's, as far as it came in time.
+        """
         run = self._run
         if run is None or not run.is_alive or run.log is None:
-            return
+            return ""
         stopped = process_tree.is_stopped(run.pid)
         request_stacks(run.pid)
         if stopped:
             process_tree.send(run.pid, signal.SIGCONT)
         await run.log.settle(wait)
+        return main_thread(run.log.recent)
 
     async def close(self) -> None:
         """Kill everything, and see the output out."""

@@ -79,6 +79,16 @@ class Failure:
         """Return the code of the culprit's agent."""
         return int(ExitCode.STALLED) if self.exit_code is None else self.exit_code
 
+    def is_same(self, other: Failure | None) -> bool:
+        """Tell whether both speak of one failure: an attempt ends once."""
+        mine = (self.seat, self.attempt, self.reason)
+        return other is not None and mine == (other.seat, other.attempt, other.reason)
+
+    def with_log_of(self, later: Failure) -> Failure:
+        """Return it with the log of the same failure, told later: of a stall, where the process stood."""
+        is_due = self.is_same(later) and not self.log_tail
+        return replace(self, log_tail=later.log_tail) if is_due else self
+
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         return {

@@ -149,6 +149,8 @@ class Gang:
         member.become(IDLE, now)
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
             attempt.fail(event.failure, now)
+        elif self.failure is not None:
+            self.failure = self.failure.with_log_of(event.failure)
 
     def _go_on(self, now: float) -> None:
         if self.phase == MEETING:

@@ -108,7 +108,7 @@ class Leader:
     def _take(self, event: Event) -> None:
         failure = self.gang.failure
         effects = self.gang.handle(event, self._loop.time())
-        if self.gang.failure is not None and self.gang.failure is not failure:
+        if self.gang.failure is not None and not self.gang.failure.is_same(failure):
             _announce(self.gang.failure)
         for effect in effects:
             if isinstance(effect, Send):

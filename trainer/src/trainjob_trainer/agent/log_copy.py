@@ -18,7 +18,9 @@ from trainjob_trainer.agent.sink import Sink
 TAIL_CHARACTERS = 2048
 
 _CHUNK = 65536
-_TAIL_BYTES = 4 * TAIL_CHARACTERS
+_RECENT_BYTES = 16 * TAIL_CHARACTERS
+"""Enough for the hundred frames that faulthandler prints of a thread."""
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]")
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
@@ -32,14 +34,19 @@ class LogCopy:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tail = bytearray()
+        self._recent = bytearray()
         self.received = 0
         """Bytes so far."""
 
     @property
     def tail(self) -> str:
         """The last characters, without what a terminal would not show."""
-        return readable(bytes(self._tail))[-TAIL_CHARACTERS:]
+        return self.recent[-TAIL_CHARACTERS:]
+
+    @property
+    def recent(self) -> str:
+        """The same of a few more of them, with the stacks that were just asked for."""
+        return readable(bytes(self._recent))
 
     def begin(self) -> None:
         """Copy from now on, in the running loop."""
@@ -53,7 +60,7 @@ class LogCopy:
     def show(self, sink: Sink) -> None:
         """Forget what has come so far, and copy what comes."""
         self._take_all()
-        self._tail.clear()
+        self._recent.clear()
         self._sink = sink
 
     async def settle(self, seconds: float) -> None:
@@ -97,8 +104,8 @@ class LogCopy:
         except BlockingIOError:
             return False
         self.received += len(data)
-        self._tail += data
-        del self._tail[:-_TAIL_BYTES]
+        self._recent += data
+        del self._recent[:-_RECENT_BYTES]
         if data and self._sink is not None:
             self._sink.put(data)
         return bool(data)

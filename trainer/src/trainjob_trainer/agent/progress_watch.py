@@ -27,7 +27,7 @@ class ProgressWatch:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the process has taken a step of its own; the first step that it tells of may be another's."""
+        """Whether the process has taken a step itself; the first one that it tells of may be another's."""
         report = self.report or {}
         return "stepSeconds" in report or report.get("step") != self._first_step
 

@@ -69,6 +69,7 @@ class Seat:
         self.departure: asyncio.Future[Departure] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._leave_by: float | None = None
+        self._stack = ""
         self._told_state: tuple[object, object] = (None, None)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -141,6 +142,19 @@ class Seat:
         else:
             asyncio.get_running_loop().call_later(grace / 3, lambda: self._stop(graceful=True))
 
+    def leave_stalled(self, why: str) -> None:
+        """Depart because the process stands still, once its stacks are in the log; `close` kills it.
+
+        For a seat that nobody leads.
+
+        Args:
+            why: for the failure's message.
+        """
+        if self.state == RUNNING and not self.is_leaving:
+            log(f"{self.settings.seat}: {why}")
+            self._become(STOPPING)
+            self._do(self._depart_stalled(why))
+
     async def close(self) -> None:
         """Kill what is left."""
         await self.child.close()
@@ -148,7 +162,7 @@ class Seat:
     def _start(self, message: Mapping[str, Any]) -> None:
         if self.state not in QUIET or message["attempt"] <= self.attempt or self.is_leaving:
             return
-        self.attempt = message["attempt"]
+        self.attempt, self._stack = message["attempt"], ""
         self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
         log(f"attempt {self.attempt} starts")
         self._become(RUNNING)
@@ -168,7 +182,7 @@ class Seat:
 
     async def _stop_child(self, attempt: int, patience: float, stacks: bool) -> None:
         if stacks and self.attempt == attempt:
-            await self.child.dump_stacks()
+            self._stack = await self.child.dump_stacks()
         if self.attempt == attempt:
             await self.child.stop(patience)
 
@@ -179,9 +193,29 @@ class Seat:
         if self.state not in QUIET:
             self._become(STOPPING)
             if told is not None and told.reason == STALLED:
-                await self.child.dump_stacks()
+                self._stack = await self.child.dump_stacks()
+                told = told.with_log_of(self._stall("", self._stack))
             await self.child.stop(0)
         self._depart(Departure(int(message["code"]), str(message.get("verdict")), told))
+
+    async def _depart_stalled(self, why: str) -> None:
+        failure = self._stall(why, await self.child.dump_stacks(), int(ExitCode.STALLED))
+        self._depart(Departure(int(ExitCode.STALLED), "left", failure))
+
+    def _stall(self, why: str, stack: str, exit_code: int | None = None) -> Failure:
+        settings, step = self.settings, (self.child.report or {}).get("step")
+        return Failure(
+            settings.seat,
+            settings.pod,
+            settings.incarnation,
+            self.attempt,
+            STALLED,
+            exit_code,
+            message=why,
+            log_tail=stack,
+            step=step if isinstance(step, int) else None,
+            time=time.time(),
+        )
 
     def _patience(self) -> float:
         """Return how long the training process may take to end after SIGTERM, in seconds."""
@@ -214,6 +248,9 @@ class Seat:
                 attempt=self.attempt,
             )
             self.say({"type": "failed", "attempt": self.attempt, "failure": failure.to_json()})
+        elif was_stopped and self._stack:
+            stall = self._stall("", self._stack)
+            self.say({"type": "failed", "attempt": self.attempt, "failure": stall.to_json()})
         self.say(self.beat())
         if self.is_leaving:
             self._depart(Departure(_code_on_leaving(ended.code, settings), "left", failure))

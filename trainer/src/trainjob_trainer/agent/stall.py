@@ -12,19 +12,25 @@ from typing import Any
 
 _SIGNS_OF_LIFE = ("state", "step", "epoch", "checkpointStep", "evaluation")
 _FRESH_SECONDS = 5.0
+FIRST_STEP_SECONDS = 600.0
+"""At least, for the first step of a process: the model is compiled in it."""
+LEAVING_SECONDS = 60.0
+"""At least, for a process that has done its work: its shutdown and TensorFlow's take a while."""
 
 
 class StallWatch:
     """Whether one process still gets on, by its progress reports.
 
-    The first report with a step arms it: start-up, compilation of the model and the first step take as long
-    as they take.
+    The first report with a step arms it. That step may be the one it begins at: until it has taken one
+    itself, which compiles the model, it has more time.
     """
 
     def __init__(self) -> None:
         """Not armed."""
         self._signs: tuple[Any, ...] | None = None
+        self._first_step: Any = None
         self._since = 0.0
+        self._least = 0.0
 
     def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
         """Take note of the latest report; None, which a new start begins with, disarms the watch.
@@ -39,11 +45,22 @@ class StallWatch:
         signs = tuple(report.get(name) for name in _SIGNS_OF_LIFE)
         if signs == self._signs or (self._signs is None and report.get("step") is None):
             return
+        if self._signs is None:
+            self._first_step = report["step"]
         self._signs, self._since = signs, now
+        self._least = self._least_seconds(report)
 
     def stalled(self, now: float, limit: float | None) -> bool:
         """Whether nothing has moved for `limit` seconds; never without a limit."""
-        return limit is not None and self._signs is not None and now - self._since >= limit
+        if limit is None or self._signs is None:
+            return False
+        return now - self._since >= max(limit, self._least)
+
+    def _least_seconds(self, report: Mapping[str, Any]) -> float:
+        if report.get("state") == "finished":
+            return LEAVING_SECONDS
+        has_stepped = "stepSeconds" in report or report.get("step") != self._first_step
+        return 0.0 if has_stepped else FIRST_STEP_SECONDS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from trainjob_trainer.errors import CheckpointUnreadable
 def follow(
     store: CheckpointStore,
     poll_seconds: float,
-    should_stop: Callable[[], bool],
     *,
     job_uid: str | None = None,
     final_step: int | None = None,
@@ -26,13 +25,12 @@ def follow(
     Args:
         store: the folder to watch.
         poll_seconds: between two looks.
-        should_stop: asked at each look; true ends the iteration without a final checkpoint.
         job_uid: another job's marker is an earlier training's end, and passed over; None takes any.
         final_step: a marker of an earlier step is passed over: training goes on beyond it.
         sleep: replaced by tests.
     """
     seen: Checkpoint | None = None
-    while not should_stop():
+    while True:
         final = _final_checkpoint(store, job_uid, final_step)
         if final is not None:
             yield final, True

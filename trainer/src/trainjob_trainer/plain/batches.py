@@ -18,6 +18,7 @@ from typing import Any
 
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import rows
+from trainjob_trainer.plain.calls import Use
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.plain.seeds import is_seeded_by_user, job_seed
@@ -39,7 +40,8 @@ def share_batches(trainer: ModuleType) -> None:
     def __init__(  # noqa: N807 - it takes the place of one
         self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        training = "class_weight" in kwargs  # only `fit` passes it, for the data that it trains on
+        self._trainjob_use = Use.of(kwargs)
+        training = self._trainjob_use is Use.FIT
         collective = is_collective(distribute_strategy)
         if training and collective:
             kwargs["batch_size"] = _batch_size(kwargs, distribute_strategy.num_replicas_in_sync)
@@ -54,7 +56,10 @@ def share_batches(trainer: ModuleType) -> None:
         if collective and not self.steps_per_epoch:
             dataset = _counted(self.data_adapter, dataset)
             self._num_batches = self.data_adapter.num_batches
-        self._distributed_dataset = _distributed(dataset, distribute_strategy, size, training=training)
+        self._trainjob_endless = training and collective and _may_go_on(self, dataset)
+        self._distributed_dataset = _distributed(
+            dataset, distribute_strategy, size, training=training, endless=self._trainjob_endless
+        )
 
     @functools.wraps(base_get)
     def _get_iterator(self: Any) -> Any:
@@ -92,7 +97,10 @@ class Order:
 
         def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
             del seed, name
-            return tf.random.experimental.stateless_shuffle(value, [tf.constant(job_seed(), tf.int64), epoch])
+            number = epoch.assign_add(1) - 1
+            return tf.random.experimental.stateless_shuffle(
+                value, [tf.constant(job_seed(), tf.int64), number]
+            )
 
         tf.random.shuffle = shuffle
         try:
@@ -101,7 +109,7 @@ class Order:
             tf.random.shuffle = original
 
     def begin_epoch(self) -> None:
-        """Choose the order of the iterator that is about to be made."""
+        """Choose the order of the iterator that is about to be made; it counts its further epochs itself."""
         call = current_process().call
         if self._epoch is not None and call is not None:
             self._epoch.assign(call.number * 2**32 + call.epoch)
@@ -135,7 +143,20 @@ def _size_of(adapter: Any, dataset: Any) -> int | None:
     return size if isinstance(size, int) and size > 0 else rows.static_batch_size(dataset)
 
 
-def _distributed(dataset: Any, strategy: Any, size: int | None, *, training: bool) -> Any:
+def _may_go_on(epoch: Any, dataset: Any) -> bool:
+    """Whether one iterator can serve all epochs: a new one each time takes a short epoch's time.
+
+    Data that Python makes is told of each epoch's end, and may change then.
+    """
+    call = current_process().call
+    is_known = call is not None and call.pace is not None and not epoch.steps_per_epoch
+    kind = type(epoch.data_adapter).__name__
+    return is_known and kind in ("ArrayDataAdapter", "TFDatasetAdapter") and _is_ours_to_share(dataset)
+
+
+def _distributed(
+    dataset: Any, strategy: Any, size: int | None, *, training: bool, endless: bool = False
+) -> Any:
     tf = importlib.import_module("tensorflow")
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
@@ -146,6 +167,8 @@ def _distributed(dataset: Any, strategy: Any, size: int | None, *, training: boo
     if training:
         _check_divisible(size, replicas)
         whole = rows.trim(whole, replicas)
+    if endless:
+        whole = whole.repeat()
 
     def share(context: Any) -> Any:
         local = replicas // context.num_input_pipelines

@@ -82,6 +82,7 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._call.record.step = self._step_before + done
         self._process.progress.update(
             step=self._call.record.step,
+            work_seconds=self._call.work_seconds,
             **self._clock.look(self._call.record.step, self._call.batch_size),
             **_figures(logs),
         )

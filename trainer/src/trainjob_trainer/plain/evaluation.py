@@ -14,6 +14,7 @@ import keras
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.evaluation import evaluate_checkpoints
+from trainjob_trainer.keras_scoring import BatchesTold
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
@@ -42,7 +43,8 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
         _end(process)
     store = CheckpointStore(process.environment.checkpoint_dir)
     replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
-    evaluate_checkpoints(replica, _scoring(model, data, store), final_step=None)
+    told = {**data, "callbacks": [BatchesTold(process.progress)]}
+    evaluate_checkpoints(replica, _scoring(model, told, store), final_step=None)
     _end(process)
 
 

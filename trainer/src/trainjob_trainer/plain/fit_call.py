@@ -18,6 +18,7 @@ import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.pace import Pace
 
 GROUP = "fit"
 """Name of the checkpoint's group that holds a `FitState`."""
@@ -139,6 +140,8 @@ class FitCall:
         epochs_run: numbers of the epochs that its `History` holds, earlier attempts' included.
         history: what it holds of them.
         batch_size: rows of a global batch, when known.
+        pace: batches of a call, where they are ours to choose.
+        work_seconds: what a step of the last call took this worker by itself, when known.
     """
 
     record: ModelRecord
@@ -152,3 +155,5 @@ class FitCall:
     epochs_run: list[int] = field(default_factory=list)
     history: dict[str, list[Any]] = field(default_factory=dict)
     batch_size: int | None = None
+    pace: Pace | None = None
+    work_seconds: float | None = None

@@ -41,11 +41,13 @@ def _strategy(module: ModuleType) -> None:
 
 def _keras_trainer(module: ModuleType) -> None:
     from trainjob_trainer.plain.batches import share_batches  # noqa: PLC0415
+    from trainjob_trainer.plain.calls import take_many_batches  # noqa: PLC0415
     from trainjob_trainer.plain.fit import manage_fit  # noqa: PLC0415
     from trainjob_trainer.plain.keras_repair import repair_keras  # noqa: PLC0415
 
     repair_keras(module)
     share_batches(module)
+    take_many_batches(module)
     manage_fit(module)
 
 

@@ -71,6 +71,10 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
             original(self, iterator=iterator, data_batch=data_batch)
             return
         strategy = self._distribute_strategy
+        specs = _batch_spec(iterator)
+        if specs is not None:
+            original(self, data_batch=specs)
+            return
         for *_, batches in iterator:
             data_batch = trainer.tree.map_structure(
                 lambda value: strategy.experimental_local_results(value)[0], next(batches)
@@ -79,6 +83,25 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
         original(self, data_batch=data_batch)
 
     return _maybe_symbolic_build
+
+
+def _batch_spec(epoch: Any) -> Any:
+    """What a replica's batch looks like, if the data says so: reading one takes an iterator of its own."""
+    tf = importlib.import_module("tensorflow")
+    try:
+        spec = epoch._distributed_dataset.element_spec
+        parts = tf.nest.map_structure(_of_one_replica, spec)
+        known = all(part is None or part.shape.rank is not None for part in tf.nest.flatten(parts))
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return parts if known else None
+
+
+def _of_one_replica(spec: Any) -> Any:
+    components = getattr(spec, "_component_specs", None)
+    if type(spec).__name__ == "PerReplicaSpec" and components:
+        spec = components[0]
+    return None if type(spec).__name__ == "OptionalSpec" else spec
 
 
 def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:

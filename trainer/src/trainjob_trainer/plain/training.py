@@ -8,6 +8,7 @@ from typing import Any
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.plain import finish, writers
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
+from trainjob_trainer.plain.calls import build_pace
 from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, Turn
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
@@ -39,6 +40,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call = _begin(process, model, arguments)
     _warn_if_alone(process, call, model)
     _compile_less(process, model)
+    call.pace = build_pace(process, model, users)
     if not process.is_writer:
         writers.isolate(users)
     arguments["callbacks"] = with_ours(

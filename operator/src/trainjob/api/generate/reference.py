@@ -44,6 +44,7 @@ _SECTIONS = (
     ("status.restarts", "Restarts"),
     ("status.spent", "Time spent"),
     ("status.progress", "Progress"),
+    ("status.stragglers[]", "Stragglers"),
     ("status.output", "Output as seen"),
     ("status.evaluation", "Evaluation"),
     ("status.firstFailure", "First failure"),
@@ -106,7 +107,7 @@ def _type(field: Schema) -> str:
     if kind == "array":
         return f"list of {_type(field['items'])}"
     if kind == "object" and "additionalProperties" in field:
-        return "map of strings"
+        return f"map of {field['additionalProperties']['type']}s"
     if kind == "object" and field.get(PRESERVED):
         return "Kubernetes object"
     return "time" if field.get("format") == "date-time" else kind

@@ -13,6 +13,7 @@ from trainjob.cli.cluster.table import layout
 from trainjob.cli.figures import format_metric, format_rate
 from trainjob.core.budget import used
 from trainjob.core.pods import Pod, PodState
+from trainjob.core.stragglers import describe
 from trainjob.core.wording import printable, short_duration
 
 
@@ -24,7 +25,7 @@ def draw_job(job: Job, pods: Iterable[Pod], now: datetime) -> tuple[str, ...]:
         pods: those that are its own.
         now: by the API server's clock, as far as one can know.
     """
-    parts = (_header(job, now), _figures(job), _conditions(job, now), _failure(job), _pods(pods, now))
+    parts = (_header(job, now), _figures(job), _conditions(job, now), _failure(job), _pods(job, pods, now))
     return tuple(printable(line) for part in parts for line in part)
 
 
@@ -49,6 +50,8 @@ def _figures(job: Job) -> Iterator[str]:
         yield f"  workers       {status.worker.summary} ready"
     if status.progress is not None and (told := _progress(status.progress, going_on=not job.is_over)):
         yield f"  progress      {told}"
+    if not job.is_over:
+        yield from (f"  straggler     {describe(straggler)}" for straggler in status.stragglers)
     if status.output is not None and (status.output.path or status.output.checkpoint_step is not None):
         step = status.output.checkpoint_step
         of = f"step {step} in " if step is not None else ""
@@ -99,16 +102,25 @@ def _failure(job: Job) -> Iterator[str]:
         yield from describe_failure(job, first, advice=job.outcome is Outcome.FAILED)
 
 
-def _pods(pods: Iterable[Pod], now: datetime) -> Iterator[str]:
-    rows = [("REPLICA", "STATE", "READY", "NODE", "AGE", "POD")]
+def _pods(job: Job, pods: Iterable[Pod], now: datetime) -> Iterator[str]:
+    progress = job.status.progress or Progress()
+    times = {"STEP TIME": progress.step_seconds, "OWN WORK": progress.work_seconds}
+    known = {title: seconds for title, seconds in times.items() if seconds}
+    rows = [("REPLICA", "STATE", "READY", *known, "NODE", "AGE", "POD")]
     for pod in pods:
+        name, ready = pod.replica.name, "yes" if pod.ready else "no"
+        taken = (_seconds(seconds.get(name)) for seconds in known.values())
         age = short_duration(now - pod.created_at) if pod.created_at else ""
-        rows.append((pod.replica.name, _state(pod), "yes" if pod.ready else "no", pod.node, age, pod.name))
+        rows.append((name, _state(pod), ready, *taken, pod.node, age, pod.name))
     if len(rows) == 1:
         yield "  pods          none"
         return
     yield "  pods"
     yield from (f"    {line}" for line in layout(rows))
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} s"
 
 
 def _state(pod: Pod) -> str:

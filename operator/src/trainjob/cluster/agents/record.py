@@ -10,6 +10,7 @@ Report = Mapping[str, Any]
 """An agent's answer; its keys are in `docs/contract.md`."""
 
 _DECISIVE = ("phase", "attempt", "world", "failure", "ledger")
+_SEATED = ("pod", "incarnation", "state")
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,19 @@ class GangRecord:
             return (self._silence.pod, is_lost), now  # how long it lasts is a figure
         report = self._report or {}
         members = [(seat, member) for seat, member in _members(report) if isinstance(member, Mapping)]
-        seats = [(seat, m.get("pod"), m.get("incarnation"), m.get("state")) for seat, m in members]
+        seats = [(seat, *(m.get(key) for key in _SEATED), _has_stepped(m)) for seat, m in members]
         return ([report.get(key) for key in _DECISIVE], seats), [m.get("report") for _, m in members]
 
 
 def _members(report: Report) -> Iterable[tuple[str, Any]]:
     members = report.get("members")
     return members.items() if isinstance(members, Mapping) else ()
+
+
+def _has_stepped(member: Mapping[str, Any]) -> bool:
+    """Tell whether training has got to a first step there: somebody is waiting for it."""
+    report = member.get("report")
+    return isinstance(report, Mapping) and report.get("step") is not None
 
 
 def _lost_seconds(witness: Report) -> float:

@@ -12,8 +12,9 @@ from trainjob.core.actions import Action, Create, Event, Plan, stop_pods
 from trainjob.core.agent import build_bundle_secret
 from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
+from trainjob.core.dependents import Refusal
 from trainjob.core.names import Replica
-from trainjob.core.observed import Observed, Refusal
+from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod
 from trainjob.core.policies.elasticity import patience_left
 from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step

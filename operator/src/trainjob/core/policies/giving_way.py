@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.backoff import time_left
-from trainjob.core.conditions import RESTARTING, RUNNING, active_since, find_condition
+from trainjob.core.conditions import RUNNING, active_since, find_condition
 from trainjob.core.gang import ABSENT, LOST, MEETING
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
-from trainjob.core.wording import listed, quoted, short_duration
+from trainjob.core.wording import listed, quoted
 
 LONGEST_PAUSE = timedelta(seconds=60)
 SHORTEST_PAUSE = timedelta(seconds=5)
@@ -30,10 +30,10 @@ def gave_way(observed: Observed, now: datetime) -> Plan | None:
     allowed = observed.job.spec.start_timeout_seconds
     message = (
         f"{listed(who_is_missing(observed))}; gave way after {allowed} s (spec.startTimeoutSeconds),"
-        f" trying again in {short_duration(pause(observed, observed.attempt + 1))}"
+        " trying again within a minute"
     )
     return Plan(
-        transitions.give_way(observed, message, now),
+        transitions.give_way(observed, message, now, until=now + pause(observed, observed.attempt + 1)),
         events=(Event("Warning", transitions.START_TIMEOUT, message),),
     )
 
@@ -49,9 +49,7 @@ def waiting_since(observed: Observed) -> datetime | None:
     running, status = find_condition(observed.status, RUNNING), observed.status
     if running is None or running.status == "True" or status.start_time is None:
         return None
-    last = status.restarts.last_time
-    resumed = last + _latest_pause(observed) if last is not None else running.last_transition_time
-    began = max(running.last_transition_time, resumed)
+    began = max(running.last_transition_time, status.restarts.next_time or running.last_transition_time)
     return active_since(status, began)
 
 
@@ -64,15 +62,8 @@ def pause(observed: Observed, attempt: int) -> timedelta:
 
 def pause_left(observed: Observed, now: datetime) -> timedelta:
     """Return what is left of the pause of a gang that gave way."""
-    last = observed.status.restarts.last_time
-    return time_left(last, _latest_pause(observed), now) if last is not None else timedelta(0)
-
-
-def _latest_pause(observed: Observed) -> timedelta:
-    """Return the pause that belongs to the latest restart: none, unless the gang gave way."""
-    again = find_condition(observed.status, RESTARTING)
-    gave = again is not None and again.status == "True" and again.reason == transitions.START_TIMEOUT
-    return pause(observed, observed.status.attempt or 1) if gave else timedelta(0)
+    until = observed.status.restarts.next_time
+    return time_left(until - LONGEST_PAUSE, LONGEST_PAUSE, now) if until is not None else timedelta(0)
 
 
 def who_is_missing(observed: Observed) -> list[str]:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
+from trainjob.core.checkpoints import going_on
 from trainjob.core.observed import Observed
 from trainjob.core.topology import training_counts
 from trainjob.core.wording import count_roles
@@ -16,7 +17,7 @@ def resized(observed: Observed, now: datetime) -> Plan | None:
     wanted = training_counts(observed.job.spec)
     if _is_current(observed, wanted):
         return None
-    message = f"resized to {count_roles(wanted)}; going on from the last checkpoint"
+    message = f"resized to {count_roles(wanted)}; {going_on(observed)}"
     return Plan(transitions.resize(observed, message, now), events=(Event("Normal", "Resized", message),))
 
 

@@ -1,4 +1,4 @@
-"""A failed worker restarts the training from the last checkpoint, as often as `spec.maxRestarts` allows.
+"""A failed worker restarts the training where its checkpoint is, as often as `spec.maxRestarts` allows.
 
 Agents restart what they can in the living containers, and tell of it. What they can't mend is decided here: a
 pod that is gone is replaced, alone where there are agents, with its whole gang where there are none.
@@ -12,6 +12,7 @@ from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.backoff import time_left
 from trainjob.core.budget import MOST_ALIKE, alike, restarts_of, used
+from trainjob.core.checkpoints import origin
 from trainjob.core.exits import PEER_LOST
 from trainjob.core.failure import Failure, bad_pods, describe_child, first_failure
 from trainjob.core.observed import Observed
@@ -48,7 +49,7 @@ def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
     failure = describe_child(observed, gang.failure)
     restarts = restarts_of(observed)
     count = _count(used(restarts), observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
-    message = f"{failure.sentence}; restarted in place from {_origin(failure)} ({count})"
+    message = f"{failure.sentence}; restarted in place{origin(observed)} ({count})"
     return Plan(
         transitions.restarted_in_place(observed, failure, message, now),
         events=(Event("Warning", "Restarted", message),),
@@ -79,7 +80,8 @@ def _why_given_up(observed: Observed, failure: Failure) -> str | None:
     elif failure.repeated or (failure.cause.charged and alike(observed, failure) >= MOST_ALIKE):
         why = f"given up after the same failure {MOST_ALIKE} times in a row"
     elif failure.given_up or (failure.cause.charged and spent >= allowed):
-        why = f"{min(spent, allowed)} of {allowed} restarts used"
+        used_up = f"{min(spent, allowed)} of {allowed} restarts used"
+        why = used_up if allowed else "no restarts are allowed (maxRestarts: 0)"
     else:
         return None
     if failure.checkpoint_step is None or failure.reason == "OutputFinished":
@@ -90,7 +92,7 @@ def _why_given_up(observed: Observed, failure: Failure) -> str | None:
 def _what_next(observed: Observed, failure: Failure) -> str:
     spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
     count = _count(spent + 1, allowed) if failure.cause.charged else _NOT_COUNTED
-    return f"restarting from {_origin(failure)} ({count})"
+    return f"restarting{origin(observed)} ({count})"
 
 
 _NOT_COUNTED = "not counted against maxRestarts"
@@ -98,9 +100,3 @@ _NOT_COUNTED = "not counted against maxRestarts"
 
 def _count(number: int, allowed: int) -> str:
     return f"restart {number} of {allowed}"
-
-
-def _origin(failure: Failure) -> str:
-    """Return where training goes on; a checkpoint may be there, yet unreported."""
-    step = failure.checkpoint_step
-    return "the last checkpoint" if step is None else f"step {step}"

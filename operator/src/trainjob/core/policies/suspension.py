@@ -6,6 +6,7 @@ from datetime import datetime
 
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan, stop_pods
+from trainjob.core.checkpoints import going_on
 from trainjob.core.conditions import SUSPENDED, find_condition, is_true
 from trainjob.core.observed import Observed
 
@@ -26,5 +27,5 @@ def _resumed(observed: Observed, now: datetime) -> Plan | None:
     held = find_condition(observed.status, SUSPENDED)
     if held is None or held.reason not in ("Suspending", "Suspended"):
         return None
-    message = "going on from the last checkpoint"
+    message = going_on(observed)
     return Plan(transitions.resume(observed, message, now), events=(Event("Normal", "Resumed", message),))

@@ -1,0 +1,121 @@
+"""Where training is said to go on: never at a checkpoint that there isn't, nor at the beginning if one is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support_agents import Agents, training
+from support_jobs import build_job, build_plain_job
+from support_world import World
+
+from trainjob.core.checkpoints import checkpoint_step, origin
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed, read_observed
+from trainjob.core.pods import Pod, PodState
+from trainjob.core.reports import read_report
+
+
+def observed(reports: dict[str, dict[str, Any]], written: int | None = None) -> Observed:
+    job = build_job(uid="u")
+    output = {} if written is None else {"output": {"checkpointStep": written}}
+    read = read_observed(job={**job, "status": output})
+    pods = tuple(Pod(name, name, Replica("worker", int(name[1:])), 1, PodState.RUNNING) for name in reports)
+    told = {name: read_report(report) for name, report in reports.items()}
+    return Observed(read.meta, read.parsed, status=read.status, pods=pods, reports=told)
+
+
+@pytest.mark.parametrize(
+    ("reports", "written", "step", "words"),
+    [
+        ({}, None, None, ""),
+        ({"p0": {"state": "starting"}}, None, None, ""),
+        ({"p1": {"step": 30}}, None, None, ""),  # the writer hasn't told
+        ({"p0": {"step": 30}}, None, None, " from the beginning"),
+        ({"p0": {"step": 0}}, None, None, " from the beginning"),
+        ({"p0": {"step": 30, "resumedFrom": 20}}, None, 20, " from step 20"),
+        ({"p0": {"step": 30, "resumedFrom": 20, "checkpointStep": 25}}, None, 25, " from step 25"),
+        ({"p0": {"step": 30}}, 20, 20, " from step 20"),
+        ({}, 20, 20, " from step 20"),
+    ],
+)
+def test_what_is_known_of_checkpoints(
+    reports: dict[str, dict[str, Any]], written: int | None, step: int | None, words: str
+) -> None:
+    assert checkpoint_step(observed(reports, written)) == step
+    assert origin(observed(reports, written)) == words
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ({}, "restarted in place (restart 1 of 3)"),
+        ({"step": 7}, "restarted in place from the beginning (restart 1 of 3)"),
+        ({"step": 7, "checkpointStep": 5}, "restarted in place from step 5 (restart 1 of 3)"),
+    ],
+)
+async def test_what_is_said_of_a_restart_in_place(report: dict[str, Any], words: str) -> None:
+    world, agents = await training(build_job(evaluator=False))
+    if report:
+        agents.report("worker-0", **report)
+    agents.fail("worker-1", message="boom")
+    await world.settle()
+    assert (world.status.message or "").endswith(f"; {words}")
+
+
+@pytest.mark.parametrize("checkpoint", [None, 5])
+async def test_what_is_said_of_going_on_after_a_suspension(checkpoint: int | None) -> None:
+    world = await World(build_plain_job(evaluator=False)).started()
+    world.cluster.report(world.pod("worker"), {"step": 7, "checkpointStep": checkpoint})
+    await world.settle()
+    world.edit(suspend=True)
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    world.edit(suspend=False)
+    await world.settle()
+    words = "going on" + (" from the last checkpoint" if checkpoint else "")
+    assert ("Resumed", words) in world.cluster.events
+
+
+async def test_a_job_without_restarts_says_so() -> None:
+    world = await World(build_plain_job(maxRestarts=0, evaluator=False)).started()
+    world.cluster.end_pod(world.pod("worker", 0), 1, message="boom")
+    await world.settle()
+    assert world.status.message == (
+        "worker 0 crashed (exit code 1: boom); no restarts are allowed (maxRestarts: 0)"
+    )
+
+
+async def test_the_node_of_a_failure_is_named() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    world.pod("worker", 1)["spec"]["nodeName"] = "gpu-7"
+    agents.fail("worker-1", message="boom", step=30)
+    await world.settle()
+    message = (
+        "worker 1 on node gpu-7 crashed (exit code 1: boom) at step 30; restarted in place (restart 1 of 3)"
+    )
+    assert ("Restarted", message) in world.cluster.events
+    assert world.status.message == message
+    assert world.status.first_failure is not None
+    assert (world.status.first_failure.node, world.status.first_failure.message) == ("gpu-7", message)
+
+
+def stall(agents: Agents, **more: Any) -> None:
+    told = {"code": None, "reason": "Stalled", "exitCode": None, "step": 40, "message": "no progress for 9 s"}
+    agents.fail("worker-1", **{**told, **more})
+
+
+async def test_the_stack_of_a_stalled_process_is_added_when_it_comes() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    stall(agents)
+    await world.settle()
+    assert world.status.first_failure is not None
+    assert world.status.first_failure.log_tail == ""
+    assert agents.failure is not None
+    agents.failure["logTail"] = "Current thread"
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.first_failure.log_tail == "Current thread"
+    assert world.status.restarts.charged == 1

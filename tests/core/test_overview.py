@@ -1,0 +1,88 @@
+"""When figures are written: at once where somebody waits for them, else at most every half a minute."""
+
+from __future__ import annotations
+
+import json
+
+from support_agents import Agents, training
+from support_jobs import build_job
+from support_world import World
+
+
+def step_of(world: World) -> int | None:
+    return world.status.progress.step if world.status.progress else None
+
+
+async def tell(world: World, agents: Agents, step: int, **more: int) -> int:
+    """Worker 0 has come to this step; return what the status says a moment later."""
+    agents.report("worker-0", step=step, totalSteps=100, **more)
+    await world.pass_time(1)
+    found = step_of(world)
+    assert found is not None
+    return found
+
+
+async def test_the_first_step_of_each_attempt_is_written_at_once_and_the_next_ones_are_not() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    assert await tell(world, agents, 1) == 1
+    assert await tell(world, agents, 2) == 1
+    await world.pass_time(30)
+    assert step_of(world) == 2
+    assert await tell(world, agents, 40, checkpointStep=40) == 2
+    agents.fail("worker-1", step=40)
+    agents.reports.clear()
+    await world.settle()
+    agents.meet()
+    await world.settle()
+    assert await tell(world, agents, 41, resumedFrom=40) == 41, "the first of the second attempt"
+    before = list(world.cluster.writes)
+    assert await tell(world, agents, 42) == 41
+    assert world.cluster.writes == before
+
+
+async def test_a_step_from_further_back_is_written_at_once() -> None:
+    """Agents may still have the report of the process before when they tell of the new attempt."""
+    world, agents = await training(build_job(evaluator=False))
+    assert await tell(world, agents, 40) == 40
+    agents.fail("worker-1", step=40)
+    agents.meet()
+    await world.settle()
+    assert await tell(world, agents, 31, resumedFrom=30) == 31
+
+
+async def test_the_last_step_is_what_a_process_left_behind_not_what_was_heard_before() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    await tell(world, agents, 95, checkpointStep=90)
+    words = json.dumps({"state": "finished", "step": 100, "totalSteps": 100, "checkpointStep": 100})
+    for index in (0, 1):
+        world.cluster.end_pod(world.pod("worker", index), 0, message=words)
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert step_of(world) == 100
+    assert world.status.output is not None
+    assert world.status.output.checkpoint_step == 100
+
+
+async def test_each_time_that_a_gang_gives_way_it_says_the_same() -> None:
+    """So that the event is one whose count grows; when it tries again is in a field of its own."""
+    world = World(build_job(startTimeoutSeconds=60, evaluator=False))
+    agents = Agents(world)
+    pauses = []
+    for _ in range(3):
+        await world.settle()
+        world.each(lambda pod: world.cluster.hold_pod(pod, "Unschedulable", "no room"))
+        agents.tell()
+        before = len(world.cluster.events)
+        while len(world.cluster.events) == before or world.cluster.events[-1][0] != "StartTimeout":
+            await world.pass_time(1)
+        assert world.status.restarts.next_time is not None
+        pauses.append((world.status.restarts.next_time - world.now).total_seconds())
+        world.let_go()
+        await world.pass_time(pauses[-1] - 1)
+        assert world.pods == []
+        await world.pass_time(1)
+        assert len(world.pods) == 2
+    told = {message for reason, message in world.cluster.events if reason == "StartTimeout"}
+    assert len(told) == 1
+    assert all(5 <= pause <= 60 for pause in pauses)
+    assert len(set(pauses)) == 3, "another one each time"

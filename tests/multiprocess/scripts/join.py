@@ -1,0 +1,5 @@
+"""What every training begins with, before TensorFlow is imported."""
+
+from trainjob_trainer.replica import join
+
+join()

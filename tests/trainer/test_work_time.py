@@ -1,0 +1,106 @@
+"""What a step takes a replica itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainjob_trainer.collective import weights_hash
+from trainjob_trainer.model_state import variable_groups
+from trainjob_trainer.stepping import many_steps
+from trainjob_trainer.work_time import own_seconds, with_gradients_moment
+
+INPUTS = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
+
+
+def build(kind: type[keras.Model] = keras.Model) -> Any:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    model = kind(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("adam", "mse", jit_compile=True)  # the loop of many steps is not compiled
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def examples() -> Any:
+    return iter(tf.data.Dataset.from_tensors((INPUTS, INPUTS[:, :1])).repeat())
+
+
+def run(model: Any, steps: int = 3) -> float:
+    calls = many_steps(tf.distribute.get_strategy(), model.train_step, lambda: 0, model.optimizer)
+    return float(calls(examples(), tf.constant(steps))[1])
+
+
+def test_it_is_a_part_of_the_time_and_changes_nothing() -> None:
+    model, same = build(), build()
+    began = time.time()
+    worked = run(model)
+    assert 0 < worked < time.time() - began
+    assert "apply" not in vars(model.optimizer)
+
+    step = tf.function(lambda batches: same.train_step(next(batches)))
+    batches = examples()
+    for _ in range(3):
+        step(batches)
+    assert weights_hash(variable_groups(model)) == weights_hash(variable_groups(same))
+
+
+class WithoutOptimizer(keras.Model):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {"loss": tf.reduce_mean(self(data[0]))}
+
+
+class InABranch(keras.Model):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(data[0]) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+
+        def apply() -> Any:
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return loss
+
+        return {"loss": tf.cond(loss >= 0, apply, lambda: loss)}
+
+
+class WithTwo(InABranch):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        keras.Model.train_step(self, data)
+        return keras.Model.train_step(self, data)
+
+
+@pytest.mark.parametrize(("kind", "known"), [(WithoutOptimizer, False), (InABranch, False), (WithTwo, True)])
+def test_a_step_of_the_users_own(kind: type[keras.Model], known: bool) -> None:
+    model = build(kind)
+    worked = run(model)
+    assert math.isnan(worked) is not known
+    assert "apply" not in vars(model.optimizer)
+
+
+def test_a_step_without_any_optimizer_is_taken_as_it_is() -> None:
+    returned, moment = tf.function(lambda: with_gradients_moment(None, lambda: tf.constant(7)))()
+    assert (int(returned), float(moment)) == (7, 0.0)
+
+
+def test_an_error_in_the_step_leaves_the_optimizer_as_it_was() -> None:
+    optimizer = build().optimizer
+    with pytest.raises(ZeroDivisionError):
+        with_gradients_moment(optimizer, lambda: 1 // 0)
+    assert "apply" not in vars(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("ready", "seconds"), [([12.5], 2.5), ([12.5, 13.0], 3.0), ([0.0, 12.5], 2.5), ([0.0, 0.0], math.nan)]
+)
+def test_of_several_devices_the_slowest_counts(ready: list[float], seconds: float) -> None:
+    strategy = SimpleNamespace(experimental_local_results=tuple)
+    moments = [tf.constant(one, tf.float64) for one in ready]
+    worked = own_seconds(strategy, tf.constant(10.0, tf.float64), moments)
+    np.testing.assert_equal(float(worked), seconds)

@@ -1,0 +1,143 @@
+"""Many batches in one call: when, and what of Keras it rests on."""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import pytest
+
+from trainjob_trainer.pace import Pace
+from trainjob_trainer.plain.calls import EVALUATION_BATCHES, Use, _stretches, has_expected_shape, sees_batches
+
+callbacks = keras.callbacks
+
+
+class EachBatch(callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class EachEpoch(callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        pass
+
+
+class OldName(callbacks.Callback):
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class OwnBoard(callbacks.TensorBoard):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (EachBatch(), True),
+        (OldName(), True),
+        (EachEpoch(), False),
+        (callbacks.LambdaCallback(on_epoch_end=print), False),
+        (callbacks.LambdaCallback(on_train_batch_end=print), True),
+        (callbacks.EarlyStopping(), False),
+        (callbacks.LearningRateScheduler(lambda _: 0.1), False),
+        (callbacks.ProgbarLogger(), False),
+        (callbacks.TerminateOnNaN(), True),
+        (callbacks.ModelCheckpoint("a.keras"), False),
+        (callbacks.ModelCheckpoint("a.keras", save_freq=10), True),
+        (callbacks.BackupAndRestore("a"), False),
+        (callbacks.BackupAndRestore("a", save_freq=10), True),
+        (callbacks.TensorBoard("a"), False),
+        (callbacks.TensorBoard("a", update_freq="batch"), True),
+        (callbacks.TensorBoard("a", write_steps_per_second=True), True),
+        (OwnBoard("a"), True),
+        (SimpleNamespace(), True),
+    ],
+)
+def test_who_sees_each_batch(callback: Any, expected: bool) -> None:
+    assert sees_batches(callback) is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "use"),
+    [
+        ({"x": 1, "y": 2, "class_weight": None}, Use.FIT),
+        ({"x": 1, "y": None, "sample_weight": None}, Use.EVALUATE),
+        ({"x": 1}, Use.PREDICT),
+    ],
+)
+def test_what_data_is_for(arguments: dict[str, Any], use: Use) -> None:
+    assert Use.of(arguments) is use
+
+
+class Epoch(SimpleNamespace):
+    """What the stretches know of Keras's iterator."""
+
+    def _interrupted_warning(self) -> None:
+        self.warned = True
+
+
+def build_epoch(use: Use = Use.FIT, batches: int | None = None, seen: int = 0) -> Any:
+    return Epoch(
+        _trainjob_use=use, _num_batches=batches, _steps_seen=seen, _current_iterator=iter(()), warned=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("use", "wanted", "steps", "expected"),
+    [
+        (Use.FIT, 10, 28, [(0, 9), (10, 19), (20, 27)]),
+        (Use.FIT, 100, 28, [(0, 27)]),
+        (Use.FIT, 1, 3, [(0, 0), (1, 1), (2, 2)]),
+        (Use.EVALUATE, 1, EVALUATION_BATCHES + 1, [(0, EVALUATION_BATCHES - 1), (EVALUATION_BATCHES,) * 2]),
+    ],
+)
+def test_an_epoch_is_cut_into_calls(
+    use: Use, wanted: int, steps: int, expected: list[tuple[int, int]]
+) -> None:
+    calls = list(_stretches(build_epoch(use), steps, Pace.fixed(wanted)))
+    assert [(first, last) for first, last, _ in calls] == expected
+    assert [stretch.count for _, _, stretch in calls] == [last - first + 1 for first, last in expected]
+
+
+def test_the_pace_may_change_within_an_epoch() -> None:
+    pace = Pace(lambda number: number)
+    counts = []
+    for _, _, stretch in _stretches(build_epoch(), 100, pace):
+        counts.append(stretch.count)
+        pace.record(stretch.count, stretch.count * 0.01)
+    assert counts == [1, 4, 50, 45]
+
+
+def test_data_that_ends_before_the_epoch_does_ends_it_with_a_warning() -> None:
+    epoch = build_epoch(batches=12, seen=5)
+    calls = list(_stretches(epoch, 10, Pace.fixed(4)))
+    assert [(first, last) for first, last, _ in calls] == [(0, 3), (4, 6)]
+    assert epoch.warned
+
+
+def test_canary_keras_has_what_is_replaced() -> None:
+    """When this fails, Keras has changed its loop, and plain scripts are as slow as Keras is."""
+    trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
+    assert has_expected_shape(trainer)
+    epoch = trainer.TFEpochIterator
+    assert {"steps_per_epoch", "_num_batches", "_steps_seen", "_current_iterator"} <= {
+        name for kind in epoch.__mro__ for name in _names(kind)
+    }
+
+
+def _names(kind: type) -> set[str]:
+    init = vars(kind).get("__init__")
+    return set(init.__code__.co_names) if hasattr(init, "__code__") else set()
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        SimpleNamespace(),
+        SimpleNamespace(TensorFlowTrainer=SimpleNamespace(_make_function=print)),
+    ],
+)
+def test_another_keras_is_left_alone(trainer: Any) -> None:
+    assert not has_expected_shape(trainer)

@@ -1,0 +1,247 @@
+"""Many batches in one call under Keras's own `fit` and `evaluate`, where nobody has to see each of them.
+
+Keras meets TensorFlow once a batch (`steps_per_execution`), and with several workers reduces every metric
+over them each time. Here a call takes as many batches as half a second holds; what each worker counts is
+reduced at the end of an epoch. A callback of the script's that asks for every batch gets every batch, with
+reduced figures.
+
+What this replaces of Keras is private; `has_expected_shape` guards it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+from trainjob_trainer.pace import Pace
+from trainjob_trainer.plain.keras_repair import is_collective
+from trainjob_trainer.plain.process import PlainProcess, current_process
+
+EVALUATION_BATCHES = 32
+"""Batches that one call of an evaluation takes: nothing waits for a word between them."""
+
+
+class Use(Enum):
+    """What a data set of Keras's is for."""
+
+    FIT = "fit"
+    EVALUATE = "evaluate"
+    PREDICT = "predict"
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Use:
+        """By what Keras passes on to its iterator: only `fit` has class weights, only `predict` no labels."""
+        if "class_weight" in arguments:
+            return cls.FIT
+        return cls.EVALUATE if "y" in arguments else cls.PREDICT
+
+
+@dataclass
+class Stretch:
+    """What Keras's loop passes on as the iterator: the data, and how many batches the call is to take."""
+
+    iterator: Any
+    count: int
+
+    def __iter__(self) -> Stretch:
+        """Return itself: Keras reads a first batch for the shapes."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return a batch."""
+        return next(self.iterator)
+
+
+def take_many_batches(trainer: ModuleType) -> None:
+    """Replace the two in `keras.src.backend.tensorflow.trainer`."""
+    kind: Any = trainer.TensorFlowTrainer
+    if hasattr(kind._make_function, "__wrapped__") or not has_expected_shape(trainer):
+        return
+    kind._make_function = _making(kind._make_function)
+    kind._get_metrics_result_or_logs = _reading(kind._get_metrics_result_or_logs)
+    trainer.TFEpochIterator._enumerate_iterator = _enumerating(trainer.TFEpochIterator._enumerate_iterator)
+
+
+def has_expected_shape(trainer: ModuleType) -> bool:
+    """Whether the private functions still take what they took."""
+    expected = (
+        ("TensorFlowTrainer", "_make_function", ["self", "step_function"]),
+        ("TensorFlowTrainer", "_get_metrics_result_or_logs", ["self", "logs"]),
+        ("TFEpochIterator", "_enumerate_iterator", ["self"]),
+    )
+    try:
+        return all(
+            list(inspect.signature(getattr(getattr(trainer, kind), name)).parameters) == parameters
+            for kind, name, parameters in expected
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def takes_many(model: Any) -> bool:
+    """Whether a call of this model may take many batches: its steps are Keras's own, and traced.
+
+    A step of the user's may return figures that no metric holds, of the last batch alone.
+    """
+    kind = type(model)
+    own = all(getattr(kind, name).__module__.startswith("keras.") for name in ("train_step", "test_step"))
+    return own and not model.run_eagerly and is_collective(model.distribute_strategy)
+
+
+def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> Pace | None:
+    """How many batches the calls of a `fit` take; None leaves them to Keras.
+
+    Args:
+        process: this replica.
+        model: about to be trained.
+        callbacks: the script's.
+    """
+    if not takes_many(model):
+        return None
+    from trainjob_trainer.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
+
+    strategy = model.distribute_strategy
+    if any(sees_batches(callback) for callback in callbacks):
+        return Pace.fixed(model.steps_per_execution)
+    return Pace(lambda value: broadcast(strategy, process.task, [value])[0])
+
+
+def sees_batches(callback: Any) -> bool:
+    """Whether a callback does something before or after each batch, or might."""
+    if type(callback).__name__ in _CONTENT and type(callback).__module__.startswith("keras."):
+        return not _CONTENT[type(callback).__name__](callback)
+    methods = (getattr(callback, name, None) for name in _BATCH_METHODS)
+    return any(not getattr(method, "_is_default", False) for method in methods)
+
+
+_BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_CONTENT: Mapping[str, Callable[[Any], bool]] = {
+    "ProgbarLogger": lambda _: True,
+    "TensorBoard": lambda one: (
+        one.update_freq == "epoch" and not one.write_steps_per_second and not one._stop_batch
+    ),
+    "ModelCheckpoint": lambda one: one.save_freq == "epoch",
+    "BackupAndRestore": lambda one: one.save_freq == "epoch",
+}
+"""Keras's callbacks that have methods for batches and may do without: when they do."""
+
+
+def _making(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
+        one_call = original(self, step_function)
+        steps = _Steps(self, step_function) if takes_many(self) else None
+
+        def function(iterator: Any) -> Any:
+            if not isinstance(iterator, Stretch):
+                return one_call(iterator)
+            if steps is not None:
+                return steps.take(iterator)
+            for _ in range(iterator.count):
+                logs = one_call(iterator.iterator)
+            return logs
+
+        function.results = steps and steps.results  # type: ignore[attr-defined]
+        return function
+
+    return _make_function
+
+
+class _Steps:
+    """The traced calls of one model's training or test step."""
+
+    def __init__(self, model: Any, step: Callable[..., Any]) -> None:
+        """Trace nothing yet."""
+        import tensorflow as tf  # noqa: PLC0415 - Keras is being imported when this module is
+
+        from trainjob_trainer.stepping import many_steps  # noqa: PLC0415 - as above
+
+        self._model = model
+        self._strategy = model.distribute_strategy
+        self._trains = step.__name__ == "train_step"
+        optimizer = model.optimizer if self._trains else None
+        step = model._autoconvert_optionals(step)
+        self._local = many_steps(self._strategy, step, model.get_metrics_result, optimizer)
+        self._averaged = many_steps(self._strategy, step, self._average, optimizer)
+        self.results = tf.function(model.get_metrics_result, autograph=False)
+
+    def take(self, stretch: Stretch) -> dict[str, Any]:
+        """Take the batches; return figures of this worker, or of all where somebody sees each batch."""
+        import tensorflow as tf  # noqa: PLC0415 - as above
+
+        call = current_process().call
+        pace = call.pace if call is not None and self._trains else None
+        steps = self._averaged if pace is not None and pace.is_fixed else self._local
+        began = time.perf_counter()
+        results, worked = steps(stretch.iterator, tf.constant(stretch.count, tf.int32))
+        logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
+        own = float(worked) / stretch.count  # the call has ended
+        if call is not None and pace is not None:
+            pace.record(stretch.count, time.perf_counter() - began)
+            call.work_seconds = None if math.isnan(own) else own
+        return logs
+
+    def _average(self) -> dict[str, Any]:
+        """The metrics' mean over all replicas, as Keras shows it, in one collective."""
+        import tensorflow as tf  # noqa: PLC0415 - as above
+
+        results = self._model.get_metrics_result()
+        context = tf.distribute.get_replica_context()
+        return dict(zip(results, context.all_reduce(tf.distribute.ReduceOp.MEAN, list(results.values()))))
+
+
+def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
+    """At the end of an epoch or evaluation: all metrics over all workers in one call."""
+
+    @functools.wraps(original)
+    def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+        call = current_process().call
+        results = getattr(self.train_function or self.test_function, "results", None)
+        if call is None or call.pace is None or results is None:
+            return original(self, logs)
+        call.pace.agree()
+        return results()
+
+    return _get_metrics_result_or_logs
+
+
+def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _enumerate_iterator(self: Any) -> Iterator[tuple[int, int, Any]]:
+        call = current_process().call
+        steps = self.steps_per_epoch or self._num_batches or 0
+        if call is None or call.pace is None or steps <= 0 or self._trainjob_use is Use.PREDICT:
+            yield from original(self)
+            return
+        self.data_adapter.on_epoch_begin()
+        if self._current_iterator is None or not (self.steps_per_epoch or self._trainjob_endless):
+            self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
+        yield from _stretches(self, steps, call.pace)
+        if self._num_batches and self._steps_seen >= self._num_batches:
+            self._current_iterator = self._current_iterator if self._trainjob_endless else None
+            self._steps_seen = 0
+        self.data_adapter.on_epoch_end()
+
+    return _enumerate_iterator
+
+
+def _stretches(epoch: Any, steps: int, pace: Pace) -> Iterator[tuple[int, int, Stretch]]:
+    """The calls of one epoch: numbers of the first and the last batch, and the data."""
+    step = 0
+    while step < steps:
+        wanted = pace.wanted if epoch._trainjob_use is Use.FIT else EVALUATION_BATCHES
+        left = (epoch._num_batches or math.inf) - epoch._steps_seen
+        if left <= 0:
+            epoch._interrupted_warning()
+            break
+        count = int(min(wanted, steps - step, left))
+        epoch._steps_seen += count
+        yield step, step + count - 1, Stretch(epoch._current_iterator, count)
+        step += count
