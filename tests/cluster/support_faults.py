@@ -20,7 +20,9 @@ def train_until(name):
     epoch = 0
     while not pathlib.Path("/output", name).exists():
         epoch = epoch % 2 + 1
-        progress.update(state="training", step=40, epoch=epoch, total_steps=100, checkpoint_step=30)
+        progress.update(
+            state="training", step=40, step_seconds=0.2, epoch=epoch, total_steps=100, checkpoint_step=30
+        )
         time.sleep(0.2)
 """
 """Always the same step, so that what is told of it is the same each time; the epoch is the sign of life."""
@@ -87,8 +89,8 @@ def faulty_job(
 def sight(cluster: NodeCluster, namespace: str, name: str) -> str:
     """What people see of a job: `kubectl get`, its conditions, its first failure and its latest warning.
 
-    Times are masked, and what kubelets and schedulers of another version would put otherwise. That the job
-    was restarting at some time depends on when the controller looked.
+    Names of nodes are masked, and what kubelets and schedulers of another version would put otherwise. That
+    the job was restarting at some time depends on when the controller looked.
     """
     status = cluster.get("tj", name, namespace=namespace)["status"]
     lines = [
@@ -133,7 +135,7 @@ def _latest_warning(described: str) -> list[str]:
 
 def _masked(text: str) -> str:
     for pattern, instead in (
-        (r"trying again in \S+", "trying again in <time>"),
+        (r"on node \S+", "on node <node>"),
         (r"(Insufficient nvidia.com/gpu)\..*?;", r"\1 …;"),
         (r"(ErrImagePull): .*", r"\1: …"),
     ):

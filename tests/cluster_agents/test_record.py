@@ -59,6 +59,7 @@ def test_an_answer_has_its_age() -> None:
         ((*WORKER, "incarnation"), 2),
         ((*WORKER, "pod"), "another"),
         (("members",), {}),
+        ((*WORKER, "report"), {"state": "starting"}),
     ],
 )
 def test_what_decides_something_is_news_at_once(path: tuple[str, ...], value: Any) -> None:

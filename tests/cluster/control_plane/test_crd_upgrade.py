@@ -21,7 +21,9 @@ from testbed import Cluster, KubectlError
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.cluster.kube import from_kubeconfig
+from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.controller import Controller
+from trainjob.core.render import build_pod
 
 Manifest = dict[str, Any]
 
@@ -92,9 +94,9 @@ def stored(cluster: Cluster, name: str = "digits") -> Manifest:
     return cluster.get("trainjobs.trainjob.dev", name, namespace="default")
 
 
-def write_status(cluster: Cluster, **status: Any) -> None:
+def write_status(cluster: Cluster, name: str = "digits", **status: Any) -> None:
     patch = json.dumps({"status": status})
-    cluster.kubectl("patch", "tj", "digits", "--subresource=status", "--type=merge", "-p", patch)
+    cluster.kubectl("patch", "tj", name, "--subresource=status", "--type=merge", "-p", patch)
 
 
 def test_a_newer_crd_and_then_an_older_one(cluster: Cluster, tmp_path: Path) -> None:
@@ -158,3 +160,47 @@ async def test_jobs_of_an_older_crd(cluster: Cluster, tmp_path: Path) -> None:
             assert after["status"]["message"] == "; ".join(map(str, refused.value.errors))
             with pytest.raises(KubectlError):
                 cluster.apply(change_job({"metadata.name": "again"}, jobs[name]))
+
+
+def before_agents() -> Manifest:
+    """As it was before training restarted in place: nobody needed a command."""
+    crd = older()
+    del schema_of(crd)["properties"]["spec"]["properties"]["restartStrategy"]
+    return crd
+
+
+async def test_a_running_job_that_now_needs_a_command_is_told_so_and_keeps_its_pods(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    install(cluster, before_agents(), tmp_path)
+    job = build_job(name="plain", workers=1, evaluator=False)
+    del job["spec"]["template"]["spec"]["containers"][0]["command"]
+    cluster.apply(job)
+    running_since = {"state": "Running", "startTime": "2026-01-02T03:04:05Z", "attempt": 1}
+    write_status(cluster, "plain", **running_since)
+    before = stored(cluster, "plain")
+    was = parse(change_job({"spec.restartStrategy": "Recreate"}, before))
+    pod = build_pod(was, role="worker", index=0, incarnation=1, attempt=1)
+    cluster.apply(pod)
+    install(cluster, committed(), tmp_path)
+    access = from_kubeconfig(cluster.kubeconfig)
+    async with open_admin(cluster) as admin, open_real(access, "default") as kube:
+
+        async def message_of() -> str:
+            jobs = (await admin.list(TRAINJOBS, "default"))["items"]
+            return next((str(j["status"].get("message", "")) for j in jobs), "")
+
+        async with running(Controller(kube).run()):
+            await eventually(message_of, lambda message: message, guard=40)
+    after = stored(cluster, "plain")
+    field, _, rest = after["status"]["message"].partition(": ")
+    assert field == "spec.template.spec.containers[0].command"
+    assert "needs a command" in rest
+    assert rest.endswith("correct that, delete the job, create it anew")
+    assert after["status"]["state"] == "Running"
+    assert after["spec"]["restartStrategy"] == "InPlace"
+    (left,) = cluster.get("pods", namespace="default")["items"]
+    assert (left["metadata"]["name"], left["metadata"].get("deletionTimestamp")) == (
+        pod["metadata"]["name"],
+        None,
+    )

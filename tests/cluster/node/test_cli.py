@@ -198,7 +198,7 @@ def test_kubectl_tells_the_same(crash: Crash, shell: Shell) -> None:
     events = story[story.index(" Events: ") :]
     told = ["Normal Created", "Normal Started", "Warning Restarting", "Warning Failed"]
     assert [event for event in told if event not in events] == [], events
-    assert "boom in attempt 1); restarting from the last checkpoint (restart 1 of 1)" in events
+    assert "boom in attempt 1); restarting (restart 1 of 1)" in events
     assert "boom in attempt 2); 1 of 1 restarts used" in events
 
 

@@ -55,7 +55,7 @@ STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, Killed, exitCode 137, step 40
-worker 1 was killed (SIGKILL) at step 40; restarted in place from step 30 (restart 1 of 3)
+worker 1 on node <node> was killed (SIGKILL) at step 40; restarted in place from step 30 (restart 1 of 3)
 event: Restarted
 """,
     "deleted": """
@@ -63,7 +63,7 @@ STATE Running  WORKERS 2/2  STEP 40  RESTARTS 0
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, PodDeleted, step 40
-worker 1 had its pod deleted at step 40; restarting from step 30 (not counted against maxRestarts)
+worker 1 on node <node> had its pod deleted at step 40; restarting from step 30 (not counted against maxRestarts)
 event: Restarting
 """,
     "greedy": """
@@ -71,7 +71,7 @@ STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, OutOfMemory, exitCode 137, step 40
-worker 1 ran out of memory (OOMKilled, 137) at step 40; restarted in place from step 30 (restart 1 of 3)
+worker 1 on node <node> ran out of memory (OOMKilled, 137) at step 40; restarted in place from step 30 (restart 1 of 3)
 event: Restarted
 """,
     "greedy-plain": """
@@ -79,7 +79,7 @@ STATE Running  WORKERS 2/2  RESTARTS 1
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, OutOfMemory, exitCode 137
-worker 1 ran out of memory (OOMKilled, 137); restarting from the last checkpoint (restart 1 of 3)
+worker 1 on node <node> ran out of memory (OOMKilled, 137); restarting (restart 1 of 3)
 event: Restarting
 """,
     "hanging": """
@@ -87,7 +87,7 @@ STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, Stalled, step 40
-worker 1 stalled (no progress for 10 s) at step 40; restarted in place from step 30 (restart 1 of 3)
+worker 1 on node <node> stalled (no progress for 10 s) at step 40; restarted in place from step 30 (restart 1 of 3)
 event: Restarted
 """,
     "frozen": """
@@ -95,12 +95,12 @@ STATE Running  WORKERS 2/2  STEP 40  RESTARTS 1
 training on 2 workers, attempt 2
 Running=True AllReplicasRunning
 first failure: worker-1, Stalled, step 40
-worker 1 stalled (no progress for 10 s; its process is stopped) at step 40; restarted in place from step 30 (restart 1 of 3)
+worker 1 on node <node> stalled (no progress for 10 s; its process is stopped) at step 40; restarted in place from step 30 (restart 1 of 3)
 event: Restarted
 """,
     "given-up": """
 STATE Failed  WORKERS 0/2  STEP 41  RESTARTS 0
-worker 1 stalled (no progress for 10 s) at step 40; 0 of 0 restarts used; resumable from step 30
+worker 1 on node <node> stalled (no progress for 10 s) at step 40; no restarts are allowed (maxRestarts: 0); resumable from step 30
 Running=False Stalled
 FailureTarget=True Stalled
 Failed=True Stalled
@@ -114,14 +114,14 @@ Running=False ImagePullBackOff
 """,
     "no-room": """
 STATE Restarting  WORKERS 0/1  RESTARTS 0
-worker 0 can't start: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu …; gave way after 5 s (spec.startTimeoutSeconds), trying again in <time>
+worker 0 can't start: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu …; gave way after 5 s (spec.startTimeoutSeconds), trying again within a minute
 Running=False StartTimeout
 Restarting=True StartTimeout
 event: StartTimeout
 """,
     "unwritable": """
 STATE Failed  WORKERS 0/1  RESTARTS 2
-worker 0 can't write into its output folder (exit code 82: cannot write /output/unwritable/checkpoints: Permission denied); given up after the same failure 3 times in a row
+worker 0 on node <node> can't write into its output folder (exit code 82: cannot write /output/unwritable/checkpoints: Permission denied); given up after the same failure 3 times in a row
 Running=False OutputUnwritable
 FailureTarget=True OutputUnwritable
 Failed=True OutputUnwritable
@@ -130,7 +130,7 @@ event: Failed
 """,
     "syntax-error": """
 STATE Failed  WORKERS 0/1  RESTARTS 2
-worker 0 crashed (exit code 1: SyntaxError: invalid syntax); given up after the same failure 3 times in a row
+worker 0 on node <node> crashed (exit code 1: SyntaxError: invalid syntax); given up after the same failure 3 times in a row
 Running=False Crashed
 FailureTarget=True Crashed
 Failed=True Crashed
@@ -139,7 +139,7 @@ event: Failed
 """,
     "misconfigured": """
 STATE Failed  WORKERS 0/1  RESTARTS 0
-worker 0 was configured wrongly (exit code 80: global_batch: 10 can't be divided by 4 workers); a restart can't mend that
+worker 0 on node <node> was configured wrongly (exit code 80: global_batch: 10 can't be divided by 4 workers); a restart can't mend that
 Running=False InvalidConfiguration
 FailureTarget=True InvalidConfiguration
 Failed=True InvalidConfiguration

@@ -1,0 +1,176 @@
+"""One contestant of the step-time benchmark: trains a CNN, and worker 0 prints how long a step took.
+
+    python steps.py CONTESTANT MODEL EPOCH_STEPS CHECKPOINT_EVERY
+
+Every worker runs it, with TF_CONFIG. Whatever a contestant needs before its steps are even (imports, tracing,
+the choice of a pace) is not counted.
+"""
+
+# ruff: noqa: PLC0415 - each contestant imports what it needs, and no more
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+CONTESTANT, MODEL = sys.argv[1:3]
+EPOCH_STEPS, CHECKPOINT_EVERY = (int(argument) for argument in sys.argv[3:5])
+GLOBAL_BATCH = 64
+STEPS_A_CALL = 20
+SIZES = {"small": (8, 1, (32, 32), 64), "large": (32, 3, (64, 128, 128), 256)}
+SIZE, CHANNELS, FILTERS, UNITS = SIZES[MODEL]
+WARM, TIMED = {"small": (280, 840), "large": (4, 12)}[MODEL]
+EXAMPLES = 1024
+
+
+def main() -> None:
+    """Run the contestant; print {"step_ms": ..., "loss": ...}."""
+    seconds, loss = CONTESTANTS[CONTESTANT]()
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+        print(json.dumps({"step_ms": round(1000 * seconds, 3), "loss": round(float(loss), 3)}), flush=True)
+    os._exit(0)  # a peer may be gone: the runtime's end would wait for it
+
+
+def build(keras: Any) -> Any:
+    """Return the compiled model, of Keras or of tf_keras."""
+    layers = keras.layers
+    net = keras.Sequential([layers.Input((SIZE, SIZE, CHANNELS))])
+    for filters in FILTERS:
+        net.add(layers.Conv2D(filters, 3, padding="same", activation="relu"))
+    for layer in (layers.MaxPooling2D(), layers.Flatten(), layers.Dense(UNITS, activation="relu")):
+        net.add(layer)
+    net.add(layers.Dense(10))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    more = {"steps_per_execution": STEPS_A_CALL} if CONTESTANT.endswith("_20") else {}
+    net.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss, metrics=["accuracy"], **more)
+    return net
+
+
+def examples() -> Any:
+    """Return single examples, the same ones everywhere."""
+    import numpy as np
+    import tensorflow as tf
+
+    random = np.random.default_rng(1)
+    images = random.random((EXAMPLES, SIZE, SIZE, CHANNELS), dtype=np.float32)
+    labels = (images.mean(axis=(1, 2, 3)) * 4000 % 10).astype("int32")
+    return tf.data.Dataset.from_tensor_slices((images, labels))
+
+
+def global_batches() -> Any:
+    """Return endless global batches."""
+    return examples().repeat().batch(GLOBAL_BATCH, drop_remainder=True)
+
+
+def by_hand(steps_a_call: int) -> tuple[float, float]:
+    """The loop as a person who knows TensorFlow writes it: no metrics, callbacks, reports or checkpoints."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    with strategy.scope():
+        model = build(keras)
+        model.optimizer.build(model.trainable_variables)
+        compute = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    iterator = iter(strategy.experimental_distribute_dataset(global_batches().with_options(options)))
+
+    def one_step(batch: Any) -> Any:
+        images, labels = batch
+        with tf.GradientTape() as tape:
+            loss = compute(labels, model(images, training=True)) / GLOBAL_BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def call(iterator: Any) -> Any:
+        for _ in tf.range(steps_a_call - 1):
+            strategy.run(one_step, args=(next(iterator),))
+        return strategy.run(one_step, args=(next(iterator),))
+
+    for _ in range(WARM // steps_a_call):
+        call(iterator)
+    calls = max(1, TIMED // steps_a_call)
+    began = time.perf_counter()
+    for _ in range(calls):
+        loss = call(iterator)
+    local = strategy.experimental_local_results(loss)[0].numpy()
+    return (time.perf_counter() - began) / (calls * steps_a_call), local
+
+
+def library() -> tuple[float, float]:
+    """`train_and_evaluate`, with metrics, reports and checkpoints."""
+    import keras
+
+    from trainjob_trainer import recorder, train_and_evaluate
+
+    moments: list[tuple[int, float]] = []
+    record = recorder.Recorder.record_call
+
+    def record_moment(self: Any, step: int, *rest: Any, **named: Any) -> None:
+        moments.append((step, time.perf_counter()))
+        record(self, step, *rest, **named)
+
+    recorder.Recorder.record_call = record_moment  # type: ignore[method-assign]
+    data = examples().take(EPOCH_STEPS * GLOBAL_BATCH) if EPOCH_STEPS else examples().repeat()
+    result = train_and_evaluate(
+        lambda: build(keras),
+        lambda: data,
+        lambda: examples().take(GLOBAL_BATCH),
+        steps=WARM + TIMED,
+        global_batch=GLOBAL_BATCH,
+        checkpoint_every=CHECKPOINT_EVERY or None,
+        shuffle=False,
+    )
+    timed = [moment for moment in moments if moment[0] >= WARM]
+    seconds = (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0])
+    return seconds, result.metrics.get("loss", 0.0)
+
+
+def fit(name: str) -> tuple[float, float]:
+    """`model.fit` as users call it; under the project's agent the script is the same."""
+    import importlib
+
+    import tensorflow as tf
+
+    keras = importlib.import_module(name)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = build(keras)
+    ends: list[float] = []
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: ends.append(time.perf_counter()))]
+    if CONTESTANT == "fit_each_batch":
+        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None))
+    data = global_batches()
+    steps = EPOCH_STEPS or WARM
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    history = model.fit(
+        data.take(steps).with_options(options) if EPOCH_STEPS else data.with_options(options),
+        epochs=(WARM + TIMED) // steps,
+        steps_per_epoch=None if EPOCH_STEPS else steps,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    first = WARM // steps - 1
+    seconds = (ends[-1] - ends[first]) / ((len(ends) - 1 - first) * steps)
+    return seconds, history.history["loss"][-1]
+
+
+CONTESTANTS: dict[str, Callable[[], tuple[float, float]]] = {
+    "hand": lambda: by_hand(1),
+    "hand_20": lambda: by_hand(STEPS_A_CALL if MODEL == "small" else 2),
+    "library": library,
+    "fit": lambda: fit("keras"),
+    "fit_each_batch": lambda: fit("keras"),
+    "tf_keras": lambda: fit("tf_keras"),
+    "tf_keras_20": lambda: fit("tf_keras"),
+}
+
+if __name__ == "__main__":
+    main()
