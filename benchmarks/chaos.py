@@ -26,7 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from local_run import WORKERS, LocalRun, Toy, kill
+from local_run import LocalRun, kill
+from training_run import WORKERS, Toy
 
 KINDS = ("worker0", "worker1", "both", "agent", "stop", "term")
 STALL_SECONDS = 5
@@ -48,7 +49,7 @@ class Chaos:
         self._kinds = options.kinds
         self._random = random.Random(options.seed)  # noqa: S311 - it chooses moments
         self._starting = False
-        self._before: dict[str, int] = {}
+        self._before: dict[str, float] = {}
         self.done: collections.Counter[str] = collections.Counter()
 
     def strike(self) -> None:
@@ -65,7 +66,7 @@ class Chaos:
         }[kind]
         number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
         steps = [self._run.stamp(one).get("step") for one in WORKERS]
-        self._before = {one: self._run.pid(one) for one in WORKERS}
+        self._before = self._run.processes_of(WORKERS)
         for pid in pids:
             if pid:
                 kill(pid, number)

@@ -1,5 +1,7 @@
 """A small training that says, in files of $STAMPS, which process it is and how far it has come.
 
+An evaluator, which can't write there, says it in its own output folder.
+
 Its examples follow from their number alone and take $SECONDS_AN_EXAMPLE each, so that it lasts as long on a
 fast machine as on a slow one. The stamps come from the library's own recorder, after each call of many steps.
 """
@@ -14,8 +16,16 @@ from typing import Any
 
 STARTED = time.time()
 TASK = json.loads(os.environ["TF_CONFIG"])["task"]
-STAMP = Path(os.environ["STAMPS"]) / f"{TASK['type']}-{TASK['index']}.json"
-FACTS: dict[str, Any] = {"pid": os.getpid(), "attempt": int(os.environ["TRAINJOB_ATTEMPT"]), "began": STARTED}
+FOLDER = Path(os.environ["TRAINJOB_OUTPUT_DIR" if TASK["type"] == "evaluator" else "STAMPS"])
+FOLDER.mkdir(parents=True, exist_ok=True)
+STAMP = FOLDER / f"{TASK['type']}-{TASK['index']}.json"
+EARLIER: dict[str, Any] = json.loads(STAMP.read_text()) if STAMP.exists() else {}
+FACTS: dict[str, Any] = {
+    "pid": os.getpid(),
+    "attempt": int(os.environ["TRAINJOB_ATTEMPT"]),
+    "began": STARTED,
+    "reached": EARLIER.get("step", EARLIER.get("reached", 0)),
+}
 BATCH, INPUTS = 16, 8
 
 
@@ -34,6 +44,7 @@ import tensorflow as tf  # noqa: E402
 
 from trainjob_trainer import recorder, train_and_evaluate  # noqa: E402
 
+stamp(imported=time.time())
 begin, record_call = recorder.Recorder.begin, recorder.Recorder.record_call
 
 

@@ -345,6 +345,18 @@ def test_who_comes_after_the_end_is_told() -> None:
     assert simulation.codes["worker-1"] == 85
 
 
+@pytest.mark.parametrize("seat", ["worker-0", "worker-1"])
+def test_who_is_about_to_be_replaced_may_save_first(seat: str) -> None:
+    """The controller may say so before the kubelet asks the pod to stop."""
+    simulation = running(2)
+    simulation.order(world={"worker": 2}, incarnations={seat: 2})
+    simulation.settle()
+    assert [agent.graceful for agent in simulation.agents] == [True, True]
+    failure = simulation.gang.failure
+    assert failure is not None
+    assert (failure.seat, failure.reason, failure.charged) == (seat, "Unreachable", False)
+
+
 def test_a_stall_is_blamed_on_who_is_stopped() -> None:
     simulation = running(2)
     simulation.order(world={"worker": 2}, stall_timeout=30.0)

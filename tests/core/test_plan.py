@@ -74,13 +74,16 @@ async def test_an_evaluators_failure_touches_no_worker() -> None:
     await world.settle()
     world.cluster.end_pod(world.pod("evaluator"), 1, message="bad metric")
     await world.pass_time(60)
+    told = [message for reason, message in world.cluster.events if reason == "EvaluatorRestarted"]
+    assert told == ["evaluator 0 crashed (exit code 1: bad metric); it starts again (restart 1 of 1)"]
+    assert "the evaluator crashed (exit code 1: bad metric)" in (world.status.message or "")
     assert world.pod("evaluator")["metadata"]["labels"]["trainjob.dev/incarnation"] == "2"
     assert [p["metadata"]["name"] for p in world.pods if "worker" in p["metadata"]["name"]] == workers
     assert world.status.state == "Running"
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.settle()
     assert world.status.state == "Complete"
-    assert world.status.message == "training has finished; the evaluator failed: bad metric"
+    assert world.status.message == "training has finished; the evaluator crashed (exit code 1: bad metric)"
 
 
 async def test_the_evaluator_has_a_limited_time_after_training() -> None:

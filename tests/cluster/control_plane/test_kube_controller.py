@@ -162,8 +162,8 @@ def _new(manifest: Manifest) -> Manifest:
 async def test_a_restart_with_many_jobs_writes_nothing(
     access: Access, admin: ApiClient, namespace: str
 ) -> None:
-    names = [f"job-{number:03}" for number in range(200)]
-    finishing = set(names[:100])
+    names = [f"job-{number:03}" for number in range(60)]
+    finishing = set(names[:30])
     expected: dict[str, str | None] = {n: "Complete" if n in finishing else "Running" for n in names}
 
     def exit_code(pod: Manifest) -> int | None:

@@ -10,6 +10,7 @@ from testbed.places import mark
 from testbed.waiting import until
 
 MOUNTS = Path("/proc/self/mounts")
+_SHARES_OF_A_PROCESSOR = 1024  # as the kubelet counts them, for a whole machine's pods
 
 
 def name() -> str:
@@ -27,6 +28,7 @@ def create() -> None:
         for root in _hierarchies():
             (root / name()).mkdir(exist_ok=True)
             _inherit_cpus(root)
+            _share_cpus(root)
         if _is_v2(Path("/sys/fs/cgroup")):
             _hand_down(Path("/sys/fs/cgroup"))
             _hand_down(Path("/sys/fs/cgroup") / name())
@@ -75,6 +77,13 @@ def _inherit_cpus(root: Path) -> None:
         own = root / name() / setting
         if own.exists() and not _is_v2(root) and not own.read_text().strip():
             own.write_text((root / setting).read_text())
+
+
+def _share_cpus(root: Path) -> None:
+    """On cgroup v1 each process beside the group counts as much as all pods together, if nothing is done."""
+    own = root / name() / "cpu.shares"
+    if own.exists():
+        own.write_text(str(_SHARES_OF_A_PROCESSOR * (os.cpu_count() or 1)))
 
 
 def _removed(group: Path) -> bool:

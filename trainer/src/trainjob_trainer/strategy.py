@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainjob_trainer.arrival import wait_for_first_worker
 from trainjob_trainer.early_operation import (
     explain_early_operation,
     is_early_operation,
@@ -36,6 +37,7 @@ def build_strategy(task: Task) -> Any:
             "TF_CONFIG lists `ps` replicas: parameter-server training is not supported yet by this release; "
             "use `worker` replicas alone"
         )
+    wait_for_first_worker(task)
     try:
         _grow_memory_on_demand()
         return _strategy(task)

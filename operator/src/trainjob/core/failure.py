@@ -92,12 +92,12 @@ def first_failure(observed: Observed, replicas: Iterable[Replica], now: datetime
         return describe_child(observed, given_up, given_up=True)
     first = min(bad, key=_blame, default=None)
     if first is not None and not _lost_a_peer(first):
-        return _describe(observed, first)
+        return describe_pod(observed, first)
     missing = _missing(observed, replicas)
     if missing is not None:
         cause = Cause("PodLost", "lost its pod", charged=False)
         return Failure(missing, None, cause, checkpoint_step=checkpoint_step(observed))
-    return _describe(observed, first) if first is not None else None
+    return describe_pod(observed, first) if first is not None else None
 
 
 def bad_pods(observed: Observed, now: datetime) -> list[Pod]:
@@ -146,7 +146,8 @@ def _blame(pod: Pod) -> tuple[bool, datetime, Replica]:
     return _lost_a_peer(pod), since or _LATEST, pod.replica
 
 
-def _describe(observed: Observed, pod: Pod) -> Failure:
+def describe_pod(observed: Observed, pod: Pod) -> Failure:
+    """Return the failure of a pod that has ended badly or was taken away, as far as it is known."""
     report = observed.reports.get(pod.name)
     child = pod.words.failure if pod.words is not None else None
     if child is not None and child.pod == pod.name and not (pod.taken or pod.infrastructure):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from trainjob_trainer.agent.attempt import Attempt
 from trainjob_trainer.agent.blame import culprit
 from trainjob_trainer.agent.budget import Budget
-from trainjob_trainer.agent.failure import PREEMPTED, STALLED, UNREACHABLE, Failure
+from trainjob_trainer.agent.failure import STALLED, UNREACHABLE, Failure
 from trainjob_trainer.agent.ledger import Ledger, furthest
 from trainjob_trainer.agent.messages import (
     FINISHED,
@@ -196,7 +196,7 @@ class Gang:
             self._judge(attempt, now)
         else:
             self.failure = trouble.as_failure(attempt.number, now + self.place.unix_time)
-            self._stop(attempt, now, graceful=trouble.reason == PREEMPTED)
+            self._stop(attempt, now, graceful=trouble.may_save)
             if trouble.reason == UNREACHABLE:
                 self.budget.interrupted(now)
                 self._count_loss(trouble.member, attempt.pods[trouble.member.seat])

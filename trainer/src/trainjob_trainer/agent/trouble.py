@@ -26,6 +26,12 @@ class Trouble:
     reason: str
     message: str
 
+    @property
+    def may_save(self) -> bool:
+        """Whether training still runs: who leaves, or is about to be replaced, has time for a checkpoint."""
+        is_at_work = self.member.link is not None and not self.member.is_quiet
+        return self.reason == PREEMPTED or (self.reason == UNREACHABLE and is_at_work)
+
     def as_failure(self, attempt: int, time: float) -> Failure:
         """Return the failure of an attempt that this is; only a stall is the user's program's doing.
 

@@ -7,6 +7,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.arrival import wait_for_first_worker
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.early_operation import explain_early_operation, is_early_operation
 from trainjob_trainer.errors import PortInUse
@@ -47,6 +48,7 @@ def prepare_strategy(module: ModuleType) -> None:
 
 def _build(process: PlainProcess, build: Any) -> None:
     process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
+    wait_for_first_worker(process.task)
     try:
         build()
     except RuntimeError as error:

@@ -60,7 +60,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     return Plan(
         plan.status,
         (*left_over, *creations),
-        plan.events,
+        (*plan.events, *evaluator.events),
         soonest(
             plan.requeue,
             evaluator.requeue,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from trainjob.core.actions import Action, Create, stop_pods
+from trainjob.core.actions import Action, Create, Event, stop_pods
 from trainjob.core.backoff import restart_delay, time_left
+from trainjob.core.failure import describe_pod
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.render import build_pod
 from trainjob.core.topology import EVALUATOR
-from trainjob.core.wording import last_line, quoted
+from trainjob.core.wording import quoted
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class EvaluatorStep:
     """
 
     actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
     requeue: timedelta | None = None
     done: bool = False
     trouble: str = ""
@@ -45,17 +47,27 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
     newest = max(pods, key=lambda p: p.incarnation)
     older = stop_pods(observed, tuple(p for p in pods if p is not newest))
     if newest.state is PodState.SUCCEEDED and not newest.taken:
+        cause = describe_pod(observed, newest).cause.text
         return EvaluatorStep(older, done=True)
     if newest.state is not PodState.FAILED and not newest.deleting:
         return EvaluatorStep(older)
     restarts = newest.incarnation - 1
     if restarts >= observed.job.spec.max_restarts and not (newest.taken or newest.infrastructure):
-        cause = last_line(newest.message) or f"exit code {newest.exit_code}"
-        return EvaluatorStep(older, done=True, trouble=f"the evaluator failed: {cause}")
+        cause = describe_pod(observed, newest).cause.text
+        return EvaluatorStep(older, done=True, trouble=f"the evaluator {cause}")
     left = _pause_left(newest, now)
     if left > timedelta(0):
         return EvaluatorStep(older, requeue=left)
-    return _create(observed, newest.incarnation + 1, now, after=(*older, *stop_pods(observed, (newest,))))
+    step = _create(observed, newest.incarnation + 1, now, after=(*older, *stop_pods(observed, (newest,))))
+    return replace(step, events=(_restarted(observed, newest),)) if step.creating else step
+
+
+def _restarted(observed: Observed, gone: Pod) -> Event:
+    failure = describe_pod(observed, gone)
+    count = f"restart {gone.incarnation} of {observed.job.spec.max_restarts}"
+    if gone.taken or gone.infrastructure:
+        count = "not counted against maxRestarts"
+    return Event("Warning", "EvaluatorRestarted", f"{failure.sentence}; it starts again ({count})")
 
 
 def _pause_left(pod: Pod, now: datetime) -> timedelta:

@@ -25,7 +25,8 @@ def succeeded(observed: Observed, now: datetime) -> Plan | None:
     stops = stop_pods(observed, training)
     left = _evaluator_time_left(observed, now)
     if not step.done and left > timedelta(0):
-        return Plan(observed.status, (*stops, *step.actions), requeue=soonest(left, step.requeue))
+        requeue = soonest(left, step.requeue)
+        return Plan(observed.status, (*stops, *step.actions), step.events, requeue=requeue)
     if observed.unfinished_pods:
         return Plan(observed.status, stop_pods(observed, observed.unfinished_pods))
     message = _outcome(observed, step, timed_out=not step.done)

@@ -1,0 +1,183 @@
+"""The number of workers changes while a job trains: by its user, by the cluster, by a lost pod."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support_pods import describe, script_job, touch, wait_for
+from testbed import KubectlError, images
+from testbed.claims import NodeCluster
+from testbed.waiting import until
+
+MINUTES = 4
+"""Against hanging only."""
+
+SEAT = "example.com/seat"
+"""A resource that the test gives the node, one for each worker that there shall be room for."""
+
+RUNNING = "jsonpath={.status.state}=Running"
+
+WAITING = """
+world = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+pathlib.Path("/output", f"{index}.{attempt}").write_text(str(len(world)))
+until("go")
+"""
+
+BATCH = 12
+TRAINING = f"""
+import os, pathlib, time
+import keras
+import tensorflow as tf
+from trainjob_trainer import train_and_evaluate
+
+def pace(number):
+    time.sleep(0.002)
+    return number
+
+def train(step):
+    numbers = tf.data.Dataset.counter(tf.constant(step * {BATCH}, tf.int64))
+    paced = numbers.map(lambda number: tf.ensure_shape(tf.numpy_function(pace, [number], tf.int64), []))
+    return paced.map(lambda number: (tf.random.stateless_normal([4], [7, number]), number % 2))
+
+def model():
+    net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    net.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return net
+
+never = 10**8
+train_and_evaluate(
+    model, train, lambda: train(0).take(4), steps=never, global_batch={BATCH}, checkpoint_every=never
+)
+"""
+"""It saves only when it is asked to stop: what it resumes from was saved then."""
+
+TENSORFLOW = {
+    "image": images.trainer().name,
+    "command": ["python", "-u", "-c", TRAINING],
+    "env": [{"name": "TF_CPP_MIN_LOG_LEVEL", "value": "2"}, {"name": "CUDA_VISIBLE_DEVICES", "value": "-1"}],
+    "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shortage(installed: NodeCluster, restricted_module: str) -> Iterator[None]:
+    """A job loses a worker, and there is no room for another: what comes of it takes a minute."""
+    node = installed.get("nodes")["items"][0]["metadata"]["name"]
+    make_room(installed, node, 2)
+    one_seat = {"resources": {"requests": {"cpu": "20m", "memory": "32Mi"}, "limits": {SEAT: "1"}}}
+    job = script_job("short", WAITING, container=one_seat, worker={"replicas": 2, "minReplicas": 1})
+    job["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 5
+    installed.apply(job, namespace=restricted_module)
+    wait_for(installed, restricted_module, "short", RUNNING)
+    make_room(installed, node, 1)
+    lost = live_pod(installed, restricted_module, "short", 1)["metadata"]["name"]
+    installed.kubectl("delete", "pod", lost, "-n", restricted_module, timeout=120)
+    yield
+    installed.delete("tj", "short", namespace=restricted_module)
+    make_room(installed, node, None)
+
+
+def make_room(cluster: NodeCluster, node: str, seats: int | None) -> None:
+    """Let the node have so many seats, or none and not even the name."""
+    room = {SEAT: None if seats is None else str(seats)}
+    status = json.dumps({"status": {"capacity": room, "allocatable": room}})
+    cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", status)
+
+
+def live_pod(cluster: NodeCluster, namespace: str, job: str, index: int) -> dict[str, Any]:
+    """Return the pod of a worker that training counts on."""
+    selector = f"trainjob.dev/job={job},trainjob.dev/index={index},trainjob.dev/live=true"
+    (pod,) = cluster.get("pods", namespace=namespace, selector=selector)["items"]
+    found: dict[str, Any] = pod
+    return found
+
+
+def trains_on(cluster: NodeCluster, namespace: str, job: str, workers: str) -> dict[str, Any]:
+    """Wait until the job says that it trains on so many; return its status."""
+
+    def told() -> dict[str, Any]:
+        status: dict[str, Any] = cluster.get("tj", job, namespace=namespace)["status"]
+        return status if f"{status.get('message')},".startswith(f"training on {workers},") else {}
+
+    return until(told, what=f"{job} on {workers}", seconds=60 * MINUTES, every=0.5)
+
+
+def resumed(cluster: NodeCluster, namespace: str, beyond: int) -> int:
+    """Wait until worker 0 has resumed beyond this step and gone on; return the step that it has reached."""
+    progress: dict[str, Any] = {}
+
+    def has_gone_on() -> bool:
+        nonlocal progress
+        progress = progress_of(cluster, namespace)
+        return bool(progress.get("step", 0) > progress.get("resumedFrom", 0) > beyond)
+
+    until(has_gone_on, what=f"training beyond step {beyond}", seconds=60 * MINUTES, every=0.5)
+    assert progress["globalBatch"] == BATCH
+    return int(progress["step"])
+
+
+def progress_of(cluster: NodeCluster, namespace: str) -> dict[str, Any]:
+    """What worker 0 of `scaled` reports; nothing while it is starting."""
+    show = ("sh", "-c", "cat /run/trainjob/state/progress.json || echo {}")
+    try:
+        name = live_pod(cluster, namespace, "scaled", 0)["metadata"]["name"]
+        progress: dict[str, Any] = json.loads(cluster.kubectl("exec", name, "-n", namespace, "--", *show))
+    except (KubectlError, ValueError):  # its pod is just being replaced
+        return {}
+    return progress
+
+
+def test_a_job_is_scaled_and_preempted_and_goes_on(installed: NodeCluster, restricted_module: str) -> None:
+    namespace = restricted_module
+    job = script_job("scaled", "", workers=1, container=TENSORFLOW)
+    installed.apply(job, namespace=namespace)
+    wait_for(installed, namespace, "scaled", RUNNING)
+    until(lambda: progress_of(installed, namespace).get("step", 0) > 0, what="a step", seconds=60 * MINUTES)
+
+    installed.kubectl("scale", "tj/scaled", "--replicas=2", "-n", namespace)
+    trains_on(installed, namespace, "scaled", "2 workers")
+    reached = resumed(installed, namespace, 0)
+
+    preempted, other = (live_pod(installed, namespace, "scaled", index) for index in (0, 1))
+    installed.kubectl("delete", "pod", preempted["metadata"]["name"], "-n", namespace, timeout=120)
+    trains_on(installed, namespace, "scaled", "2 workers")
+    reached = resumed(installed, namespace, reached)
+    assert live_pod(installed, namespace, "scaled", 1)["metadata"]["uid"] == other["metadata"]["uid"]
+
+    installed.kubectl("scale", "tj/scaled", "--replicas=1", "-n", namespace)
+    status = trains_on(installed, namespace, "scaled", "1 worker")
+    resumed(installed, namespace, reached)
+    assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (0, 1)
+    installed.delete("tj", "scaled", namespace=namespace)
+
+
+def test_training_goes_on_without_a_worker_that_cannot_be_had(
+    installed: NodeCluster, restricted_module: str
+) -> None:
+    namespace = restricted_module
+    status = trains_on(installed, namespace, "short", "1 worker")
+    assert status["worker"]["without"] == ["worker-1"]
+    assert "going on with 1 of 2 workers" in describe(installed, namespace, "short")
+    node = installed.get("nodes")["items"][0]["metadata"]["name"]
+    make_room(installed, node, 2)
+    status = trains_on(installed, namespace, "short", "2 workers")
+    assert not status["worker"].get("without")
+    assert status["restarts"]["charged"] == 0
+    assert installed.get("tj", "short", namespace=namespace)["spec"]["worker"]["replicas"] == 2
+    assert worlds(installed, namespace) == {"0": ["2", "1", "2"], "1": ["2", "2"]}
+    touch(installed, namespace, "short", "go")
+    wait_for(installed, namespace, "short", "condition=Complete")
+
+
+def worlds(cluster: NodeCluster, namespace: str) -> dict[str, list[str]]:
+    """How many workers each process of `short` was told that there are, by index and in order."""
+    name = live_pod(cluster, namespace, "short", 0)["metadata"]["name"]
+    show = 'cd /output; for file in *.*; do echo "$file" "$(cat "$file")"; done'
+    found: dict[str, list[str]] = {}
+    for line in cluster.kubectl("exec", name, "-n", namespace, "--", "sh", "-c", show).splitlines():
+        file, world = line.split()
+        found.setdefault(file.partition(".")[0], []).append(world)
+    return found
