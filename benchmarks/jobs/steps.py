@@ -117,10 +117,13 @@ def library() -> tuple[float, float]:
         record(self, step, *rest, **named)
 
     recorder.Recorder.record_call = record_moment  # type: ignore[method-assign]
-    data = examples().take(EPOCH_STEPS * GLOBAL_BATCH) if EPOCH_STEPS else examples().repeat()
+
+    def train() -> Any:
+        return examples().repeat().take(EPOCH_STEPS * GLOBAL_BATCH) if EPOCH_STEPS else examples().repeat()
+
     result = train_and_evaluate(
         lambda: build(keras),
-        lambda: data,
+        train,
         lambda: examples().take(GLOBAL_BATCH),
         steps=WARM + TIMED,
         global_batch=GLOBAL_BATCH,
