@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import signal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # Machines are shared and slow at times: how long an example takes says nothing about the code.
 settings.register_profile(
@@ -24,18 +26,27 @@ settings.register_profile(
 )
 settings.load_profile("trainjob")
 
-CLUSTER = Path(__file__).parent / "cluster"
+CLUSTER = "tests/cluster/"
+
+# A shell ignores them for what it starts with `&`, and processes that tests start would inherit that.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which tests stay together when several processes run them, and begins with the longest.
+    """Begin with what takes longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(CLUSTER))
 
-    All tests on a cluster are one group, for there is one cluster; elsewhere each file is one.
-    """
-    items.sort(key=lambda item: CLUSTER not in item.path.parents)
-    for item in items:
-        group = (
-            "cluster" if CLUSTER in item.path.parents else str(item.path.relative_to(item.config.rootpath))
-        )
-        item.add_marker(pytest.mark.xdist_group(group))
+
+class OneClusterScheduling(LoadScopeScheduling):
+    """Which tests stay together in one process: those of a file, and all on a cluster, for there is one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return CLUSTER if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterScheduling:
+    """Called by pytest-xdist."""
+    return OneClusterScheduling(config, log)

@@ -11,7 +11,6 @@ import importlib.util
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +23,6 @@ import pytest
 from trainjob_trainer.agent.child import Child
 
 SECONDS = 180
-PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
 PYTHON = sys.executable
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
@@ -113,18 +111,8 @@ class Trainee:
         self.changes += 1
 
 
-def restore_signals() -> None:
-    """Take the signals back that whoever started the tests ignores: a shell's `&` does so with SIGINT."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in signal.valid_signals() - PYTHON_IGNORES:
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def main(file: str, name: str) -> None:
     """Run one scenario."""
-    restore_signals()
     spec = importlib.util.spec_from_file_location("scenario", file)
     assert spec is not None
     assert spec.loader is not None
