@@ -199,7 +199,7 @@ async def test_a_running_job_that_now_needs_a_command_is_told_so_and_keeps_its_p
     assert rest.endswith("correct that, delete the job, create it anew")
     assert after["status"]["state"] == "Running"
     assert after["spec"]["restartStrategy"] == "InPlace"
-    (left,) = cluster.get("pods", namespace="default")["items"]
+    (left,) = cluster.get("pods", namespace="default", selector="trainjob.dev/job=plain")["items"]
     assert (left["metadata"]["name"], left["metadata"].get("deletionTimestamp")) == (
         pod["metadata"]["name"],
         None,

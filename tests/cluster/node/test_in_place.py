@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from support_pods import describe, script_job, touch, wait_for
@@ -63,7 +64,7 @@ def test_a_process_that_is_killed_starts_anew_in_its_pod(installed: NodeCluster,
         i: uid_of(pod) for i, pod in before.items()
     }
     story = describe(installed, restricted, "toy")
-    assert "worker 1 was killed (SIGKILL" in story
+    assert re.search(r"worker 1 on node \S+ was killed \(SIGKILL", story)
     assert "restarted in place" in story
     status = finish(installed, restricted)
     assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (1, 0)

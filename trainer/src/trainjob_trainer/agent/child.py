@@ -17,6 +17,7 @@ from trainjob_trainer.agent.log_copy import LogCopy
 from trainjob_trainer.agent.oom import OomCounter
 from trainjob_trainer.agent.process_run import ProcessRun
 from trainjob_trainer.agent.process_tree import Reaper
+from trainjob_trainer.agent.processors import thread_variables
 from trainjob_trainer.agent.progress_watch import ProgressWatch
 from trainjob_trainer.agent.sink import Sink
 from trainjob_trainer.agent.spawning import spawn
@@ -196,6 +197,7 @@ class Child:
     def _added(self) -> dict[str, str]:
         path = self._env.get("PYTHONPATH")
         return {
+            **thread_variables(self._env),
             "TRAINJOB_PROGRESS_FILE": str(self._progress_file),
             "PYTHONPATH": f"{BOOTSTRAP}{os.pathsep}{path}" if path else str(BOOTSTRAP),
         }
