@@ -112,9 +112,9 @@ def library() -> tuple[float, float]:
     moments: list[tuple[int, float]] = []
     record = recorder.Recorder.record_call
 
-    def record_moment(self: Any, step: int, *rest: Any, **named: Any) -> None:
+    def record_moment(self: Any, step: int, *rest: Any) -> None:
         moments.append((step, time.perf_counter()))
-        record(self, step, *rest, **named)
+        record(self, step, *rest)
 
     recorder.Recorder.record_call = record_moment  # type: ignore[method-assign]
 

@@ -54,10 +54,10 @@ def begin_and_stamp(self: Any, step: int) -> None:
     begin(self, step)
 
 
-def record_and_stamp(self: Any, step: int, count: int, seconds: float, logs: Any) -> None:
+def record_and_stamp(self: Any, step: int, *rest: Any) -> None:
     """Steps have been taken."""
     stamp(first_step=FACTS.get("first_step") or time.time(), step=step)
-    record_call(self, step, count, seconds, logs)
+    record_call(self, step, *rest)
 
 
 recorder.Recorder.begin, recorder.Recorder.record_call = begin_and_stamp, record_and_stamp

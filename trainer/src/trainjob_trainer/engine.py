@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from trainjob_trainer.metric_state import MetricState
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.precision import refuse_loss_scaling
 from trainjob_trainer.stepping import many_steps
+from trainjob_trainer.work_time import seconds_a_step
 
 
 class Engine:
@@ -42,8 +42,7 @@ class Engine:
             The metrics since the last `reset`, of this worker's own examples.
         """
         (logs, reduced), worked = self._steps(iterator, tf.constant(count, tf.int32))
-        seconds = float(worked) / count
-        self._work_seconds = None if math.isnan(seconds) else seconds
+        self._work_seconds = seconds_a_step(worked, count)
         local = self._strategy.experimental_local_results
         self._metric_state = self._metrics.on_host([local(value)[0].numpy() for value in reduced])
         return scalars({name: local(value)[0] for name, value in logs.items()})

@@ -20,16 +20,11 @@ class Recorder:
         self,
         replica: Replica,
         plan: TrainingPlan,
-        work_seconds: Callable[[], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Report as `replica` about `plan`.
-
-        `work_seconds` tells what a step of the last call took this replica itself, None if not known.
-        """
+        """Report as `replica` about `plan`."""
         self._replica = replica
         self._plan = plan
-        self._work_seconds = work_seconds
         self._clock = clock
         self._summaries = Summaries(replica.environment.log_dir if replica.task.is_writer else None)
         self._line_at = clock()
@@ -47,8 +42,18 @@ class Recorder:
             global_batch=self._plan.global_batch,
         )
 
-    def record_call(self, step: int, count: int, seconds: float, logs: Mapping[str, float]) -> None:
-        """`count` steps took `seconds` and ended at `step`; `logs` are this worker's own."""
+    def record_call(
+        self, step: int, count: int, seconds: float, work_seconds: float | None, logs: Mapping[str, float]
+    ) -> None:
+        """`count` steps ended at `step`.
+
+        Args:
+            step: of training, after them.
+            count: how many.
+            seconds: that they took.
+            work_seconds: of one step, that it took this replica itself; None if that is not known.
+            logs: this worker's own metrics.
+        """
         self._speed = count * self._plan.global_batch / max(seconds, 1e-9)
         self._replica.progress.update(
             state="training",
@@ -56,7 +61,7 @@ class Recorder:
             epoch=self._plan.epoch_at(step),
             examples_per_second=self._speed,
             step_seconds=seconds / max(count, 1),
-            work_seconds=self._work_seconds(),
+            work_seconds=work_seconds,
         )
         self._record_metrics(logs)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.arrival import wait_for_first_worker
 from trainjob_trainer.early_operation import (
     explain_early_operation,
     is_early_operation,
     watch_first_operation,
 )
 from trainjob_trainer.errors import InvalidConfiguration, PortInUse
+from trainjob_trainer.first_worker import wait_for_first_worker
 from trainjob_trainer.task import Task
 
 __all__ = ["build_strategy", "explain_early_operation"]

@@ -52,7 +52,7 @@ class TrainingLoop:
         self._groups = groups
         self._clock = clock
         self._saver = Saver(replica)
-        self._recorder = Recorder(replica, plan, lambda: engine.work_seconds)
+        self._recorder = Recorder(replica, plan)
         self._last_epoch: Mapping[str, float] = {}
 
     def resume(self, saved: HostGroups) -> None:
@@ -93,7 +93,7 @@ class TrainingLoop:
         seconds = self._clock() - began
         state.step += count
         state.pace.record(count, seconds)
-        self._recorder.record_call(state.step, count, seconds, logs)
+        self._recorder.record_call(state.step, count, seconds, self._engine.work_seconds, logs)
 
     def _writers(self, number: int) -> int:
         return broadcast(self._strategy, self._replica.task, [number])[0]

@@ -8,6 +8,7 @@ waits for them there: that counts as work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,12 @@ def own_seconds(strategy: Any, began: Any, ready: Any) -> Any:
     """
     latest = tf.reduce_max(tf.stack(strategy.experimental_local_results(ready)))
     return tf.where(latest > 0, latest - began, tf.constant(float("nan"), tf.float64))
+
+
+def seconds_a_step(worked: Any, steps: int) -> float | None:
+    """Return the mean of `own_seconds` over a call of `steps`, from their sum; None if not known."""
+    seconds = float(worked) / steps
+    return None if math.isnan(seconds) else seconds
 
 
 def _computed(gradients: Sequence[Any]) -> list[Any]:

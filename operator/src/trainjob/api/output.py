@@ -64,7 +64,9 @@ class Output(Part):
     empty_dir: KubernetesObject | None = Field(
         None, description="A volume that ends with its pod; only for a job of one replica.", examples=["{}"]
     )
-    ephemeral: KubernetesObject | None = Field(None, description="Ephemeral; for one replica.")
+    ephemeral: KubernetesObject | None = Field(
+        None, description="A claim that ends with its pod; only for a job of one replica."
+    )
     mount_path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
         "/output", description="Where the volume is mounted in the trainer container."
     )

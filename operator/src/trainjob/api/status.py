@@ -107,8 +107,8 @@ class OutputStatus(Reported):
 class Evaluation(Reported):
     """The evaluator's latest result."""
 
-    step: Int64 = Field(description="The checkpoint's.")
-    metrics: Metrics = Field(default_factory=dict, description="Its scores.")
+    step: Int64 = Field(description="Step of the checkpoint that was evaluated.")
+    metrics: Metrics = Field(default_factory=dict, description="The results by name.")
 
 
 class FirstFailure(Reported):

@@ -239,11 +239,12 @@ def reached_step(observed: Observed, failure: Failure) -> int | None:
     return max([*steps, *([failure.step] if failure.step is not None else [])], default=None)
 
 
-def lost_steps(failure: Failure) -> int:
+def lost_steps(observed: Observed, failure: Failure) -> int:
     """Return how many steps have to be done again, as far as anybody has told."""
-    if failure.step is None:
+    reached = failure.step if failure.step is not None else reached_step(observed, failure)
+    if reached is None:
         return 0
-    return max(0, failure.step - (failure.checkpoint_step or 0))
+    return max(0, reached - (failure.checkpoint_step or 0))
 
 
 def to_status(failure: Failure, message: str) -> FirstFailure:

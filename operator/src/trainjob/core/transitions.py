@@ -56,7 +56,7 @@ def restart(
         "uncharged": known.uncharged + int(not charged),
         "furthest_step": reached if progressed else known.furthest_step,
         "since_progress": 1 if progressed else known.since_progress + 1,
-        "steps_lost": known.steps_lost + lost_steps(failure),
+        "steps_lost": known.steps_lost + lost_steps(observed, failure),
         "same": alike(observed, failure),
         "last_time": now,
         "next_time": None,
@@ -77,7 +77,7 @@ def restart(
 
 def restarted_in_place(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
     """The agents have started training anew, or are about to: it runs again once they say so."""
-    lost = observed.status.restarts.steps_lost + lost_steps(failure)
+    lost = observed.status.restarts.steps_lost + lost_steps(observed, failure)
     changes = {"steps_lost": lost, "same": alike(observed, failure), "last_time": now, "next_time": None}
     status = observed.status.model_copy(
         update={

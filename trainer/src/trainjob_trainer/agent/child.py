@@ -86,6 +86,7 @@ class Child:
         """
         self._command = list(command)
         self._env = {name: value for name, value in env.items() if name not in _AGENTS_OWN}
+        self._threads = thread_variables(self._env)
         self._progress_file = state_dir / "progress.json"
         self._port = tf_port
         self._changed = changed
@@ -197,7 +198,7 @@ class Child:
     def _added(self) -> dict[str, str]:
         path = self._env.get("PYTHONPATH")
         return {
-            **thread_variables(self._env),
+            **self._threads,
             "TRAINJOB_PROGRESS_FILE": str(self._progress_file),
             "PYTHONPATH": f"{BOOTSTRAP}{os.pathsep}{path}" if path else str(BOOTSTRAP),
         }

@@ -13,6 +13,16 @@ from typing import Any
 _MAX_BYTES = 1 << 20
 
 
+def has_stepped(report: Mapping[str, Any], first_step: Any) -> bool:
+    """Tell whether a process has taken a step itself.
+
+    Args:
+        report: its latest, as docs/contract.md has it.
+        first_step: that it told of first, which an earlier process may have taken.
+    """
+    return "stepSeconds" in report or report.get("step") != first_step
+
+
 class ProgressWatch:
     """The latest whole report, and when it came."""
 
@@ -27,9 +37,8 @@ class ProgressWatch:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the process has taken a step itself; the first one that it tells of may be another's."""
-        report = self.report or {}
-        return "stepSeconds" in report or report.get("step") != self._first_step
+        """Whether the process has taken a step itself."""
+        return has_stepped(self.report or {}, self._first_step)
 
     @property
     def age(self) -> float | None:

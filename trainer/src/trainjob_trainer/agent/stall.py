@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob_trainer.agent.progress_watch import has_stepped
+
 _SIGNS_OF_LIFE = ("state", "step", "epoch", "checkpointStep", "evaluation")
 _FRESH_SECONDS = 5.0
 FIRST_STEP_SECONDS = 600.0
@@ -59,8 +61,7 @@ class StallWatch:
     def _least_seconds(self, report: Mapping[str, Any]) -> float:
         if report.get("state") == "finished":
             return LEAVING_SECONDS
-        has_stepped = "stepSeconds" in report or report.get("step") != self._first_step
-        return 0.0 if has_stepped else FIRST_STEP_SECONDS
+        return 0.0 if has_stepped(report, self._first_step) else FIRST_STEP_SECONDS
 
 
 @dataclass(frozen=True)

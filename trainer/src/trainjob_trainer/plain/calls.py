@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -137,7 +136,7 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
         one_call = original(self, step_function)
-        steps = _Steps(self, step_function) if takes_many(self) else None
+        steps = _trace(self, step_function) if takes_many(self) else None
 
         def function(iterator: Any) -> Any:
             if not isinstance(iterator, Stretch):
@@ -154,47 +153,10 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     return _make_function
 
 
-class _Steps:
-    """The traced calls of one model's training or test step."""
+def _trace(model: Any, step: Callable[..., Any]) -> Any:
+    from trainjob_trainer.plain.traced_steps import TracedSteps  # noqa: PLC0415 - Keras is imported just now
 
-    def __init__(self, model: Any, step: Callable[..., Any]) -> None:
-        """Trace nothing yet."""
-        import tensorflow as tf  # noqa: PLC0415 - Keras is being imported when this module is
-
-        from trainjob_trainer.stepping import many_steps  # noqa: PLC0415 - as above
-
-        self._model = model
-        self._strategy = model.distribute_strategy
-        self._trains = step.__name__ == "train_step"
-        optimizer = model.optimizer if self._trains else None
-        step = model._autoconvert_optionals(step)
-        self._local = many_steps(self._strategy, step, model.get_metrics_result, optimizer)
-        self._averaged = many_steps(self._strategy, step, self._average, optimizer)
-        self.results = tf.function(model.get_metrics_result, autograph=False)
-
-    def take(self, stretch: Stretch) -> dict[str, Any]:
-        """Take the batches; return figures of this worker, or of all where somebody sees each batch."""
-        import tensorflow as tf  # noqa: PLC0415 - as above
-
-        call = current_process().call
-        pace = call.pace if call is not None and self._trains else None
-        steps = self._averaged if pace is not None and pace.is_fixed else self._local
-        began = time.perf_counter()
-        results, worked = steps(stretch.iterator, tf.constant(stretch.count, tf.int32))
-        logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
-        own = float(worked) / stretch.count  # the call has ended
-        if call is not None and pace is not None:
-            pace.record(stretch.count, time.perf_counter() - began)
-            call.work_seconds = None if math.isnan(own) else own
-        return logs
-
-    def _average(self) -> dict[str, Any]:
-        """The metrics' mean over all replicas, as Keras shows it, in one collective."""
-        import tensorflow as tf  # noqa: PLC0415 - as above
-
-        results = self._model.get_metrics_result()
-        context = tf.distribute.get_replica_context()
-        return dict(zip(results, context.all_reduce(tf.distribute.ReduceOp.MEAN, list(results.values()))))
+    return TracedSteps(model, step)
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,8 +187,9 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
             self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
         yield from _stretches(self, steps, call.pace)
         if self._num_batches and self._steps_seen >= self._num_batches:
-            self._current_iterator = self._current_iterator if self._trainjob_endless else None
             self._steps_seen = 0
+            if not self._trainjob_endless:
+                self._current_iterator = None
         self.data_adapter.on_epoch_end()
 
     return _enumerate_iterator

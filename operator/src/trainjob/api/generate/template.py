@@ -15,8 +15,8 @@ _MOST_CONTAINERS = 32
 _MOST_ENTRIES = 256
 
 
-METADATA = "Labels and such."
-POD_SPEC = "See kubectl explain pod.spec."
+METADATA = "Labels and annotations of the pods."
+POD_SPEC = "Of the pods; kubectl explain pod.spec has its fields."
 
 
 def _text(longest: int = LONGEST_TEXT) -> Schema:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-_WIDEST = 200
+_WIDEST = 240
 
 
 def as_yaml(data: Any) -> str:

@@ -47,7 +47,6 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
     newest = max(pods, key=lambda p: p.incarnation)
     older = stop_pods(observed, tuple(p for p in pods if p is not newest))
     if newest.state is PodState.SUCCEEDED and not newest.taken:
-        cause = describe_pod(observed, newest).cause.text
         return EvaluatorStep(older, done=True)
     if newest.state is not PodState.FAILED and not newest.deleting:
         return EvaluatorStep(older)
