@@ -1,5 +1,6 @@
 """A process that waited with its imports done behaves as any other; TensorFlow is a mock."""
 
+import asyncio
 import json
 import os
 import re
@@ -234,6 +235,23 @@ async def test_it_is_used_on_its_way_already(tmp_path: Path) -> None:
     await one.child.stop(0)  # it can be killed there
     assert one.child.exit.signal == 9
     assert await cold(one) == "importing tensorflow\nimporting keras\nruns\n"
+    await one.child.close()
+
+
+@in_own_process
+async def test_it_goes_on_when_its_order_came_before_it_was_ready(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    waits = "__name__ == 'keras' and os.environ['RUN'] == 'first'"
+    mock = MOCK + f"\nif {waits}: open({str(tmp_path / 'go')!r}).read()\n"
+    one = trainee(tmp_path, FIRST + "import tensorflow, keras; print('runs')", mock=mock)
+    one.child.start({"RUN": "first"})
+    await one.until(lambda: one.child._standby.pids)
+    await one.child.stop(0)
+    one.child.start({"RUN": "second"})
+    await one.until(lambda: one.child._run.pid)
+    await asyncio.get_running_loop().run_in_executor(None, lambda: (tmp_path / "go").write_text(""))
+    await one.until(lambda: one.child.exit)
+    assert (one.child.exit.code, one.child.exit.log_tail.splitlines()[-1]) == (0, "runs")
     await one.child.close()
 
 

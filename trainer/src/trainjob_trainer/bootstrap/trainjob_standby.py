@@ -33,9 +33,16 @@ def wait(started_with: Mapping[str, str]) -> None:
     _import_all()
     sys.stdout.flush()
     sys.stderr.flush()
-    os.write(0, READY)
+    _tell_that_it_is_ready()
     order = _order()
     _join_in(started_with, order["env"])
+
+
+def _tell_that_it_is_ready() -> None:
+    try:
+        os.write(0, READY)
+    except BrokenPipeError:  # the order is there already, and the agent listens no longer
+        return
 
 
 def _import_all() -> None:
