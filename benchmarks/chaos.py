@@ -56,6 +56,20 @@ class Chaos:
         """Wait for the next moment, and kill something."""
         self._wait()
         kind, seat = self._random.choice(self._kinds), self._random.choice(WORKERS)
+        pids = self._run.until("somebody to kill", lambda: self._targets(kind, seat))
+        number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
+        steps = [self._run.stamp(one).get("step") for one in WORKERS]
+        self._before = self._run.processes_of(WORKERS)
+        for pid in pids:
+            kill(pid, number)
+        self.done[kind] += 1
+        print(f"chaos: {sum(self.done.values())}: {kind} at {steps}", file=sys.stderr, flush=True)
+        if kind == "stop" and not all(isinstance(step, int) for step in steps):
+            time.sleep(_STOPPED_SECONDS)  # before the first step no watchdog is armed
+            kill(pids[0], signal.SIGCONT)
+
+    def _targets(self, kind: str, seat: str) -> list[int]:
+        """The processes to kill; none while a seat has none, as between two starts."""
         pids = {
             "worker0": [self._run.pid(WORKERS[0])],
             "worker1": [self._run.pid(WORKERS[1])],
@@ -64,17 +78,7 @@ class Chaos:
             "stop": [self._run.pid(seat)],
             "term": [self._run.agent(seat)],
         }[kind]
-        number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
-        steps = [self._run.stamp(one).get("step") for one in WORKERS]
-        self._before = self._run.processes_of(WORKERS)
-        for pid in pids:
-            if pid:
-                kill(pid, number)
-        self.done[kind] += 1
-        print(f"chaos: {sum(self.done.values())}: {kind} at {steps}", file=sys.stderr, flush=True)
-        if kind == "stop" and not all(isinstance(step, int) for step in steps):
-            time.sleep(_STOPPED_SECONDS)  # before the first step no watchdog is armed
-            kill(pids[0], signal.SIGCONT)
+        return [pid for pid in pids if pid]
 
     def _wait(self) -> None:
         """Sometimes for a moment of the start, if the one before was none: a start must succeed some time."""

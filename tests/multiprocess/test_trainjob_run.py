@@ -72,6 +72,17 @@ def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) 
     assert processes_of(tmp_path) == []
 
 
+def test_a_worker_that_all_others_wait_for_is_named(tmp_path: Path) -> None:
+    slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
+    file = write_job(tmp_path, SCRIPTS / "library_run.py", arguments=slow, evaluator=False)
+    with started_run(file, tmp_path / "runs") as run:
+        line = run.wait_for_line("the whole job waits for it")
+        run.kill(signal.SIGINT)
+        run.wait()
+    told = r"digits: worker 1 takes \d+ ms of work a step, the others \d+ ms \(median\): the whole job waits"
+    assert re.search(told, line), line
+
+
 def test_restarts_end_at_the_budget_and_the_first_failure_is_named(tmp_path: Path) -> None:
     file = write_job(
         tmp_path, SCRIPTS / "small_job.py", {"CRASH": "worker-1:30:9"}, maxRestarts=0, evaluator=False

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -17,10 +17,18 @@ SCRIPTS = Path(__file__).parents[1] / "multiprocess" / "scripts"
 TRAINJOB = Path(sys.executable).parent / "trainjob"
 
 
-def write_job(folder: Path, script: Path, env: Mapping[str, str] | None = None, **spec: object) -> Path:
+def write_job(
+    folder: Path,
+    script: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    arguments: Sequence[str] = (),
+    **spec: object,
+) -> Path:
     """Write a job file that runs a script, and return its path."""
     variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
-    job = build_job(container={"command": ["python", str(script)], "env": variables}, **spec)
+    container = {"command": ["python", str(script)], "args": list(arguments), "env": variables}
+    job = build_job(container=container, **spec)
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job))
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import threading
@@ -71,7 +72,7 @@ def kill_when_saved(step: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-is_worker_1 = '"type": "worker", "index": 1' in os.environ["TF_CONFIG"]
+is_worker_1 = json.loads(os.environ["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
 if arguments.kill_worker_1_after and is_worker_1:
     step_to_die_at = arguments.kill_worker_1_after
     threading.Thread(target=kill_when_saved, args=(step_to_die_at,), daemon=True).start()
