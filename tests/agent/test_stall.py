@@ -53,15 +53,16 @@ def test_the_first_step_of_its_own_may_take_longer(limit: float) -> None:
     assert watch.stalled(10 + longest, limit)
     watch.observe({**begin, "step": 41}, 100.0)
     assert watch.stalled(100 + limit, limit)
-    watch.observe({**begin, "state": "saving", "step": 41}, 200.0)
+    watch.observe({**begin, "state": "evaluating", "step": 41}, 200.0)
     assert watch.stalled(200 + limit, limit)
 
 
+@pytest.mark.parametrize("state", ["saving", "finished"])
 @pytest.mark.parametrize("limit", [5.0, 2 * LEAVING_SECONDS])
-def test_who_has_finished_may_take_its_time_to_leave(limit: float) -> None:
+def test_who_has_finished_may_take_its_time_to_leave(state: str, limit: float) -> None:
     watch = StallWatch()
     watch.observe(TRAINING, 10.0)
-    watch.observe({**TRAINING, "state": "finished"}, 20.0)
+    watch.observe({**TRAINING, "state": state}, 20.0)
     longest = max(limit, LEAVING_SECONDS)
     assert not watch.stalled(20 + longest - 0.1, limit)
     assert watch.stalled(20 + longest, limit)

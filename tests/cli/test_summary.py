@@ -8,6 +8,7 @@ from trainjob.core.reports import EvaluationResult
 
 PLACES = Places(
     output="runs/training/digits",
+    has_model=True,
     logs={"worker-1": "runs/training/digits/logs/replicas/worker-1.log", "evaluator-0": "evaluator-0.log"},
     tails={"digits-worker-1-aaaaaaaa": (*(f"line {n}" for n in range(30)), "ValueError: boom")},
     command="trainjob run job.yaml",
@@ -33,6 +34,7 @@ def test_success() -> None:
     assert _complete(worker, build_replica("evaluator-0", "finished"), evaluation=FINAL) == (
         "digits is complete: 440 steps in 1m5s, resumed from step 220\n"
         "  evaluation    final checkpoint, step 440: accuracy 97.5 %, loss 0.08125\n"
+        "  model         runs/training/digits/model\n"
         "  checkpoints   runs/training/digits/checkpoints\n"
         "  TensorBoard   tensorboard --logdir runs/training/digits"
     )
@@ -40,6 +42,11 @@ def test_success() -> None:
 
 def test_success_without_an_evaluator() -> None:
     assert "evaluat" not in _complete(build_replica(state="finished", step=440))
+
+
+def test_success_without_a_model() -> None:
+    view = build_view(state="Complete", conditions=[COMPLETE])
+    assert "  model  " not in "\n".join(summarize(view, Places(output="runs/x")))
 
 
 def test_success_whose_evaluator_failed() -> None:

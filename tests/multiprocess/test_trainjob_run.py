@@ -30,6 +30,8 @@ def test_the_main_job_trains_scores_and_is_not_trained_again(tmp_path: Path) -> 
     assert final["metrics"]["accuracy"] >= 0.97
     assert f"accuracy {final['metrics']['accuracy'] * 100:.1f} %" in printed
     assert str(output / "checkpoints") in printed
+    assert f"model         {output / 'model'}" in printed
+    assert sorted(path.name for path in (output / "model").iterdir()) == ["model.keras", "saved_model"]
     assert f"tensorboard --logdir {output}" in printed
     assert list((output / "logs" / "train").glob("events.*"))
     assert list((output / "evaluator" / "logs").glob("events.*"))

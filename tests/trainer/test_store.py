@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -233,6 +234,24 @@ def test_a_failed_write_says_what_to_do_and_leaves_nothing(
         store.save(1, 0, groups(1), "uid")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_beside_the_checkpoints_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    store, target = CheckpointStore(tmp_path / "checkpoints"), tmp_path / "model"
+    store.prepare()
+    store.publish(target, lambda place: (place / "first").touch())
+
+    def fill(place: Path) -> None:
+        (place / "second").touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutputFull, match=f"no space left for {target}: free some"):
+        store.publish(target, fill)
+    assert [path.name for path in target.iterdir()] == ["first"]
+    store.publish(target, lambda place: (place / "third").touch())
+    assert [path.name for path in target.iterdir()] == ["third"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "model"]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_unwritable(tmp_path: Path) -> None:

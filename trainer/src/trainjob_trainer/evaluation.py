@@ -73,13 +73,16 @@ class ResultsFile:
             raise explain_write_error(error, self._path) or error from error
 
 
-def evaluate_checkpoints(replica: Replica, score: Score, *, final_step: int | None) -> Evaluation | None:
+def evaluate_checkpoints(
+    replica: Replica, score: Score, *, final_step: int | None, score_final: Score | None = None
+) -> Evaluation | None:
     """Evaluate until the final checkpoint has been scored.
 
     Args:
         replica: this process. SIGTERM ends it at once, from a thread of its own.
         score: loads and measures.
         final_step: the training's last step where it is known; a marker before it is an earlier training's.
+        score_final: measures what only the final checkpoint is measured by.
 
     Returns:
         The final result.
@@ -103,7 +106,8 @@ def evaluate_checkpoints(replica: Replica, score: Score, *, final_step: int | No
                 if is_final:
                     raise
                 continue  # dropped meanwhile, as the oldest
-        last = Evaluation(checkpoint.step, scored[1], is_final)
+        further = score_final(checkpoint) if is_final and score_final is not None else {}
+        last = Evaluation(checkpoint.step, {**scored[1], **further}, is_final)
         _publish(replica, results, last)
     replica.progress.update(state="finished")
     replica.progress.flush()

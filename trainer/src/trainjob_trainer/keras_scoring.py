@@ -8,10 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.data import TrainingData
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.replica import Replica
 
 
 class BatchesTold(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
@@ -33,20 +35,25 @@ class KerasScoring:
     On one device the last batch may be smaller than the others, so nothing is padded and nothing is dropped.
     """
 
-    def __init__(
-        self, model: Any, heldout: Any, batch: int, store: CheckpointStore, progress: ProgressFile
-    ) -> None:
-        """Score `model` on `heldout`, unbatched examples, taken `batch` at a time.
+    def __init__(self, model: Any, name: str, data: TrainingData, batch: int, replica: Replica) -> None:
+        """Score on some data.
+
+        Args:
+            model: to load the checkpoints into.
+            name: of the function that the data comes from.
+            data: to be taken `batch` examples at a time.
+            batch: how many.
+            replica: whose checkpoints, and who reports.
 
         Raises:
-            InvalidConfiguration: the held-out data is endless.
+            InvalidConfiguration: the data is endless.
         """
-        if int(heldout.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            raise InvalidConfiguration("heldout() is endless: evaluation needs a data set that ends")
+        if data.examples is None:
+            raise InvalidConfiguration(f"{name}() is endless: evaluation needs a data set that ends")
         self._model = model
-        self._batches = heldout.batch(batch).prefetch(tf.data.AUTOTUNE)
-        self._store = store
-        self._told = BatchesTold(progress)
+        self._batches = data.dataset.batch(batch).prefetch(tf.data.AUTOTUNE)
+        self._store = replica.store
+        self._told = BatchesTold(replica.progress)
 
     def score(self, checkpoint: Checkpoint) -> Mapping[str, float]:
         """Load the checkpoint's weights and evaluate.
@@ -55,9 +62,5 @@ class KerasScoring:
             CheckpointUnreadable, CheckpointMismatch: as `CheckpointStore.load`.
         """
         self._store.load(checkpoint, {"model": self._model.variables})
-        return self.measure()
-
-    def measure(self) -> Mapping[str, float]:
-        """Evaluate the weights as they are."""
         metrics = self._model.evaluate(self._batches, verbose=0, return_dict=True, callbacks=[self._told])
         return scalars(metrics)

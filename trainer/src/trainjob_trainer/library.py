@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.checkpoint.snapshot import HostGroups
 from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_batches
 from trainjob_trainer.engine import Engine, build_model
-from trainjob_trainer.evaluation import Evaluation, evaluate_checkpoints
+from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints
+from trainjob_trainer.export import export_model
 from trainjob_trainer.keras_scoring import KerasScoring
 from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan, check_request
@@ -50,6 +52,8 @@ class _Request:
     seed: int
     checkpoint_every: int | None
     shuffle: bool
+    export: bool = True
+    test: LoadData | None = None
 
     def plan(self, examples: int | None) -> TrainingPlan:
         return build_plan(
@@ -73,6 +77,8 @@ def train_and_evaluate(
     checkpoint_every: int | None = None,
     keep: int = 3,
     shuffle: bool = True,
+    export: bool = True,
+    test: LoadData | None = None,
 ) -> Result:
     """Train a Keras model with as many workers as the job has, and evaluate every checkpoint.
 
@@ -94,6 +100,8 @@ def train_and_evaluate(
         keep: checkpoints to keep; the final one stays anyway.
         shuffle: reshuffle the training data each epoch, unless `train` takes the step. A shuffle of your own
             resumes exactly only if it is seeded, and then all earlier epochs are read over.
+        export: write the trained model to `<output>/model` at the end, as a Keras file and as a SavedModel.
+        test: as `heldout`, but only the final checkpoint is evaluated on it, under names with `test_`.
 
     Raises:
         InvalidConfiguration: an argument, the data, the model or TF_CONFIG is wrong.
@@ -102,7 +110,17 @@ def train_and_evaluate(
             the process with their exit code and one line instead of a traceback.
     """
     request = _Request(
-        model, train, heldout, epochs, steps, global_batch, seed, checkpoint_every, bool(shuffle)
+        model,
+        train,
+        heldout,
+        epochs,
+        steps,
+        global_batch,
+        seed,
+        checkpoint_every,
+        bool(shuffle),
+        bool(export),
+        test,
     )
     replica = join(keep=keep)
     check_request(epochs=epochs, steps=steps, global_batch=global_batch, checkpoint_every=checkpoint_every)
@@ -123,19 +141,28 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         lambda: choose_start(replica.store, plan.total_steps, replica.environment.uid),
     )
     refuse_finished(start, replica.store, plan.total_steps)
-    model = build_model(strategy, request.build, _batch_spec(source.at(start.step), per_device), request.seed)
+    spec = _batch_spec(source.at(start.step), per_device)
+    model = build_model(strategy, request.build, spec, request.seed)
     with strategy.scope():
         groups, further = variable_groups(model), further_groups(model)
     saved = restore(strategy, replica.task, replica.store, start, groups, further)
     if replica.task.is_writer:
         tell_unsaved(model)
         replica.store.clear_final()
-    loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, {**groups, **further})
+    export = _export(replica, request, spec) if request.export else None
+    loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, {**groups, **further}, export)
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, plan.total_steps, metrics)
+
+
+def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGroups], None]:
+    def build() -> Any:
+        return build_model(tf.distribute.get_strategy(), request.build, spec, request.seed)
+
+    return lambda trained: export_model(replica, build, trained)
 
 
 def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:
@@ -157,13 +184,21 @@ def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _
 
 
 def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
-    data = measure(request.heldout(), "heldout")
-    model = build_model(strategy, request.build, _batch_spec(data, None), request.seed)
-    scoring = KerasScoring(model, data.dataset, request.global_batch, replica.store, replica.progress)
+    heldout = measure(request.heldout(), "heldout")
+    model = build_model(strategy, request.build, _batch_spec(heldout, None), request.seed)
     final: Evaluation | None = evaluate_checkpoints(
-        replica, scoring.score, final_step=_final_step(replica, request)
+        replica,
+        KerasScoring(model, "heldout", heldout, request.global_batch, replica).score,
+        final_step=_final_step(replica, request),
+        score_final=None if request.test is None else _test(replica, request.test, request, model),
     )
     return Result(model, final.step if final else 0, final.metrics if final else {})
+
+
+def _test(replica: Replica, load: LoadData, request: _Request, model: Any) -> Score:
+    test = measure(load(), "test")
+    scoring = KerasScoring(model, "test", test, request.global_batch, replica)
+    return lambda checkpoint: {f"test_{name}": value for name, value in scoring.score(checkpoint).items()}
 
 
 def _final_step(replica: Replica, request: _Request) -> int | None:

@@ -79,8 +79,20 @@ class Saver:
             self._writer.wait()
             raise Preempted(f"{self._replica.task.replica} was asked to stop; saved step {step}")
 
-    def finish(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
+    def finish(
+        self,
+        step: int,
+        epoch: int,
+        snapshot: Callable[[], HostGroups],
+        export: Callable[[HostGroups], None] | None = None,
+    ) -> None:
         """Save the end, wait for it, and mark it as final.
+
+        Args:
+            step: steps done.
+            epoch: whole epochs done.
+            snapshot: reads what is to be saved.
+            export: called with it before the mark: a job that is marked as finished has all that it leaves.
 
         Raises:
             OutputFull, OutputUnwritable: as above.
@@ -88,9 +100,11 @@ class Saver:
         if not self._replica.task.is_writer:
             return
         self._replica.progress.update(state="saving", step=step)
-        if self._saved != step:
-            self._submit(step, epoch, snapshot)
+        groups = snapshot()
+        self._submit(step, epoch, lambda: groups)
         self._writer.wait()
+        if export is not None:
+            export(groups)
         self._replica.store.mark_final(step, self._replica.environment.uid)
         announce(f"training finished at step {step}; checkpoints in {self._replica.store.directory}")
 

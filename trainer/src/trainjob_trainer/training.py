@@ -42,14 +42,26 @@ class TrainingLoop:
         engine: Engine,
         plan: TrainingPlan,
         groups: VariableGroups,
+        export: Callable[[HostGroups], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Put the parts together; `groups` is what the checkpoints hold."""
+        """Put the parts together.
+
+        Args:
+            replica: this process.
+            strategy: of the job.
+            engine: takes the steps.
+            plan: how many.
+            groups: what the checkpoints hold.
+            export: called by the writer with the final ones.
+            clock: replaced by tests.
+        """
         self._replica = replica
         self._strategy = strategy
         self._engine = engine
         self._plan = plan
         self._groups = groups
+        self._export = export
         self._clock = clock
         self._saver = Saver(replica)
         self._recorder = Recorder(replica, plan)
@@ -81,7 +93,8 @@ class TrainingLoop:
                 self._call(iterator, state)
                 self._end_epoch(state)
                 self._save(state)
-            self._saver.finish(state.step, self._plan.epochs_done(state.step), self._snapshot)
+            epoch = self._plan.epochs_done(state.step)
+            self._saver.finish(state.step, epoch, self._snapshot, self._export)
         self._recorder.end(state.step, self._last_epoch)
         return dict(self._last_epoch)
 

@@ -170,6 +170,7 @@ def _places(cluster: LocalCluster, job: TrainJob, ending: Ending) -> Places:
     root = cluster.output_root
     return Places(
         output=_shown(root) if root else root_folder(job),
+        has_model=root is not None and (root / "model").is_dir(),
         logs={replica: _shown(path) for replica, path in logs.items() if path},
         tails=tails,
         command=shlex.join(["trainjob", *sys.argv[1:]]),

@@ -21,6 +21,7 @@ class Places:
 
     Attributes:
         output: the job's output folder, or its `gs://` address.
+        has_model: whether the training has left its model there.
         logs: the file that keeps each replica's log, by replica.
         tails: the last lines of each pod's log, by pod.
         command: what was typed, to be repeated.
@@ -28,6 +29,7 @@ class Places:
     """
 
     output: str
+    has_model: bool = False
     logs: dict[str, str] = field(default_factory=dict)
     tails: dict[str, tuple[str, ...]] = field(default_factory=dict)
     command: str = "trainjob run FILE"
@@ -66,6 +68,8 @@ def _success(view: JobView, places: Places) -> Iterator[str]:
         f", resumed from step {since}" if since else ""
     )
     yield from _scores(view, places)
+    if places.has_model:
+        yield f"  model         {places.output}/model"
     yield f"  checkpoints   {places.output}/checkpoints"
     yield f"  TensorBoard   tensorboard --logdir {places.output}"
 

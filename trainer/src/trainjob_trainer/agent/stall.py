@@ -17,7 +17,7 @@ _FRESH_SECONDS = 5.0
 FIRST_STEP_SECONDS = 600.0
 """At least, for the first step of a process: the model is compiled in it."""
 LEAVING_SECONDS = 60.0
-"""At least, for a process that has done its work: its shutdown and TensorFlow's take a while."""
+"""At least, for a process that saves, or has done its work and shuts TensorFlow down: both take a while."""
 
 
 class StallWatch:
@@ -59,7 +59,7 @@ class StallWatch:
         return now - self._since >= max(limit, self._least)
 
     def _least_seconds(self, report: Mapping[str, Any]) -> float:
-        if report.get("state") == "finished":
+        if report.get("state") in ("saving", "finished"):
             return LEAVING_SECONDS
         return 0.0 if has_stepped(report, self._first_step) else FIRST_STEP_SECONDS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from trainjob_trainer.checkpoint.fence import Fence
@@ -63,6 +64,24 @@ class Publisher:
         """Rename, one of the two being a `place`: every change that readers see is one of these."""
         self.check()
         self._files.rename(source, target)
+
+    def publish(self, target: Path, fill: Callable[[Path], None]) -> None:
+        """Have a new folder filled, and put it in the place of what may be there.
+
+        Args:
+            target: on the same volume.
+            fill: writes into the folder that it is given.
+        """
+        place = self.new_folder(target.name)
+        try:
+            fill(place)
+            if target.exists():
+                self.discard(target)
+            self.move(place, target)
+            self._files.sync(target.parent)
+        except Exception:
+            self._files.remove(place)
+            raise
 
     def replace(self, path: Path, text: str) -> None:
         """Write a small file so that a reader sees the old or the new one, never a part."""

@@ -102,20 +102,29 @@ class CheckpointStore:
         """
         target = self._folder(step)
         facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
-        temporary = self._publisher.place(target.name)
         try:
-            self._publisher.new_folder(target.name)
-            write_bundle(temporary, groups, facts, self._files)
-            if target.exists():  # an older attempt's, perhaps damaged
-                self._publisher.discard(target)
-            self._publisher.move(temporary, target)
-            self._files.sync(self.directory)
+            # What may be there is an older attempt's, perhaps damaged.
+            self._publisher.publish(target, lambda place: write_bundle(place, groups, facts, self._files))
             self._prune(newest=step)
             self._write_state()
         except Exception as error:
-            self._files.remove(temporary)
             raise self._publisher.explained(error, target) from error
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
+
+    def publish(self, target: Path, fill: Callable[[Path], None]) -> None:
+        """Put another folder on this volume: whole or not at all, in its predecessor's place.
+
+        Args:
+            target: where.
+            fill: writes into the folder that it is given.
+
+        Raises:
+            OutputFull, OutputUnwritable, Fenced, OutputTaken: as `save`; what else `fill` raises.
+        """
+        try:
+            self._publisher.publish(target, fill)
+        except Exception as error:
+            raise self._publisher.explained(error, target) from error
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints in place, oldest first, damaged ones included."""
