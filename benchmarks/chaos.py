@@ -59,14 +59,16 @@ class Chaos:
         pids = self._run.until("somebody to kill", lambda: self._targets(kind, seat))
         number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
         steps = [self._run.stamp(one).get("step") for one in WORKERS]
-        self._before = self._run.processes_of(WORKERS)
+        before = self._run.processes_of(WORKERS)
         for pid in pids:
             kill(pid, number)
         self.done[kind] += 1
         print(f"chaos: {sum(self.done.values())}: {kind} at {steps}", file=sys.stderr, flush=True)
         if kind == "stop" and not all(isinstance(step, int) for step in steps):
-            time.sleep(_STOPPED_SECONDS)  # before the first step no watchdog is armed
+            time.sleep(_STOPPED_SECONDS)  # before the first step it has ten minutes
             kill(pids[0], signal.SIGCONT)
+        else:
+            self._before = before
 
     def _targets(self, kind: str, seat: str) -> list[int]:
         """The processes to kill; none while a seat has none, as between two starts."""
