@@ -13,6 +13,7 @@ from trainjob_trainer import Environment, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.library import _Request, _train
 from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.stop import StopRequest
 
@@ -39,6 +40,6 @@ def examples() -> Any:
     return tf.data.Dataset.from_tensor_slices((inputs, inputs[:, :1]))
 
 
-def train(folder: Path, steps: int, build: Any = model, **settings: Any) -> Any:
-    request = _Request(build, examples, examples, None, steps, 4, 1, None, shuffle=True, **settings)
-    return _train(replica(folder), STRATEGY, request)
+def train(folder: Path, steps: int, build: Any = model, *, test: Any = None, **settings: Any) -> Any:
+    recipe = Recipe(steps=steps, global_batch=4, seed=1, **settings)
+    return _train(replica(folder), STRATEGY, _Request(build, examples, examples, recipe, test))

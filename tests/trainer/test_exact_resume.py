@@ -16,6 +16,7 @@ from trainjob_trainer import Environment, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.library import Result, _Request, _train
 from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.stop import StopRequest
 
@@ -145,7 +146,8 @@ def train(
     replica = Replica(task, environment, CheckpointStore(environment.checkpoint_dir), progress, stop)
     keras.utils.clear_session()  # names of layers are numbered within a process
     keras.utils.set_random_seed(42)
-    return _train(replica, STRATEGY, _Request(build, data, examples, None, STEPS, BATCH, 42, EVERY, shuffle))
+    recipe = Recipe(steps=STEPS, global_batch=BATCH, checkpoint_every=EVERY, shuffle=shuffle)
+    return _train(replica, STRATEGY, _Request(build, data, examples, recipe))
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob_trainer import InvalidConfiguration
 from trainjob_trainer.pace import next_call, steps_a_call
-from trainjob_trainer.plan import batch_of_a_device, build_plan, check_request
-
-REQUEST: dict[str, Any] = {"epochs": 2, "steps": None, "global_batch": 8, "checkpoint_every": None}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"epochs": None}, "either epochs=... or steps"),
-        ({"steps": 5}, "either epochs=... or steps"),
-        ({"epochs": 0}, "epochs: must be a number of at least 1, got 0"),
-        ({"epochs": 1.5}, "epochs"),
-        ({"global_batch": 0}, "global_batch"),
-        ({"checkpoint_every": -1}, "checkpoint_every"),
-    ],
-)
-def test_a_wrong_request_is_refused_with_its_argument(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidConfiguration, match=words):
-        check_request(**{**REQUEST, **changes})
+from trainjob_trainer.plan import batch_of_a_device, build_plan
 
 
 @pytest.mark.parametrize(

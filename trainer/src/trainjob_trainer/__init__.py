@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
     from trainjob_trainer.environment import Environment
     from trainjob_trainer.library import Result, train_and_evaluate
+    from trainjob_trainer.recipe import Recipe
     from trainjob_trainer.task import Task
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "PeerLost",
     "PortInUse",
     "Preempted",
+    "Recipe",
     "Result",
     "Run",
     "Stalled",
@@ -61,6 +63,7 @@ __all__ = [
 
 _LAZY = {
     "Environment": "trainjob_trainer.environment",
+    "Recipe": "trainjob_trainer.recipe",
     "Result": "trainjob_trainer.library",
     "Run": "trainjob_trainer.custom_loop",
     "Task": "trainjob_trainer.task",

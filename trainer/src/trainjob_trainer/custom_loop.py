@@ -156,7 +156,8 @@ def init(*, keep: int = 3) -> Run:
         InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before, with its line.
         PortInUse, OutputUnwritable, OutputFull: as for `train_and_evaluate`.
     """
-    replica = join(keep=keep)
+    replica = join()
+    replica.store.keep = keep
     strategy = build_strategy(replica.task)
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
+from trainjob_trainer.errors import CheckpointMismatch
 from trainjob_trainer.model_state import variable_groups
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.resume import announce
@@ -39,12 +40,19 @@ def export_model(replica: Replica, build: Build, trained: HostGroups) -> None:
     """
     with tf.device("CPU:0"):  # a GPU may have no room for a second one
         model = build()
-        assign(variable_groups(model), trained)
+        _assign(model, trained)
     folder = replica.environment.output_dir / FOLDER
     replica.store.publish(folder, lambda place: _fill(place, model))
     written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
     if written:
         announce(f"the model is in {folder}: {' and '.join(written)}")
+
+
+def _assign(model: Any, trained: HostGroups) -> None:
+    try:
+        assign(variable_groups(model), trained)
+    except CheckpointMismatch:  # the recipe gave the optimizer another learning rate
+        assign({"model": model.variables}, trained)
 
 
 def _fill(folder: Path, model: Any) -> None:

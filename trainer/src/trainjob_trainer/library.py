@@ -14,9 +14,13 @@ from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_
 from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints
 from trainjob_trainer.export import export_model
+from trainjob_trainer.initial_weights import load_initial_weights
 from trainjob_trainer.keras_scoring import KerasScoring
+from trainjob_trainer.learning_rate import scale_learning_rate
 from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
-from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan, check_request
+from trainjob_trainer.normalization import tell_unsynchronized
+from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
+from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
 from trainjob_trainer.strategy import build_strategy
@@ -46,22 +50,22 @@ class _Request:
     build: BuildModel
     train: LoadData
     heldout: LoadData
-    epochs: int | None
-    steps: int | None
-    global_batch: int
-    seed: int
-    checkpoint_every: int | None
-    shuffle: bool
-    export: bool = True
+    recipe: Recipe
     test: LoadData | None = None
 
+    @property
+    def batch(self) -> int:
+        """Examples a step; the recipe has been checked."""
+        return self.recipe.global_batch or 0
+
     def plan(self, examples: int | None) -> TrainingPlan:
+        recipe = self.recipe
         return build_plan(
             examples=examples,
-            epochs=self.epochs,
-            steps=self.steps,
-            global_batch=self.global_batch,
-            checkpoint_every=self.checkpoint_every,
+            epochs=recipe.epochs,
+            steps=recipe.steps,
+            global_batch=self.batch,
+            checkpoint_every=recipe.checkpoint_every,
         )
 
 
@@ -69,16 +73,10 @@ def train_and_evaluate(
     model: BuildModel,
     train: LoadData,
     heldout: LoadData,
+    recipe: Recipe | None = None,
     *,
-    epochs: int | None = None,
-    steps: int | None = None,
-    global_batch: int,
-    seed: int = 42,
-    checkpoint_every: int | None = None,
-    keep: int = 3,
-    shuffle: bool = True,
-    export: bool = True,
     test: LoadData | None = None,
+    **settings: Any,
 ) -> Result:
     """Train a Keras model with as many workers as the job has, and evaluate every checkpoint.
 
@@ -90,18 +88,13 @@ def train_and_evaluate(
         model: returns a compiled Keras model. Called within the strategy's scope.
         train: returns a tf.data set of single examples (not batches), such as (image, label). To resume, it
             is read up to where training goes on, within the epoch. If it has a parameter named `step`, it is
-            called with the steps done, and returns without end the examples from there on.
+            called with the steps done, and returns without end the examples from there on. A shuffle of your
+            own resumes exactly only if it is seeded, and then all earlier epochs are read over.
         heldout: the same, for evaluation; each example counts once.
-        epochs: passes over the training data; give this or `steps`.
-        steps: optimizer steps in all, counted from 0 also when resuming.
-        global_batch: examples a step, over all workers; they must divide it.
-        seed: of initial weights, dropout and the order of examples.
-        checkpoint_every: steps between checkpoints; by default once an epoch.
-        keep: checkpoints to keep; the final one stays anyway.
-        shuffle: reshuffle the training data each epoch, unless `train` takes the step. A shuffle of your own
-            resumes exactly only if it is seeded, and then all earlier epochs are read over.
-        export: write the trained model to `<output>/model` at the end, as a Keras file and as a SavedModel.
+        recipe: how it is trained.
         test: as `heldout`, but only the final checkpoint is evaluated on it, under names with `test_`.
+        settings: those of a `Recipe`, instead of the recipe's or in addition; `epochs` or `steps` and
+            `global_batch` must be given.
 
     Raises:
         InvalidConfiguration: an argument, the data, the model or TF_CONFIG is wrong.
@@ -109,30 +102,19 @@ def train_and_evaluate(
         PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: uncaught they end
             the process with their exit code and one line instead of a traceback.
     """
-    request = _Request(
-        model,
-        train,
-        heldout,
-        epochs,
-        steps,
-        global_batch,
-        seed,
-        checkpoint_every,
-        bool(shuffle),
-        bool(export),
-        test,
-    )
-    replica = join(keep=keep)
-    check_request(epochs=epochs, steps=steps, global_batch=global_batch, checkpoint_every=checkpoint_every)
+    replica = join()
+    request = _Request(model, train, heldout, recipe_of(recipe, settings), test)
+    check(request.recipe)
+    replica.store.keep = request.recipe.keep
     strategy = build_strategy(replica.task)
-    keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:
         return _evaluate(replica, strategy, request)
     return _train(replica, strategy, request)
 
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
-    per_device = batch_of_a_device(request.global_batch, strategy.num_replicas_in_sync)
+    per_device = batch_of_a_device(request.batch, strategy.num_replicas_in_sync)
     source = TrainingSource(request.train)
     plan = request.plan(source.examples)
     start = agree(
@@ -142,14 +124,17 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     )
     refuse_finished(start, replica.store, plan.total_steps)
     spec = _batch_spec(source.at(start.step), per_device)
-    model = build_model(strategy, request.build, spec, request.seed)
+    model = build_model(strategy, _as_recipe_says(request), spec, request.recipe.seed)
     with strategy.scope():
         groups, further = variable_groups(model), further_groups(model)
     saved = restore(strategy, replica.task, replica.store, start, groups, further)
+    if not start.step and request.recipe.initial_weights:
+        load_initial_weights(strategy, replica.task, model, request.recipe.initial_weights)
     if replica.task.is_writer:
         tell_unsaved(model)
+        tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
-    export = _export(replica, request, spec) if request.export else None
+    export = _export(replica, request, spec) if request.recipe.export else None
     loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, {**groups, **further}, export)
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
@@ -158,25 +143,35 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     return Result(model, plan.total_steps, metrics)
 
 
+def _as_recipe_says(request: _Request) -> BuildModel:
+    def build() -> Any:
+        model = request.build()
+        if getattr(model, "optimizer", None) is not None:
+            scale_learning_rate(model, request.recipe)
+        return model
+
+    return build
+
+
 def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGroups], None]:
     def build() -> Any:
-        return build_model(tf.distribute.get_strategy(), request.build, spec, request.seed)
+        return build_model(tf.distribute.get_strategy(), request.build, spec, request.recipe.seed)
 
     return lambda trained: export_model(replica, build, trained)
 
 
 def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:
     stream = source.stream(
-        step=step, global_batch=request.global_batch, seed=request.seed, shuffle=request.shuffle
+        step=step, global_batch=request.batch, seed=request.recipe.seed, shuffle=request.recipe.shuffle
     )
-    teller = source.read_over(step, request.global_batch) if replica.task.is_writer else None
+    teller = source.read_over(step, request.batch) if replica.task.is_writer else None
 
     def of_worker(context: Any) -> Any:
         return worker_batches(
             stream,
             workers=context.num_input_pipelines,
             worker=context.input_pipeline_id,
-            batch=batch_of_a_device(request.global_batch, strategy.num_replicas_in_sync),
+            batch=batch_of_a_device(request.batch, strategy.num_replicas_in_sync),
             read_over=teller,
         )
 
@@ -185,10 +180,10 @@ def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _
 
 def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
     heldout = measure(request.heldout(), "heldout")
-    model = build_model(strategy, request.build, _batch_spec(heldout, None), request.seed)
+    model = build_model(strategy, request.build, _batch_spec(heldout, None), request.recipe.seed)
     final: Evaluation | None = evaluate_checkpoints(
         replica,
-        KerasScoring(model, "heldout", heldout, request.global_batch, replica).score,
+        KerasScoring(model, "heldout", heldout, request.batch, replica).score,
         final_step=_final_step(replica, request),
         score_final=None if request.test is None else _test(replica, request.test, request, model),
     )
@@ -197,7 +192,7 @@ def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
 
 def _test(replica: Replica, load: LoadData, request: _Request, model: Any) -> Score:
     test = measure(load(), "test")
-    scoring = KerasScoring(model, "test", test, request.global_batch, replica)
+    scoring = KerasScoring(model, "test", test, request.batch, replica)
     return lambda checkpoint: {f"test_{name}": value for name, value in scoring.score(checkpoint).items()}
 
 
@@ -205,7 +200,7 @@ def _final_step(replica: Replica, request: _Request) -> int | None:
     """Only a process without a job needs it, to tell an earlier training's end from this one's."""
     if replica.environment.uid:
         return None
-    return request.steps or request.plan(TrainingSource(request.train).examples).total_steps
+    return request.recipe.steps or request.plan(TrainingSource(request.train).examples).total_steps
 
 
 def _batch_spec(data: TrainingData, batch: int | None) -> Any:

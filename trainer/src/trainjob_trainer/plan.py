@@ -41,23 +41,6 @@ class TrainingPlan:
         return step // self.epoch_steps if self.epoch_steps else 0
 
 
-def check_request(
-    *, epochs: int | None, steps: int | None, global_batch: int, checkpoint_every: int | None
-) -> None:
-    """Refuse what can be seen to be wrong before anything is loaded.
-
-    Raises:
-        InvalidConfiguration: naming the argument.
-    """
-    if (epochs is None) == (steps is None):
-        raise InvalidConfiguration("give either epochs=... or steps=..., and not both")
-    for name, value in (("epochs", epochs), ("steps", steps), ("checkpoint_every", checkpoint_every)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise InvalidConfiguration(f"{name}: must be a number of at least 1, got {value!r}")
-    if not isinstance(global_batch, int) or global_batch < 1:
-        raise InvalidConfiguration(f"global_batch: must be a number of at least 1, got {global_batch!r}")
-
-
 def batch_of_a_device(global_batch: int, devices: int) -> int:
     """Examples that each training device takes of a global batch.
 

@@ -38,12 +38,11 @@ class Replica:
     stop: StopRequest
 
 
-def join(env: Mapping[str, str] | None = None, *, keep: int = 3) -> Replica:
+def join(env: Mapping[str, str] | None = None) -> Replica:
     """Read the environment, and from now on answer SIGTERM and uncaught errors as the job expects.
 
     Args:
         env: the process's environment, replaced by tests.
-        keep: checkpoints to keep.
 
     Raises:
         InvalidConfiguration: TF_CONFIG or TRAINJOB_* is malformed.
@@ -59,7 +58,7 @@ def join(env: Mapping[str, str] | None = None, *, keep: int = 3) -> Replica:
     install_edge(task, progress, stop)
     environment = Environment.from_environment(variables, task)
     stop.install(lambda: leave_on_request(task, progress))
-    store = CheckpointStore(environment.checkpoint_dir, keep, fence=build_fence(task, environment))
+    store = CheckpointStore(environment.checkpoint_dir, fence=build_fence(task, environment))
     replica = Replica(task, environment, store, progress, stop)
     progress.update(state="starting")
     progress.keep_fresh()

@@ -61,7 +61,12 @@ class FinalMarker:
 
 
 class CheckpointStore:
-    """Checkpoints below one folder. Only one replica may write; any may read."""
+    """Checkpoints below one folder. Only one replica may write; any may read.
+
+    Attributes:
+        directory: the folder.
+        keep: how many of the newest stay, at least one.
+    """
 
     def __init__(
         self,
@@ -82,7 +87,7 @@ class CheckpointStore:
             fence: the writer's claim to this folder or one above it; without it nobody else may write.
         """
         self.directory = Path(directory)
-        self._keep = max(1, keep)
+        self.keep = keep
         self._now = now
         self._files = files or Files()
         self._publisher = Publisher(self.directory, self._files, fence)
@@ -275,7 +280,7 @@ class CheckpointStore:
         steps, final = self.steps(), self.final()
         older = [step for step in steps if step < newest]
         beyond = [step for step in steps if step > newest]
-        surplus = older[: max(0, len(older) + 1 - self._keep)]
+        surplus = older[: max(0, len(older) + 1 - max(1, self.keep))]
         for step in surplus + beyond:
             if final is None or step != final.step:
                 self._publisher.discard(self._folder(step))

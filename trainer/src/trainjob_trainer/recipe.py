@@ -1,0 +1,183 @@
+"""What a training is to do, in numbers: set in code, by the environment, or on the command line.
+
+What the command line says counts most, then the environment, then the code. A TrainJob changes a setting
+without a new image, by its container's `args` or `env`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import os
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.exits import ExitCode
+
+PREFIX = "TRAIN_"
+"""Of environment variables: `TRAIN_GLOBAL_BATCH=128`. TRAINJOB_ is the controller's own."""
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def _setting(meaning: str, default: Any = None, *, least: float | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": meaning, "least": least})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of `train_and_evaluate`, each an argument of it too."""
+
+    global_batch: int | None = _setting("examples a step, over all workers, who must divide it", least=1)
+    epochs: int | None = _setting("passes over the training data; this or steps", least=1)
+    steps: int | None = _setting("optimizer steps in all, those of earlier starts included", least=1)
+    seed: int = _setting("of initial weights, dropout and the order of examples", 42)
+    shuffle: bool = _setting("reshuffle the training data each epoch, unless train() takes the step", True)
+    checkpoint_every: int | None = _setting("steps between checkpoints; once an epoch by default", least=1)
+    keep: int = _setting("checkpoints to keep; the final one stays anyway", 3, least=1)
+    export: bool = _setting("write the trained model to <output>/model, as model.keras and saved_model", True)
+    base_batch: int | None = _setting(
+        "examples a step that the optimizer's learning rate is meant for; it is multiplied by "
+        "global_batch / base_batch",
+        least=1,
+    )
+    warmup_steps: int = _setting("steps in which the learning rate rises from zero", 0, least=0)
+    initial_weights: str | None = _setting("a .keras or .weights.h5 file to begin with, in every replica")
+
+    @classmethod
+    def from_command_line(
+        cls,
+        arguments: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Recipe:
+        """Read this process's environment and arguments; `--help` lists all settings, and ends it.
+
+        Args:
+            arguments: instead of the process's own.
+            env: instead of the process's own.
+            settings: what holds where neither says otherwise.
+
+        Raises:
+            SystemExit: an argument or a variable is none of a recipe's, or has no such value.
+        """
+        parser = _Parser(description="Train. Every setting can also be given by the environment.")
+        try:
+            cls.add_arguments(parser, env, **settings)
+        except InvalidConfiguration as error:
+            parser.error(str(error))
+        return cls.from_arguments(parser.parse_args(arguments))
+
+    @classmethod
+    def add_arguments(
+        cls, parser: argparse.ArgumentParser, env: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
+        """Add the settings to a parser of the script's own; `from_arguments` makes the recipe of its result.
+
+        Raises:
+            InvalidConfiguration: a setting doesn't exist, or a variable has no value of its kind.
+        """
+        known = recipe_of(None, settings)
+        variables = os.environ if env is None else env
+        group = parser.add_argument_group("recipe")
+        for field in dataclasses.fields(cls):
+            text = variables.get(variable_of(field.name))
+            default = getattr(known, field.name) if text is None else _parse(variable_of(field.name), text)
+            _add(group, field, default)
+
+    @classmethod
+    def from_arguments(cls, parsed: argparse.Namespace) -> Recipe:
+        """Return the recipe that `add_arguments` has brought into a parser."""
+        return cls(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(cls)})
+
+
+def recipe_of(recipe: Recipe | None, settings: Mapping[str, Any]) -> Recipe:
+    """Return a recipe with some settings replaced.
+
+    Raises:
+        InvalidConfiguration: a setting doesn't exist.
+    """
+    names = [field.name for field in dataclasses.fields(Recipe)]
+    for name in settings:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            raise InvalidConfiguration(
+                f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
+    return dataclasses.replace(recipe or Recipe(), **settings)
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what can be seen to be wrong before anything is loaded.
+
+    Raises:
+        InvalidConfiguration: naming the setting.
+    """
+    if (recipe.epochs is None) == (recipe.steps is None):
+        raise InvalidConfiguration("give either epochs=... or steps=..., and not both")
+    if recipe.global_batch is None:
+        raise InvalidConfiguration("global_batch: must be given, a number of at least 1")
+    for field in dataclasses.fields(recipe):
+        _check_value(field, getattr(recipe, field.name))
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(int(ExitCode.INVALID_CONFIGURATION), f"trainjob: InvalidConfiguration: {message}\n")
+
+
+def _kind(field: dataclasses.Field[Any]) -> type:
+    """The type of a setting's value, apart from None."""
+    hint = typing.get_type_hints(Recipe)[field.name]
+    kinds = [one for one in typing.get_args(hint) or (hint,) if one is not types.NoneType]
+    kind: type = kinds[0]
+    return kind
+
+
+def _add(group: Any, field: dataclasses.Field[Any], default: Any) -> None:
+    flag = "--" + field.name.replace("_", "-")
+    shown = "" if default is None else f" (here: {default})"
+    about = {"default": default, "help": f"{field.metadata['help']}{shown} [{variable_of(field.name)}]"}
+    if _kind(field) is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **about)
+    else:
+        group.add_argument(flag, type=_kind(field), metavar=_kind(field).__name__.upper(), **about)
+
+
+def _parse(variable: str, text: str) -> Any:
+    field = next(one for one in dataclasses.fields(Recipe) if variable_of(one.name) == variable)
+    kind = _kind(field)
+    if kind is bool:
+        if text.lower() in _TRUE + _FALSE:
+            return text.lower() in _TRUE
+        raise InvalidConfiguration(f"{variable}: must be true or false, got {text!r}")
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidConfiguration(f"{variable}: must be a number, got {text!r}") from None
+
+
+def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    kind, least = _kind(field), field.metadata["least"]
+    if value is None and field.default is None:
+        return
+    if least is not None and (isinstance(value, bool) or not isinstance(value, kind) or value < least):
+        raise InvalidConfiguration(f"{field.name}: must be a number of at least {least}, got {value!r}")
+    if not isinstance(value, kind):
+        raise InvalidConfiguration(f"{field.name}: must be {_article(kind)}, got {value!r}")
+
+
+def _article(kind: type) -> str:
+    return {bool: "True or False", str: "a text", int: "a whole number"}.get(kind, "a number")
