@@ -95,6 +95,19 @@ def test_what_is_no_compiled_model_is_refused(build: Callable[[], Any], words: s
         built(build)
 
 
+def test_a_model_that_does_not_fit_the_data_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> Any:
+        model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(
+        InvalidConfiguration, match=r"can't be trained on examples of the shapes \(3,\), \(1,\): "
+    ):
+        build_model(tf.distribute.get_strategy(), build, SPEC, seed=3)
+    assert "Traceback" in capsys.readouterr().err  # where in the user's own layers it may be
+
+
 def test_metrics_that_are_no_numbers_do_not_end_the_training() -> None:
     def by_class() -> Any:
         model = regression()

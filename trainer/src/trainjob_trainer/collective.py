@@ -10,7 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
-from trainjob_trainer.errors import CheckpointMismatch
+from trainjob_trainer.errors import CheckpointMismatch, InvalidConfiguration
+from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.task import Task
 
 
@@ -59,6 +60,23 @@ def check_same_weights(strategy: Any, task: Task, groups: VariableGroups) -> Non
         raise CheckpointMismatch(
             f"{task.replica}: the weights restored here differ from the writer's; "
             "do all workers see the same output folder?"
+        )
+
+
+def check_same_plan(strategy: Any, task: Task, plan: TrainingPlan) -> None:
+    """Compare this worker's plan with the writer's: with other numbers they would wait for each other.
+
+    Raises:
+        InvalidConfiguration: they differ: another number of examples, other settings.
+    """
+    writers = broadcast(strategy, task, plan.numbers)
+    names = ("steps", "steps an epoch", "steps between checkpoints", "examples a step")
+    pairs = zip(names, plan.numbers, writers)
+    other = [f"{mine} {name} here, {theirs} there" for name, mine, theirs in pairs if mine != theirs]
+    if other:
+        raise InvalidConfiguration(
+            f"{task.replica} has another training before it than the first worker: {', '.join(other)}; all "
+            "workers need the same data (each takes its own part of it) and the same settings"
         )
 
 

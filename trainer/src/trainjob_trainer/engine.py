@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -88,7 +89,8 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
         seed: of initial weights and random layers.
 
     Raises:
-        InvalidConfiguration: it returns no compiled Keras model, or one that hangs on several workers.
+        InvalidConfiguration: it returns no compiled Keras model, one that hangs on several workers, or one
+            that doesn't fit the data.
     """
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -98,7 +100,19 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
         if not model.compiled:
             raise InvalidConfiguration("model() must return a compiled model: call model.compile(...) in it")
         refuse_loss_scaling(model, strategy)
-        # Variables can't be created inside the traced steps. Keras does the same at the start of `fit`.
-        model._symbolic_build(data_batch=spec)
-        model.optimizer.build(model.trainable_variables)
+        _create_variables(model, spec)
     return model
+
+
+def _create_variables(model: Any, spec: Any) -> None:
+    """They can't be created inside the traced steps. Keras does the same at the start of `fit`."""
+    try:
+        model._symbolic_build(data_batch=spec)
+    except (ValueError, TypeError) as error:
+        traceback.print_exc()
+        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        shapes = ", ".join(str(tuple(part.shape)[1:]) for part in tf.nest.flatten(spec))
+        raise InvalidConfiguration(
+            f"the model can't be trained on examples of the shapes {shapes}: {why}"
+        ) from error
+    model.optimizer.build(model.trainable_variables)

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups
+from trainjob_trainer.collective import check_same_plan
 from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_batches
 from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints
@@ -117,6 +118,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     per_device = batch_of_a_device(request.batch, strategy.num_replicas_in_sync)
     source = TrainingSource(request.train)
     plan = request.plan(source.examples)
+    check_same_plan(strategy, replica.task, plan)
     start = agree(
         strategy,
         replica.task,

@@ -26,6 +26,11 @@ class TrainingPlan:
     global_batch: int
 
     @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """All of it as integers, for workers to compare."""
+        return self.total_steps, self.epoch_steps or 0, self.checkpoint_every, self.global_batch
+
+    @property
     def total_epochs(self) -> int | None:
         """Passes over the data, the last perhaps cut off."""
         return -(-self.total_steps // self.epoch_steps) if self.epoch_steps else None

@@ -11,8 +11,6 @@ import dataclasses
 import difflib
 import os
 import sys
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -26,29 +24,38 @@ PREFIX = "TRAIN_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def _setting(meaning: str, default: Any = None, *, least: float | None = None) -> Any:
-    return dataclasses.field(default=default, metadata={"help": meaning, "least": least})
+def _setting(meaning: str, kind: type, default: Any = None, *, least: int | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": meaning, "kind": kind, "least": least})
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The settings of `train_and_evaluate`, each an argument of it too."""
 
-    global_batch: int | None = _setting("examples a step, over all workers, who must divide it", least=1)
-    epochs: int | None = _setting("passes over the training data; this or steps", least=1)
-    steps: int | None = _setting("optimizer steps in all, those of earlier starts included", least=1)
-    seed: int = _setting("of initial weights, dropout and the order of examples", 42)
-    shuffle: bool = _setting("reshuffle the training data each epoch, unless train() takes the step", True)
-    checkpoint_every: int | None = _setting("steps between checkpoints; once an epoch by default", least=1)
-    keep: int = _setting("checkpoints to keep; the final one stays anyway", 3, least=1)
-    export: bool = _setting("write the trained model to <output>/model, as model.keras and saved_model", True)
+    global_batch: int | None = _setting("examples a step, over all workers, who must divide it", int, least=1)
+    epochs: int | None = _setting("passes over the training data; this or steps", int, least=1)
+    steps: int | None = _setting("optimizer steps in all, those of earlier starts included", int, least=1)
+    seed: int = _setting("of initial weights, dropout and the order of examples", int, 42)
+    shuffle: bool = _setting(
+        "reshuffle the training data each epoch, unless train() takes the step", bool, True
+    )
+    checkpoint_every: int | None = _setting(
+        "steps between checkpoints; once an epoch by default", int, least=1
+    )
+    keep: int = _setting("checkpoints to keep; the final one stays anyway", int, 3, least=1)
+    export: bool = _setting(
+        "write the trained model to <output>/model, as model.keras and saved_model", bool, True
+    )
     base_batch: int | None = _setting(
         "examples a step that the optimizer's learning rate is meant for; it is multiplied by "
         "global_batch / base_batch",
+        int,
         least=1,
     )
-    warmup_steps: int = _setting("steps in which the learning rate rises from zero", 0, least=0)
-    initial_weights: str | None = _setting("a .keras or .weights.h5 file to begin with, in every replica")
+    warmup_steps: int = _setting("steps in which the learning rate rises from zero", int, 0, least=0)
+    initial_weights: str | None = _setting(
+        "a .keras or .weights.h5 file to begin with, in every replica", str
+    )
 
     @classmethod
     def from_command_line(
@@ -138,27 +145,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(int(ExitCode.INVALID_CONFIGURATION), f"trainjob: InvalidConfiguration: {message}\n")
 
 
-def _kind(field: dataclasses.Field[Any]) -> type:
-    """The type of a setting's value, apart from None."""
-    hint = typing.get_type_hints(Recipe)[field.name]
-    kinds = [one for one in typing.get_args(hint) or (hint,) if one is not types.NoneType]
-    kind: type = kinds[0]
-    return kind
-
-
 def _add(group: Any, field: dataclasses.Field[Any], default: Any) -> None:
-    flag = "--" + field.name.replace("_", "-")
+    flag, kind = "--" + field.name.replace("_", "-"), field.metadata["kind"]
     shown = "" if default is None else f" (here: {default})"
     about = {"default": default, "help": f"{field.metadata['help']}{shown} [{variable_of(field.name)}]"}
-    if _kind(field) is bool:
+    if kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **about)
     else:
-        group.add_argument(flag, type=_kind(field), metavar=_kind(field).__name__.upper(), **about)
+        group.add_argument(flag, type=kind, metavar=kind.__name__.upper(), **about)
 
 
 def _parse(variable: str, text: str) -> Any:
     field = next(one for one in dataclasses.fields(Recipe) if variable_of(one.name) == variable)
-    kind = _kind(field)
+    kind = field.metadata["kind"]
     if kind is bool:
         if text.lower() in _TRUE + _FALSE:
             return text.lower() in _TRUE
@@ -170,7 +169,7 @@ def _parse(variable: str, text: str) -> Any:
 
 
 def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
-    kind, least = _kind(field), field.metadata["least"]
+    kind, least = field.metadata["kind"], field.metadata["least"]
     if value is None and field.default is None:
         return
     if least is not None and (isinstance(value, bool) or not isinstance(value, kind) or value < least):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.normalization import tell_unsynchronized
 from trainjob_trainer.plain import finish, writers
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_pace
@@ -40,6 +41,8 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call = _begin(process, model, arguments)
     _warn_if_alone(process, call, model)
     _compile_less(process, model)
+    if process.is_writer and is_collective(model.distribute_strategy):
+        tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
     call.pace = build_pace(process, model, users)
     if not process.is_writer:
         writers.isolate(users)
