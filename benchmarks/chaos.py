@@ -31,8 +31,8 @@ from training_run import WORKERS, Toy
 
 KINDS = ("worker0", "worker1", "both", "agent", "stop", "term")
 STALL_SECONDS = 5
-STEPS_A_KILL = 180
-CHECKPOINT_EVERY = 50
+STEPS_A_KILL = 80
+CHECKPOINT_EVERY = 20
 SECONDS_AN_EXAMPLE = 0.001
 LARGEST_DIFFERENCE = 1e-6
 _WHILE_STARTING = 0.2
