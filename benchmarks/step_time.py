@@ -18,17 +18,14 @@ import argparse
 import importlib.util
 import json
 import os
-import socket
 import statistics
-import subprocess
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers import told_by_the_first
+
 SCRIPT = Path(__file__).parent / "jobs" / "steps.py"
-GUARD_SECONDS = 600
 SHORT_EPOCH = 28
 
 
@@ -67,69 +64,10 @@ BEST = "hand_20"
 
 def measure(contestant: Contestant, model: str, workers: int) -> float:
     """Return the milliseconds of a step of one training."""
-    with tempfile.TemporaryDirectory(prefix="trainjob-steps-") as folder:
-        addresses = free_addresses(workers)
-        command = [
-            sys.executable,
-            str(SCRIPT),
-            contestant.way,
-            model,
-            str(contestant.epoch_steps),
-            str(contestant.checkpoint_every),
-        ]
-        log = (Path(folder) / "log").open("w+b")
-        processes = [
-            subprocess.Popen(
-                command,
-                env=environment(contestant, addresses, index, Path(folder)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-            for index in range(workers)
-        ]
-        try:
-            told = processes[0].communicate(timeout=GUARD_SECONDS)[0]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        lines = [line for line in told.decode().splitlines() if line.startswith('{"step_ms"')]
-        if not lines:
-            log.seek(0)
-            raise SystemExit(f"{contestant.way} told nothing\n{log.read()[-4000:].decode(errors='replace')}")
-        return float(json.loads(lines[-1])["step_ms"])
-
-
-def free_addresses(count: int) -> list[str]:
-    """Return so many of loopback that nobody listens on."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return addresses
-
-
-def environment(contestant: Contestant, addresses: Sequence[str], index: int, folder: Path) -> dict[str, str]:
-    """Return what a container of the worker would have; what is not ours gets TF_CONFIG alone."""
-    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    env = {
-        **os.environ,
-        "TF_CONFIG": json.dumps(config),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "CUDA_VISIBLE_DEVICES": "-1",
-    }
-    if contestant.way == "library" or contestant.way.startswith("fit"):
-        bootstrap = importlib.util.find_spec("trainjob_trainer")
-        if bootstrap is None or bootstrap.origin is None:
-            raise SystemExit("trainjob_trainer is not installed here")
-        env |= {
-            "PYTHONPATH": str(Path(bootstrap.origin).parent / "bootstrap"),
-            "TRAINJOB_NAME": "steps",
-            "TRAINJOB_OUTPUT_DIR": str(folder / "output"),
-            "TRAINJOB_PROGRESS_FILE": str(folder / f"progress-{index}.json"),
-        }
-    return env
+    arguments = [contestant.way, model, str(contestant.epoch_steps), str(contestant.checkpoint_every)]
+    with_us = contestant.way == "library" or contestant.way.startswith("fit")
+    told = told_by_the_first([str(SCRIPT), *arguments], workers, "step_ms", with_us=with_us)
+    return float(told["step_ms"])
 
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:

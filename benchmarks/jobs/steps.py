@@ -1,6 +1,6 @@
 """One contestant of the step-time benchmark: trains a CNN, and worker 0 prints how long a step took.
 
-    python steps.py CONTESTANT MODEL EPOCH_STEPS CHECKPOINT_EVERY
+    python steps.py CONTESTANT MODEL EPOCH_STEPS CHECKPOINT_EVERY [GLOBAL_BATCH]
 
 Every worker runs it, with TF_CONFIG. Whatever a contestant needs before its steps are even (imports, tracing,
 the choice of a pace) is not counted.
@@ -18,7 +18,7 @@ from typing import Any
 
 CONTESTANT, MODEL = sys.argv[1:3]
 EPOCH_STEPS, CHECKPOINT_EVERY = (int(argument) for argument in sys.argv[3:5])
-GLOBAL_BATCH = 64
+GLOBAL_BATCH = int(sys.argv[5]) if len(sys.argv) > 5 else 64
 STEPS_A_CALL = 20
 SIZES = {"small": (8, 1, (32, 32), 64), "large": (32, 3, (64, 128, 128), 256)}
 SIZE, CHANNELS, FILTERS, UNITS = SIZES[MODEL]
