@@ -9,11 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.checkpoint.snapshot import VariableGroups
 from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_batches
 from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.evaluation import Evaluation, evaluate_checkpoints
 from trainjob_trainer.keras_scoring import KerasScoring
 from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
+from trainjob_trainer.parameter_server.engine import CoordinatedEngine
+from trainjob_trainer.parameter_server.server import serve
+from trainjob_trainer.parameter_server.shares import worker_iterators
+from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan, check_request
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
@@ -88,7 +93,8 @@ def train_and_evaluate(
         heldout: the same, for evaluation; each example counts once.
         epochs: passes over the training data; give this or `steps`.
         steps: optimizer steps in all, counted from 0 also when resuming.
-        global_batch: examples a step, over all workers; they must divide it.
+        global_batch: examples a step, over all workers; they must divide it. With parameter servers each step
+            is one worker's, who takes all of them.
         seed: of initial weights, dropout and the order of examples.
         checkpoint_every: steps between checkpoints; by default once an epoch.
         keep: checkpoints to keep; the final one stays anyway.
@@ -106,6 +112,8 @@ def train_and_evaluate(
     )
     replica = join(keep=keep)
     check_request(epochs=epochs, steps=steps, global_batch=global_batch, checkpoint_every=checkpoint_every)
+    if replica.task.is_server:
+        serve(replica)
     strategy = build_strategy(replica.task)
     keras.utils.set_random_seed(seed)
     if replica.task.is_evaluator:
@@ -130,7 +138,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     if replica.task.is_writer:
         tell_unsaved(model)
         replica.store.clear_final()
-    loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, {**groups, **further})
+    loop = _loop(replica, strategy, model, plan, {**groups, **further})
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
@@ -138,10 +146,21 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     return Result(model, plan.total_steps, metrics)
 
 
+def _loop(
+    replica: Replica, strategy: Any, model: Any, plan: TrainingPlan, groups: VariableGroups
+) -> TrainingLoop | CoordinatorLoop:
+    if replica.task.is_coordinator:
+        return CoordinatorLoop(replica, CoordinatedEngine(strategy, model), plan, groups)
+    return TrainingLoop(replica, strategy, Engine(strategy, model), plan, groups)
+
+
 def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:
     stream = source.stream(
         step=step, global_batch=request.global_batch, seed=request.seed, shuffle=request.shuffle
     )
+    if replica.task.is_coordinator:
+        workers = replica.task.num_workers
+        return worker_iterators(strategy, stream, workers=workers, batch=request.global_batch)
     teller = source.read_over(step, request.global_batch) if replica.task.is_writer else None
 
     def of_worker(context: Any) -> Any:
