@@ -11,14 +11,17 @@ from trainjob.core.topology import is_training
 
 def trains_without(observed: Observed, replica: Replica) -> bool:
     """Tell whether training goes on while this replica is away, by the word of the leading agent."""
-    if observed.job.spec.ps is None or replica.role != "worker":
-        return False
-    gang = observed.gang
-    return gang is not None and gang.phase == RUNNING and observed.is_current(gang)
+    return replica.role == "worker" and _is_coordinated(observed)
 
 
-def trains_incomplete(observed: Observed) -> bool:
-    """Tell whether training goes on though somebody is missing."""
+def trains_on(observed: Observed) -> bool:
+    """Tell whether training goes on whoever is missing: no worker has to be there for it."""
     present = {p.replica for p in observed.training_pods if p.state in (PodState.RUNNING, PodState.SUCCEEDED)}
-    missing = [seat for seat in observed.seats if is_training(seat) and seat not in present]
-    return bool(missing) and all(trains_without(observed, seat) for seat in missing)
+    needed = {seat for seat in observed.seats if is_training(seat) and seat.role != "worker"}
+    return _is_coordinated(observed) and needed <= present
+
+
+def _is_coordinated(observed: Observed) -> bool:
+    gang = observed.gang
+    has_begun = gang is not None and gang.phase == RUNNING and observed.is_current(gang)
+    return observed.job.spec.ps is not None and has_begun

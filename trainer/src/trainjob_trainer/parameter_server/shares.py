@@ -31,6 +31,25 @@ def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) ->
     Raises:
         InvalidConfiguration: reading the data takes Python, which runs in the chief's process only.
     """
+    begin = build_share(stream, workers=workers, batch=batch)
+    coordination = tf.distribute.experimental.coordinator
+    # One coordinator for each strategy: whoever asks gets the same.
+    remote = coordination.ClusterCoordinator(strategy)._cluster.workers
+    iterators = [
+        one.create_resource(lambda worker: iter(begin(tf.constant(worker, tf.int64))), args=(number,))
+        for number, one in enumerate(remote)
+    ]
+    for iterator in iterators:
+        iterator._type_spec = tf.data.IteratorSpec(begin.structured_outputs.element_spec)
+    return coordination.PerWorkerValues(tuple(iterators))
+
+
+def build_share(stream: Any, *, workers: int, batch: int) -> Any:
+    """Return a function that builds a worker's share wherever it is called, from the worker's number.
+
+    Raises:
+        InvalidConfiguration: as `worker_iterators`.
+    """
     graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(stream),
         external_state_policy=_WARN_OF_STATE,
@@ -44,17 +63,7 @@ def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) ->
         whole = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
         return worker_batches(whole, workers=workers, worker=worker, batch=batch)
 
-    begin = share.get_concrete_function()
-    coordination = tf.distribute.experimental.coordinator
-    # One coordinator for each strategy: whoever asks gets the same.
-    remote = coordination.ClusterCoordinator(strategy)._cluster.workers
-    iterators = [
-        one.create_resource(lambda worker: iter(begin(tf.constant(worker, tf.int64))), args=(number,))
-        for number, one in enumerate(remote)
-    ]
-    for iterator in iterators:
-        iterator._type_spec = tf.data.IteratorSpec(begin.structured_outputs.element_spec)
-    return coordination.PerWorkerValues(tuple(iterators))
+    return share.get_concrete_function()
 
 
 def refuse_python(graph: bytes) -> None:
