@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support_gang import SimulatedAgent, Simulation
 
 from trainjob_trainer.agent.alone import lone_seats
@@ -233,3 +235,76 @@ def test_those_that_serve_never_stall() -> None:
         simulation.progress("chief-0", step=step, stepSeconds=30.0)
     assert simulation.gang.phase == "running"
     assert simulation.gang.failure is None
+
+
+SEATS = st.sampled_from(["chief-0", "worker-0", "worker-1", "ps-0"])
+MEMBERS = st.sampled_from(["worker-0", "worker-1", "ps-0"])
+EVENTS = st.one_of(
+    st.tuples(st.just("end"), SEATS, st.sampled_from([0, 1, 85, 86, 137])),
+    st.tuples(st.just("vanish"), MEMBERS, st.just(0)),
+    st.tuples(st.just("cut"), MEMBERS, st.just(0)),
+    st.tuples(st.just("leave"), MEMBERS, st.just(0)),
+    st.tuples(st.just("tick"), SEATS, st.integers(1, 90)),
+    st.tuples(st.just("step"), SEATS, st.integers(1, 50)),
+)
+
+
+def happen(simulation: Simulation, kind: str, seat: str, number: int) -> None:
+    agent = agent_of(simulation, seat)
+    if kind == "tick":
+        simulation.tick(number)
+    elif kind == "step" and agent.child == "running":
+        simulation.progress("chief-0", step=number, checkpointStep=number, stepSeconds=0.1)
+    elif not agent.is_there or agent.link is None:
+        return
+    elif kind == "end":
+        simulation.end_child(seat, number)
+    elif kind == "vanish":
+        simulation.vanish(seat)
+    elif kind == "cut":
+        simulation.lose(agent.link)
+        agent.cut_off()
+    elif kind == "leave":
+        agent.leave()
+    simulation.settle()
+
+
+def come_back(simulation: Simulation) -> None:
+    """Who is cut off joins again, and the controller replaces who is gone."""
+    for seat in ("worker-0", "worker-1", "ps-0"):
+        agent = agent_of(simulation, seat)
+        if agent.leaving:
+            agent.end_child(143)
+            agent.code = agent.code or 86
+            if agent.link in simulation.links:
+                simulation.lose(agent.link)
+        if not agent.is_there:
+            agent = simulation.spawn(seat)
+        if agent.link not in simulation.links:
+            simulation.connect(agent)
+    simulation.settle()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(EVENTS, max_size=25))
+def test_whatever_happens_all_train_again_or_the_job_is_over(events: list[tuple[str, str, int]]) -> None:
+    simulation = coordinated(max_restarts=4)
+    for event in events:
+        if simulation.gang.is_over:
+            break
+        happen(simulation, *event)
+    for _ in range(4):
+        if not simulation.gang.is_over:
+            come_back(simulation)
+            simulation.tick(61)
+            simulation.settle()
+    numbers = [s.message["attempt"] for s in simulation.sent if s.message["type"] == "start"]
+    assert numbers == sorted(numbers)
+    assert simulation.gang.budget.ledger.used <= 4
+    if simulation.gang.is_over:
+        return
+    assert simulation.gang.phase == "running"
+    for seat in ("chief-0", "worker-0", "worker-1", "ps-0"):
+        agent = agent_of(simulation, seat)
+        finished = simulation.gang.attempt is not None and seat in simulation.gang.attempt.done
+        assert agent.child == "running" or finished, seat
