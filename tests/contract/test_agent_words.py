@@ -48,6 +48,7 @@ FAILURE = Failure(
     charged=False,
     permanent=True,
     repeated=True,
+    alone=True,
     time=1e9,
 )
 
@@ -66,6 +67,7 @@ def test_a_failure_is_read_as_it_was_written() -> None:
         "charged",
         "permanent",
         "repeated",
+        "alone",
     ):
         assert getattr(ours, name) == getattr(FAILURE, name)
 

@@ -44,7 +44,7 @@ def test_the_main_job_trains_scores_and_is_not_trained_again(tmp_path: Path) -> 
     assert evaluations(output)[-1] == final
 
 
-@pytest.mark.parametrize("name", ["plain_keras", "custom_loop"])
+@pytest.mark.parametrize("name", ["plain_keras", "custom_loop", "parameter_server"])
 def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / f"{name}.yaml", tmp_path)
     assert code == 0, printed
@@ -60,6 +60,7 @@ def test_every_example_is_run() -> None:
         "digits",
         "plain_keras",
         "custom_loop",
+        "parameter_server",
     }
 
 

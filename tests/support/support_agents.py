@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ class Agents:
 
     Attributes:
         failure: what started the latest restart.
+        away: seats without a pod that the training goes on without.
         lost: seats that the leading agent can't reach, with the seconds since then.
     """
 
@@ -29,6 +31,7 @@ class Agents:
     unreachable: float = 0.0
     witness: dict[str, Any] | None = None
     without: set[str] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)
 
     def meet(self, without: Collection[str] = ()) -> None:
         """All that are wanted are there: training starts."""
@@ -40,9 +43,17 @@ class Agents:
 
     def fail(self, seat: str, *, code: int = 1, message: str = "", charged: bool = True, **more: Any) -> None:
         """A training process ends badly, and all are stopped to meet again."""
+        self.phase = "meeting"
+        self._count(seat, code=code, message=message, charged=charged, **more)
+
+    def fail_alone(self, seat: str, *, code: int = 1, message: str = "", **more: Any) -> None:
+        """A worker's training process ends badly, and is started again while the others train on."""
+        self.attempt += 1
+        self._count(seat, code=code, message=message, charged=True, alone=True, **more)
+
+    def _count(self, seat: str, *, code: int, message: str, charged: bool, **more: Any) -> None:
         self.charged += int(charged)
         self.uncharged += int(not charged)
-        self.phase = "meeting"
         self.failure = {
             "seat": seat,
             "pod": self._pod_of(seat)["metadata"]["name"],
@@ -69,7 +80,7 @@ class Agents:
                 "role": "leader",
                 "phase": self.phase,
                 "attempt": self.attempt,
-                "world": {"worker": len(set(members) - self.without)},
+                "world": dict(Counter(s.rpartition("-")[0] for s in self._trainees(members))),
                 "ledger": self.ledger,
                 "failure": self.failure,
                 "members": members,
@@ -77,6 +88,12 @@ class Agents:
                 "witness": self.witness,
             },
         )
+
+    def _trainees(self, members: Collection[str]) -> list[str]:
+        """Those of the attempt: beside parameter servers a worker that is away still belongs to it."""
+        if self.phase != "running" or not any(seat.startswith("ps-") for seat in members):
+            return sorted(set(members) - self.without)
+        return sorted({*members, *self.away} - self.without)
 
     def words(self, *, gave_up: bool = True) -> dict[str, Any]:
         """What every agent leaves behind when all have given up."""

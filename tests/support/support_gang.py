@@ -132,19 +132,26 @@ class Simulation:
     """The leading agent's rules, agents, and the messages between them."""
 
     def __init__(
-        self, world: Mapping[str, int], *, max_restarts: int = 3, ledger: Ledger | None = None
+        self,
+        world: Mapping[str, int],
+        *,
+        max_restarts: int = 3,
+        ledger: Ledger | None = None,
+        leader: str = LEADER,
+        stall_timeout: float | None = None,
     ) -> None:
+        self.leader = leader
         cluster = {role: [f"{role}-{i}:2222" for i in range(count)] for role, count in world.items()}
         self.now = 0.0
-        place = Place(LEADER, 1, cluster, OWN_LINK)
-        self.gang = Gang(place, ledger or Ledger(), max_restarts, None, self.now)
+        place = Place(leader, 1, cluster, OWN_LINK)
+        self.gang = Gang(place, ledger or Ledger(), max_restarts, stall_timeout, self.now)
         self.agents: list[SimulatedAgent] = []
         self.links: dict[int, SimulatedAgent] = {}
         self.sent: list[Send] = []
         self._next_link = OWN_LINK + 1
         self._own: deque[Event] = deque()
         self._busy = False
-        self.own = self.spawn(LEADER)
+        self.own = self.spawn(leader)
         self.connect(self.own)
 
     def spawn(self, seat: str) -> SimulatedAgent:
@@ -158,11 +165,11 @@ class Simulation:
         return next((a for a in reversed(self.agents) if a.seat == seat), None)
 
     def connect(self, agent: SimulatedAgent) -> None:
-        link = OWN_LINK if agent.seat == LEADER else self._next_link
+        link = OWN_LINK if agent.seat == self.leader else self._next_link
         self._next_link += 1
         agent.connect(link)
         self.links[link] = agent
-        if agent.seat == LEADER:
+        if agent.seat == self.leader:
             self.flush_own()
 
     def lose(self, link: int) -> None:
@@ -181,7 +188,7 @@ class Simulation:
         """One message to an agent arrives."""
         if agent.inbox and agent.is_there:
             agent.obey(agent.inbox.popleft())
-        if agent.seat == LEADER:
+        if agent.seat == self.leader:
             self.flush_own()
 
     def handle(self, event: Event) -> None:
@@ -250,7 +257,7 @@ class Simulation:
     def gather(self, *seats: str) -> None:
         """Have all seats of the world, or these, come and settle."""
         for seat in seats or self.gang.meeting.seats:
-            if seat != LEADER:
+            if seat != self.leader:
                 self.connect(self.spawn(seat))
         self.settle()
 

@@ -45,6 +45,17 @@ def test_without_peers_none_can_be_lost(task: Task) -> None:
     assert explain_failure(error, task, StopRequest()) is None
 
 
+def test_a_chief_loses_its_server_even_with_one_worker() -> None:
+    task = Task("chief", 0, {"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)})
+    kind = type(tensorflow_error("UnavailableError", ""))
+    lost = type("PSUnavailableError", (kind,), {"__module__": "tensorflow.python.distribute.coordinator"})
+
+    explained = explain_failure(lost("/job:ps/replica:0/task:0: Socket closed"), task, StopRequest())
+
+    assert isinstance(explained, PeerLost)
+    assert "lost ps-0" in str(explained)
+
+
 def test_a_peer_that_goes_while_all_are_asked_to_stop_is_no_failure() -> None:
     stop = StopRequest()
     stop._requested.set()

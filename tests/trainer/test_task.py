@@ -49,6 +49,23 @@ def test_the_chief_writes_instead_of_worker_0_and_counts_as_a_worker() -> None:
     assert (chief.writer_address, worker.writer_address) == ("a:1", "a:1")
 
 
+@pytest.mark.parametrize(
+    ("role", "coordinates", "serves", "writes"),
+    [
+        ("chief", True, False, True),
+        ("worker", False, True, False),
+        ("ps", False, True, False),
+        ("evaluator", False, False, False),
+    ],
+)
+def test_beside_parameter_servers(role: str, coordinates: bool, serves: bool, writes: bool) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"], "evaluator": ["d:4"]}
+    task = parse({"cluster": cluster, "task": {"type": role, "index": 0}})
+
+    assert (task.is_coordinator, task.is_server, task.is_writer) == (coordinates, serves, writes)
+    assert (task.num_workers, task.has_peers, task.writer_address) == (1, True, "a:1")
+
+
 def test_an_evaluator_need_not_be_listed() -> None:
     task = parse({"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}})
 
@@ -70,6 +87,8 @@ def test_an_evaluator_need_not_be_listed() -> None:
         ('{"cluster": {"worker": ["a:²"]}}', r"cluster.worker\[0\]"),
         ('{"cluster": {"worker": [7]}}', r"cluster.worker\[0\]"),
         ('{"cluster": {"chief": ["a:1", "b:1"]}}', "at most one chief"),
+        ('{"cluster": {"ps": ["a:1"], "worker": ["b:1"]}}', "cluster.chief: missing; parameter servers"),
+        ('{"cluster": {"ps": ["a:1"], "chief": ["b:1"]}}', "cluster.worker: missing; parameter servers"),
         ('{"cluster": {"worker": ["a:1"]}}', "task: must be an object, got null"),
         ('{"task": {"type": "boss", "index": 0}}', "task.type"),
         ('{"task": {"type": "worker", "index": true}}', "task.index"),

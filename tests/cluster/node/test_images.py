@@ -141,5 +141,5 @@ def test_an_unmodified_script_is_helped_in_the_trainer_image(trainer: dict[str, 
 
 
 def test_the_example_image_has_the_examples_and_what_they_import(digits: dict[str, Any]) -> None:
-    assert {"digits.py", "plain_keras.py", "custom_loop.py"} <= set(digits["files"])
+    assert {"digits.py", "plain_keras.py", "custom_loop.py", "parameter_server.py"} <= set(digits["files"])
     assert digits["said"][0][0] == 0, digits["said"][0][1]

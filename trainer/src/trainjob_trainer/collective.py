@@ -18,12 +18,14 @@ from trainjob_trainer.task import Task
 def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
     """The writer's values, on every worker. Every worker has to call it at the same point.
 
+    Where a chief hands out the steps it alone runs the program, and agrees with itself.
+
     Args:
         strategy: built by `strategy.build_strategy`.
         task: this replica.
         values: 64-bit integers, as many on each worker; only the writer's count.
     """
-    if task.num_workers == 1:
+    if task.num_workers == 1 or task.is_coordinator:
         return list(values)
     offered = list(values) if task.is_writer else [0] * len(values)
     summed = strategy.experimental_local_results(_sum(strategy)(tf.constant(offered, tf.int64)))[0].numpy()

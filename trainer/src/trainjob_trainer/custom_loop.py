@@ -10,6 +10,7 @@ from trainjob_trainer.checkpoint.snapshot import read
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
+from trainjob_trainer.parameter_server.server import serve
 from trainjob_trainer.replica import Replica, join
 from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
 from trainjob_trainer.saver import Saver
@@ -158,6 +159,8 @@ def init(*, keep: int = 3) -> Run:
     """
     replica = join()
     replica.store.keep = keep
+    if replica.task.is_server:
+        serve(replica)
     strategy = build_strategy(replica.task)
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())

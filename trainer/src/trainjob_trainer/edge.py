@@ -58,7 +58,7 @@ def explain_failure(error: BaseException, task: Task | None, stop: StopRequest) 
     """The failure behind an error, or None when it is the user program's own."""
     if isinstance(error, TrainerError):
         return error
-    if task is None or task.is_evaluator or task.num_workers == 1 or not is_peer_loss(error):
+    if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):
         return None
     if stop.requested:
         return Preempted(f"{task.replica} was asked to stop")
@@ -69,11 +69,11 @@ def explain_failure(error: BaseException, task: Task | None, stop: StopRequest) 
 
 def is_peer_loss(error: BaseException) -> bool:
     """Whether TensorFlow says that a collective could not go on."""
-    name, text = type(error).__name__, str(error).lower()
+    names, text = {kind.__name__ for kind in type(error).__mro__}, str(error).lower()
     if not type(error).__module__.startswith("tensorflow"):
         return False
-    return name == "UnavailableError" or (
-        (name in _LOST or name == "InternalError") and any(word in text for word in _COLLECTIVE_WORDS)
+    return "UnavailableError" in names or (
+        bool(names & {*_LOST, "InternalError"}) and any(word in text for word in _COLLECTIVE_WORDS)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups
+from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
 from trainjob_trainer.collective import check_same_plan
 from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_batches
 from trainjob_trainer.engine import Engine, build_model
@@ -20,6 +20,10 @@ from trainjob_trainer.keras_scoring import KerasScoring
 from trainjob_trainer.learning_rate import scale_learning_rate
 from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
 from trainjob_trainer.normalization import tell_unsynchronized
+from trainjob_trainer.parameter_server.engine import CoordinatedEngine
+from trainjob_trainer.parameter_server.server import serve
+from trainjob_trainer.parameter_server.shares import worker_iterators
+from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
 from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
@@ -107,6 +111,8 @@ def train_and_evaluate(
     request = _Request(model, train, heldout, recipe_of(recipe, settings), test)
     check(request.recipe)
     replica.store.keep = request.recipe.keep
+    if replica.task.is_server:
+        serve(replica)
     strategy = build_strategy(replica.task)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:
@@ -137,7 +143,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
     export = _export(replica, request, spec) if request.recipe.export else None
-    loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, {**groups, **further}, export)
+    loop = _loop(replica, strategy, model, plan, {**groups, **further}, export)
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
@@ -162,10 +168,26 @@ def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGro
     return lambda trained: export_model(replica, build, trained)
 
 
+def _loop(
+    replica: Replica,
+    strategy: Any,
+    model: Any,
+    plan: TrainingPlan,
+    groups: VariableGroups,
+    export: Callable[[HostGroups], None] | None,
+) -> TrainingLoop | CoordinatorLoop:
+    if replica.task.is_coordinator:
+        return CoordinatorLoop(replica, CoordinatedEngine(strategy, model), plan, groups, export)
+    return TrainingLoop(replica, strategy, Engine(strategy, model), plan, groups, export)
+
+
 def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:
     stream = source.stream(
         step=step, global_batch=request.batch, seed=request.recipe.seed, shuffle=request.recipe.shuffle
     )
+    if replica.task.is_coordinator:
+        workers = replica.task.num_workers
+        return worker_iterators(strategy, stream, workers=workers, batch=request.batch)
     teller = source.read_over(step, request.batch) if replica.task.is_writer else None
 
     def of_worker(context: Any) -> Any:

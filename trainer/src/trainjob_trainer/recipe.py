@@ -32,7 +32,11 @@ def _setting(meaning: str, kind: type, default: Any = None, *, least: int | None
 class Recipe:
     """The settings of `train_and_evaluate`, each an argument of it too."""
 
-    global_batch: int | None = _setting("examples a step, over all workers, who must divide it", int, least=1)
+    global_batch: int | None = _setting(
+        "examples a step, over all workers, who must divide it; with parameter servers each worker's",
+        int,
+        least=1,
+    )
     epochs: int | None = _setting("passes over the training data; this or steps", int, least=1)
     steps: int | None = _setting("optimizer steps in all, those of earlier starts included", int, least=1)
     seed: int = _setting("of initial weights, dropout and the order of examples", int, 42)

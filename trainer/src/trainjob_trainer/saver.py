@@ -70,14 +70,23 @@ class Saver:
         """
         if not self._replica.task.is_writer:
             return
-        self._writer.check()
-        self._check_claim()
+        self.watch()
         stopping = self._replica.stop.requested
         if due or stopping:
             self._submit(step, epoch, snapshot)
         if stopping:
             self._writer.wait()
             raise Preempted(f"{self._replica.task.replica} was asked to stop; saved step {step}")
+
+    def watch(self) -> None:
+        """Find out whether training may go on, without saving anything.
+
+        Raises:
+            OutputFull, OutputUnwritable: an earlier write failed.
+            Fenced, OutputTaken: the output is somebody else's by now.
+        """
+        self._writer.check()
+        self._check_claim()
 
     def finish(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ from trainjob_trainer.early_operation import (
     is_early_operation,
     watch_first_operation,
 )
-from trainjob_trainer.errors import InvalidConfiguration, PortInUse
+from trainjob_trainer.errors import PortInUse
 from trainjob_trainer.first_worker import wait_for_first_worker
 from trainjob_trainer.task import Task
 
@@ -29,18 +30,25 @@ def build_strategy(task: Task) -> Any:
     not weighted would count the padding.
 
     Raises:
-        InvalidConfiguration: ParameterServer roles; an operation ran before, with the user's line.
-        PortInUse: this replica's address is taken.
+        InvalidConfiguration, PortInUse: as `explained` has them.
     """
-    if "ps" in task.cluster or task.type == "ps":
-        raise InvalidConfiguration(
-            "TF_CONFIG lists `ps` replicas: parameter-server training is not supported yet by this release; "
-            "use `worker` replicas alone"
-        )
-    wait_for_first_worker(task)
-    try:
+    if not task.is_coordinator:
+        wait_for_first_worker(task)
+    with explained(task):
         _grow_memory_on_demand()
         return _strategy(task)
+
+
+@contextlib.contextmanager
+def explained(task: Task) -> Iterator[None]:
+    """Around what makes TensorFlow listen: its errors in words that say what to do.
+
+    Raises:
+        InvalidConfiguration: an operation ran before, with the user's line.
+        PortInUse: this replica's address is taken.
+    """
+    try:
+        yield
     except RuntimeError as error:
         if is_early_operation(error):
             raise explain_early_operation() from error
@@ -55,6 +63,10 @@ def build_strategy(task: Task) -> Any:
 
 def _strategy(task: Task) -> Any:
     gpus = tf.config.list_physical_devices("GPU")
+    if task.is_coordinator:
+        from trainjob_trainer.parameter_server.cluster import build_coordinated_strategy  # noqa: PLC0415
+
+        return build_coordinated_strategy(task)
     if task.is_distributed:
         return tf.distribute.MultiWorkerMirroredStrategy()
     if task.is_evaluator:

@@ -70,9 +70,30 @@ class Task:
         return bool(self.cluster) and not self.is_evaluator
 
     @property
+    def has_parameter_servers(self) -> bool:
+        """Whether the variables lie on `ps` replicas, and a chief hands out the steps."""
+        return bool(self.cluster.get("ps"))
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this is the chief that hands out the steps."""
+        return self.has_parameter_servers and self.type == "chief"
+
+    @property
+    def is_server(self) -> bool:
+        """Whether this process serves the chief, and runs nothing of the training by itself."""
+        return self.has_parameter_servers and self.type in ("ps", "worker")
+
+    @property
     def num_workers(self) -> int:
-        """Processes that take a share of each global batch: workers and chief."""
-        return max(1, len(self.cluster.get("worker", ())) + len(self.cluster.get("chief", ())))
+        """Processes that take steps: workers, and a chief who doesn't hand them out."""
+        chiefs = 0 if self.has_parameter_servers else len(self.cluster.get("chief", ()))
+        return max(1, len(self.cluster.get("worker", ())) + chiefs)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether training needs other processes than this one."""
+        return self.num_workers > 1 or self.has_parameter_servers
 
     @property
     def address(self) -> str | None:
@@ -102,6 +123,12 @@ def _parse_cluster(cluster: object) -> dict[str, tuple[str, ...]]:
     parsed = {role: _parse_addresses(role, addresses) for role, addresses in cluster.items()}
     if len(parsed.get("chief", ())) > 1:
         raise InvalidConfiguration("TF_CONFIG cluster.chief: at most one chief")
+    for role in ("chief", "worker"):
+        if parsed.get("ps") and not parsed.get(role):
+            raise InvalidConfiguration(
+                f"TF_CONFIG cluster.{role}: missing; parameter servers need a chief, which hands out the "
+                "steps, and workers, which take them"
+            )
     return parsed
 
 

@@ -13,6 +13,7 @@ from trainjob.core.checkpoints import checkpoint_step
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.exits import PEER_LOST, meaning_of
 from trainjob.core.gang import LOST, ChildFailure
+from trainjob.core.lone_workers import trains_without
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
@@ -241,6 +242,8 @@ def reached_step(observed: Observed, failure: Failure) -> int | None:
 
 def lost_steps(observed: Observed, failure: Failure) -> int:
     """Return how many steps have to be done again, as far as anybody has told."""
+    if trains_without(observed, failure.replica):
+        return 0
     reached = failure.step if failure.step is not None else reached_step(observed, failure)
     if reached is None:
         return 0

@@ -30,6 +30,7 @@ class ChildFailure:
         charged: the restart for it counts against `maxRestarts`.
         permanent: starting again can't help, by the word of its agent.
         repeated: the same failure has come several times in a row, and the agents have given up.
+        alone: this process alone is started again, while the others train on.
     """
 
     seat: Replica
@@ -42,6 +43,7 @@ class ChildFailure:
     charged: bool = True
     permanent: bool = False
     repeated: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def _failure(raw: object) -> ChildFailure | None:
         charged=failure.get("charged") is not False,
         permanent=failure.get("permanent") is True,
         repeated=failure.get("repeated") is True,
+        alone=failure.get("alone") is True,
     )
 
 

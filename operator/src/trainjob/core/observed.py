@@ -180,7 +180,9 @@ class Observed:
 
     def divides_batch(self, workers: int) -> bool:
         """Tell whether so many workers can share the global batch, as far as it is known."""
-        sharing = workers + int(self.job.spec.chief is not None and self.job.spec.ps is None)
+        if self.job.spec.ps is not None:
+            return True  # each batch is one worker's
+        sharing = workers + int(self.job.spec.chief is not None)
         return self.global_batch is None or self.global_batch % sharing == 0
 
     def trains(self, replicas: Iterable[Replica], now: datetime) -> bool:
@@ -189,7 +191,7 @@ class Observed:
             return False
         if not self.in_place or all(p.ended for p in self.training_pods):
             return True
-        if self.gang is None or not self._is_current(self.gang):
+        if self.gang is None or not self.is_current(self.gang):
             # A controller that has just begun knows no better than the record; one that can't reach pods, on
             # somebody's laptop, learns no more than that they run.
             return is_true(self.status, RUNNING) or self.first_answer_left(now) <= timedelta(0)
@@ -201,7 +203,7 @@ class Observed:
         started = max((p.started_at for p in self.training_pods if p.started_at), default=None)
         return time_left(started, FIRST_ANSWER, now) if started is not None else timedelta(0)
 
-    def _is_current(self, gang: Gang) -> bool:
+    def is_current(self, gang: Gang) -> bool:
         """Tell whether this was said by the agent of the pod that leads now."""
         seat = leader(self.job.spec)
         said_by = gang.members.get(seat, Member()).pod

@@ -92,6 +92,19 @@ def restarted_in_place(observed: Observed, failure: Failure, message: str, now: 
     return _set(observed, status, c.RESTARTING, True, failure.reason, message, now)
 
 
+def restarted_alone(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
+    """The agents have started one process again while the others train on: that is no restart of training."""
+    changes = {"same": alike(observed, failure), "last_time": now}
+    return observed.status.model_copy(
+        update={
+            "message": message,
+            "attempt": observed.attempt,
+            "first_failure": to_status(failure, message),
+            "restarts": restarts_of(observed).model_copy(update=changes),
+        }
+    )
+
+
 def resize(
     observed: Observed, message: str, now: datetime, *, without: tuple[str, ...] = ()
 ) -> TrainJobStatus:

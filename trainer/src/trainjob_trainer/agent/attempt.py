@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainjob_trainer.agent.alone import LoneSeats
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import FINISHED, count_roles
 from trainjob_trainer.agent.roster import Member, Roster
@@ -29,18 +30,29 @@ class Attempt:
         graceful: once it is being stopped: whether it may save first.
         stacks: whether training processes show first where they stand.
         watches: whether each seat's training process gets on.
+        alone: seats that are started again without the others.
     """
 
     number: int
     seats: Sequence[str]
     started: float
-    pods: Mapping[str, str]
+    pods: dict[str, str]
     done: set[str] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     judged_at: float | None = None
     graceful: bool = False
     stacks: bool = False
     watches: dict[str, StallWatch] = field(default_factory=dict)
+    alone: LoneSeats = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find out who can be done without for a while."""
+        self.alone = LoneSeats(self.seats, self.number, self.started)
+
+    @property
+    def latest(self) -> int:
+        """Return the number of the latest start in it."""
+        return max(self.number, self.alone.latest)
 
     @property
     def world(self) -> dict[str, int]:
@@ -55,7 +67,22 @@ class Attempt:
 
     def takes_part(self, member: Member) -> bool:
         """Tell whether somebody was ordered to start in this attempt."""
-        return member.attempt == self.number and member.seat in self.pods
+        return member.seat in self.pods and member.attempt == self.alone.number(member.seat, self.number)
+
+    def differs(self, seats: Sequence[str], all_seats: Sequence[str]) -> bool:
+        """Tell whether it has to be stopped because others are to take part.
+
+        Args:
+            seats: who would take part in a new one.
+            all_seats: those too that can't be had for now.
+        """
+        missing = set(self.seats) - set(seats)
+        is_bearable = set(seats) <= set(self.seats) and missing <= self.alone.seats & set(all_seats)
+        return list(seats) != list(self.seats) and not is_bearable
+
+    def takes_steps(self, seat: str) -> bool:
+        """Tell whether a seat's process counts steps: beside parameter servers the chief does it for all."""
+        return not self.alone.seats or seat.startswith("chief-")
 
     def trainees(self, roster: Roster) -> list[Member]:
         """Return those who take part and are there."""

@@ -51,6 +51,7 @@ class Failure:
         charged: a restart for it counts against the limit.
         permanent: starting again can't help.
         repeated: it has come so often in a row that it will come again.
+        alone: it is mended by starting this seat's process again, while the others go on.
         time: Unix seconds.
     """
 
@@ -67,6 +68,7 @@ class Failure:
     charged: bool = True
     permanent: bool = False
     repeated: bool = False
+    alone: bool = False
     time: float = 0.0
 
     @property
@@ -105,6 +107,7 @@ class Failure:
             "charged": self.charged,
             "permanent": self.permanent,
             "repeated": self.repeated,
+            "alone": self.alone,
             "time": self.time,
         }
 
@@ -125,6 +128,7 @@ class Failure:
             charged=raw.get("charged") is not False,
             permanent=raw.get("permanent") is True,
             repeated=raw.get("repeated") is True,
+            alone=raw.get("alone") is True,
         )
         when = raw.get("time")
         known = isinstance(when, (int, float)) and not isinstance(when, bool)

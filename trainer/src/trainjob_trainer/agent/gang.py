@@ -15,6 +15,7 @@ from trainjob_trainer.agent.blame import culprit
 from trainjob_trainer.agent.budget import Budget
 from trainjob_trainer.agent.failure import STALLED, UNREACHABLE, Failure
 from trainjob_trainer.agent.ledger import Ledger, furthest
+from trainjob_trainer.agent.lone_restarts import judge_alone, start_alone
 from trainjob_trainer.agent.messages import (
     FINISHED,
     IDLE,
@@ -74,7 +75,10 @@ class Gang:
         """Return when something is due without any event."""
         if self.phase == MEETING:
             return self.budget.not_before
-        return self.attempt.judged_at if self.attempt and self.phase == RUNNING else None
+        if self.attempt is None or self.phase != RUNNING:
+            return None
+        due = [when for when in (self.attempt.judged_at, self.attempt.alone.wake_at) if when is not None]
+        return min(due, default=None)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take an event and return what is to be said, in order.
@@ -148,9 +152,12 @@ class Gang:
             return
         member.become(IDLE, now)
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
-            attempt.fail(event.failure, now)
-        elif self.failure is not None:
-            self.failure = self.failure.with_log_of(event.failure)
+            if member.seat in attempt.alone:
+                self._fail_alone(attempt, member, event.failure, now)
+            else:
+                attempt.fail(event.failure, now)
+        else:
+            self._add_log(event.failure)
 
     def _go_on(self, now: float) -> None:
         if self.phase == MEETING:
@@ -188,8 +195,16 @@ class Gang:
     def _look_around(self, attempt: Attempt, now: float) -> None:
         trouble = find_trouble(attempt, self.meeting, self.meeting.order.stall_timeout, now)
         if trouble is None:
-            if self.meeting.seats != attempt.seats:
+            if attempt.differs(self.meeting.seats, self.meeting.all_seats):
                 self._stop(attempt, now, graceful=True)
+            else:
+                unix_time = now + self.place.unix_time
+                returned = start_alone(attempt, self.meeting, self.budget, now, unix_time)
+                self.failure = returned or self.failure
+        elif trouble.member.seat in attempt.alone:
+            self.meeting.stop([trouble.member], attempt.latest, graceful=False, stacks=True)
+            failure = trouble.as_failure(trouble.member.attempt, now + self.place.unix_time)
+            self._fail_alone(attempt, trouble.member, failure, now)
         elif trouble.reason == STALLED:
             attempt.stacks = True
             attempt.fail(trouble.as_failure(attempt.number, now + self.place.unix_time), now)
@@ -200,6 +215,20 @@ class Gang:
             if trouble.reason == UNREACHABLE:
                 self.budget.interrupted(now)
                 self._count_loss(trouble.member, attempt.pods[trouble.member.seat])
+
+    def _fail_alone(self, attempt: Attempt, member: Member, failure: Failure, now: float) -> None:
+        """Have a process started again that the others can do without meanwhile, or give up."""
+        if attempt.alone.is_counted(member.seat):
+            self._add_log(failure)
+            return
+        verdict = judge_alone(attempt, self.meeting.roster, self.budget, member, failure, now)
+        self.failure = verdict.failure
+        if verdict.give_up:
+            self._end(FAILED, verdict.failure, now)
+
+    def _add_log(self, failure: Failure) -> None:
+        if self.failure is not None:
+            self.failure = self.failure.with_log_of(failure)
 
     def _count_loss(self, member: Member, pod: str) -> None:
         self.budget.went_away(pod)
@@ -232,7 +261,7 @@ class Gang:
         trainees = self.meeting.roster.trainees
         writer = [m for m in trainees if m.seat == self.place.seat and not m.is_quiet]
         told = writer if attempt.graceful and writer else trainees
-        self.meeting.stop(told, attempt.number, graceful=attempt.graceful, stacks=attempt.stacks)
+        self.meeting.stop(told, attempt.latest, graceful=attempt.graceful, stacks=attempt.stacks)
         if self.meeting.is_quiet:
             self._become(MEETING, now)
 

@@ -196,4 +196,7 @@ class Leader:
 
 def _announce(failure: Failure) -> None:
     what = f": {failure.message}" if failure.message else ""
+    if failure.alone:
+        log(f"{failure.seat} is started again alone: {failure.reason}{what}")
+        return
     log(f"attempt {failure.attempt} ends: {failure.seat}: {failure.reason}{what}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainjob_trainer.agent.alone import lone_seats
 from trainjob_trainer.agent.ledger import Ledger
 from trainjob_trainer.agent.messages import (
     OBSERVER,
@@ -86,6 +87,7 @@ class Rendezvous:
         self._outbox = outbox
         self._outside: set[str] = set()
         self._told: set[int] = set()
+        self._configs: dict[str, Mapping[str, Any]] = {}
 
     @property
     def seats(self) -> list[str]:
@@ -101,7 +103,7 @@ class Rendezvous:
     @property
     def missing(self) -> list[str]:
         """Return the seats that the start barrier waits for."""
-        return [seat for seat in self.seats if self._ready(seat) is None]
+        return [seat for seat in self.seats if self.ready(seat) is None]
 
     @property
     def is_quiet(self) -> bool:
@@ -113,7 +115,7 @@ class Rendezvous:
         seats = self.seats
         if len(self.roster) < len(seats) or not self.is_quiet:
             return None
-        members = [self._ready(seat) for seat in seats]
+        members = [self.ready(seat) for seat in seats]
         ready = [member for member in members if member is not None]
         return ready if len(ready) == len(members) else None
 
@@ -169,25 +171,52 @@ class Rendezvous:
         """Have everybody start; TF_CONFIG gives each its place among those who are there."""
         self._told.clear()
         cluster = self._cluster(members)
-        epoch = f"{self.place.incarnation}.{number}"
+        self._configs.clear()
         places: dict[str, int] = {}
         for member in members:
-            assert member.link is not None  # noqa: S101 - they are ready
             role = member.seat.rpartition("-")[0]
             task = {"type": role, "index": places.get(role, 0)}
             places[role] = places.get(role, 0) + 1
-            member.begin(number, now)
-            self._outbox.say(member.link, start(number, epoch, {"cluster": cluster, "task": task}, ledger))
+            self._configs[member.seat] = {"cluster": cluster, "task": task}
+            self._begin(member, number, number, ledger, now)
+
+    def begin_alone(self, member: Member, number: int, attempt: int, ledger: Ledger, now: float) -> None:
+        """Have one start in its place among those who train already.
+
+        Args:
+            member: who is ready.
+            number: of this start.
+            attempt: that the others are in.
+            ledger: the job's.
+            now: the time.
+        """
+        assert member.link is not None  # noqa: S101 - it is ready
+        self._told.discard(member.link)
+        self._begin(member, number, attempt, ledger, now)
+
+    def _begin(self, member: Member, number: int, attempt: int, ledger: Ledger, now: float) -> None:
+        assert member.link is not None  # noqa: S101 - they are ready
+        epoch = f"{self.place.incarnation}.{attempt}"
+        member.begin(number, now)
+        self._outbox.say(member.link, start(number, epoch, self._configs[member.seat], ledger))
 
     def _cluster(self, members: Sequence[Member]) -> dict[str, list[str]]:
-        """Return TF_CONFIG's cluster, its roles in order; the evaluator keeps the address it has there."""
+        """Return TF_CONFIG's cluster, its roles in order; the evaluator keeps the address it has there.
+
+        So does who is started again alone: the others must find a new pod of that seat by the same name.
+        """
         known = self.place.cluster
         cluster: dict[str, list[str]] = {role: [] for role in known}
+        alone = lone_seats([member.seat for member in members])
         for member in members:
-            cluster.setdefault(member.seat.rpartition("-")[0], []).append(member.address)
+            role, _, index = member.seat.rpartition("-")
+            named = known.get(role, ())
+            is_named = member.seat in alone and int(index) < len(named)
+            cluster.setdefault(role, []).append(named[int(index)] if is_named else member.address)
         if OBSERVER in known:
             cluster[OBSERVER] = list(known[OBSERVER])
         return {role: addresses for role, addresses in cluster.items() if addresses}
 
-    def _ready(self, seat: str) -> Member | None:
+    def ready(self, seat: str) -> Member | None:
+        """Return the seat's agent if a training process can be started there."""
         return self.roster.ready(seat, self.order.incarnations.get(seat, 0))

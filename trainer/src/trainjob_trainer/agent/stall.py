@@ -74,6 +74,7 @@ class Rank:
         report_age: seconds since its progress file was last replaced; None if it never was.
         step: the last step it reported; None if it reported none.
         reported: it was the one that noticed.
+        takes_steps: it reports steps; those that serve others don't.
     """
 
     seat: str
@@ -81,6 +82,7 @@ class Rank:
     report_age: float | None = None
     step: int | None = None
     reported: bool = False
+    takes_steps: bool = True
 
 
 def blame(ranks: Iterable[Rank]) -> str:
@@ -113,6 +115,7 @@ def _silent(ranks: list[Rank]) -> list[Rank]:
 
 
 def _behind(ranks: list[Rank]) -> list[Rank]:
-    steps = [-1 if rank.step is None else rank.step for rank in ranks]
-    last = [rank for rank, step in zip(ranks, steps) if step == min(steps)]
-    return last if len(last) == 1 < len(ranks) else [rank for rank in last if rank.reported]
+    counting = [rank for rank in ranks if rank.takes_steps]
+    steps = [-1 if rank.step is None else rank.step for rank in counting]
+    last = [rank for rank, step in zip(counting, steps) if step == min(steps)]
+    return last if len(last) == 1 < len(counting) else [rank for rank in last if rank.reported]

@@ -65,11 +65,12 @@ def find_trouble(attempt: Attempt, meeting: Rendezvous, limit: float | None, now
     members = {seat: meeting.roster.get(seat) for seat in attempt.seats if seat not in attempt.done}
     present = {seat: member for seat, member in members.items() if member is not None}
     told = {failure.seat for failure in attempt.failures}
-    for member in present.values():
+    needed = [member for seat, member in present.items() if seat not in attempt.alone]
+    for member in needed:
         absence = _absence(member, attempt, meeting, told)
         if absence:
             return Trouble(member, UNREACHABLE, absence)
-    for member in present.values():
+    for member in needed:
         if member.leaving:
             return Trouble(member, PREEMPTED, "was asked to stop")
     return _stall(attempt, present, limit, now)
@@ -94,7 +95,11 @@ def _stall(
     ]
     if not still or attempt.failures:
         return None
-    ranks = [Rank(s, m.stopped, m.age, m.step(), reported=s in still) for s, m in present.items()]
+    ranks = [
+        Rank(s, m.stopped, m.age, m.step(), reported=s in still, takes_steps=attempt.takes_steps(s))
+        for s, m in present.items()
+        if m.link is not None and not m.is_quiet
+    ]
     member = present[blame(ranks)]
     why = f"no progress for {limit:g} s" + ("; its process is stopped" if member.stopped else "")
     return Trouble(member, STALLED, why)

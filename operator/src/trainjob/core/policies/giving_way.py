@@ -13,6 +13,7 @@ from trainjob.core.actions import Event, Plan
 from trainjob.core.backoff import time_left
 from trainjob.core.conditions import RUNNING, active_since, find_condition
 from trainjob.core.gang import ABSENT, LOST, MEETING
+from trainjob.core.lone_workers import trains_on
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
@@ -45,7 +46,9 @@ def start_time_left(observed: Observed, now: datetime) -> timedelta | None:
 
 
 def waiting_since(observed: Observed) -> datetime | None:
-    """Return since when the gang has been getting together, or None for one that is together."""
+    """Return since when the gang has been getting together, or None for one that trains."""
+    if trains_on(observed):
+        return None
     running, status = find_condition(observed.status, RUNNING), observed.status
     if running is None or running.status == "True" or status.start_time is None:
         return None

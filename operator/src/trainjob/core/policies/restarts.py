@@ -15,6 +15,7 @@ from trainjob.core.budget import MOST_ALIKE, alike, restarts_of, used
 from trainjob.core.checkpoints import origin
 from trainjob.core.exits import PEER_LOST
 from trainjob.core.failure import Failure, bad_pods, describe_child, first_failure
+from trainjob.core.lone_workers import trains_without
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 
@@ -49,9 +50,11 @@ def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
     failure = describe_child(observed, gang.failure)
     restarts = restarts_of(observed)
     count = _count(used(restarts), observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
-    message = f"{failure.sentence}; restarted in place{origin(observed)} ({count})"
+    how = "restarted alone" if gang.failure.alone else f"restarted in place{origin(observed)}"
+    message = f"{failure.sentence}; {how} ({count})"
+    step = transitions.restarted_alone if gang.failure.alone else transitions.restarted_in_place
     return Plan(
-        transitions.restarted_in_place(observed, failure, message, now),
+        step(observed, failure, message, now),
         events=(Event("Warning", "Restarted", message),),
     )
 
@@ -92,6 +95,8 @@ def _why_given_up(observed: Observed, failure: Failure) -> str | None:
 def _what_next(observed: Observed, failure: Failure) -> str:
     spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
     count = _count(spent + 1, allowed) if failure.cause.charged else _NOT_COUNTED
+    if trains_without(observed, failure.replica):
+        return f"the others train on until it is back ({count})"
     return f"restarting{origin(observed)} ({count})"
 
 

@@ -1,0 +1,100 @@
+"""Jobs with parameter servers: a worker that is away doesn't stop the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support_agents import Agents, training
+from support_jobs import build_job
+from support_world import World
+
+
+async def coordinated(**spec: Any) -> tuple[World, Agents]:
+    """A job that trains with a chief, two workers and a server, at step 30."""
+    job = build_job(chief={}, ps={"replicas": 1}, evaluator=False, **spec)
+    world, agents = await training(job)
+    agents.report("chief-0", state="training", step=30, totalSteps=100, checkpointStep=20, globalBatch=7)
+    await world.settle()
+    assert world.status.state == "Running"
+    return world, agents
+
+
+def names_of(world: World) -> set[str]:
+    return {pod["metadata"]["name"] for pod in world.pods}
+
+
+async def test_a_process_that_restarts_alone_is_told_and_the_job_runs_on() -> None:
+    world, agents = await coordinated()
+    before = names_of(world)
+    agents.fail_alone("worker-1", code=137, reason="Killed", step=30)
+    await world.settle()
+    message = "worker 1 was killed (SIGKILL) at step 30; restarted alone (restart 1 of 3)"
+    assert ("Restarted", message) in world.cluster.events
+    status = world.status
+    assert (status.state, status.attempt) == ("Running", 2)
+    assert (status.restarts.charged, status.restarts.steps_lost) == (1, 0)
+    assert status.first_failure is not None
+    assert (status.first_failure.rank, status.first_failure.message) == ("worker-1", message)
+    assert {c.type for c in status.conditions if c.status == "True"} == {"Running"}
+    assert names_of(world) == before
+
+
+async def test_the_restart_of_all_is_told_as_ever() -> None:
+    world, agents = await coordinated()
+    agents.fail("ps-0", code=137, reason="Killed", step=30)
+    await world.settle()
+    assert world.status.state == "Restarting"
+    assert "restarted in place from step 20" in (world.status.message or "")
+    assert world.status.restarts.steps_lost == 10
+
+
+async def test_a_workers_pod_is_replaced_while_the_others_train_on() -> None:
+    world, agents = await coordinated(startTimeoutSeconds=60)
+    kept = names_of(world) - {world.pod("worker", 1)["metadata"]["name"]}
+    agents.away = {"worker-1"}
+    world.cluster.evict_pod(world.pod("worker", 1))
+    agents.tell()
+    await world.settle()
+    message = world.status.first_failure.message if world.status.first_failure else ""
+    assert "the others train on until it is back (not counted against maxRestarts)" in message
+    assert kept < names_of(world)
+    assert len(names_of(world)) == len(kept) + 1
+    await world.pass_time(300)  # far beyond the time that a gang has to get together
+    assert kept < names_of(world)
+    assert world.status.restarts.steps_lost == 0
+    agents.attempt += 1
+    world.each(lambda p: world.cluster.run_pod(p) if p["status"]["phase"] == "Pending" else None)
+    agents.tell()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.restarts.uncharged == 1
+
+
+@pytest.mark.parametrize("role", ["chief", "ps"])
+async def test_without_the_chief_or_a_server_nobody_trains_on(role: str) -> None:
+    world, agents = await coordinated()
+    world.cluster.evict_pod(world.pod(role, 0))
+    agents.phase = "meeting"
+    agents.tell()
+    await world.settle()
+    assert "restarting from step 20" in (
+        world.status.first_failure.message if world.status.first_failure else ""
+    )
+
+
+async def test_any_number_of_workers_goes_with_a_global_batch() -> None:
+    world, _ = await coordinated()
+    world.edit(worker={"replicas": 3})
+    await world.settle()
+    assert sum(name.startswith("digits-worker-") for name in names_of(world)) == 3
+
+
+async def test_workers_may_be_away_where_fewer_would_do_too() -> None:
+    world, agents = await coordinated(worker={"replicas": 2, "minReplicas": 1})
+    agents.away = {"worker-1"}
+    world.cluster.evict_pod(world.pod("worker", 1))
+    agents.tell()
+    await world.pass_time(300)
+    assert world.status.worker is not None
+    assert world.status.worker.without == ()

@@ -1,0 +1,111 @@
+"""Parameter servers, as real processes under `trainjob run`: who dies alone, and who takes all along."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support_processes import DEADLINE_SECONDS, jsonl
+from support_run import SCRIPTS, processes_of, started_run, write_job
+
+STEPS = 1200
+
+
+def job(folder: Path, steps: int = STEPS) -> Path:
+    return write_job(
+        folder,
+        SCRIPTS / "coordinated_job.py",
+        {"STEPS": str(steps)},
+        chief={},
+        worker={"replicas": 2},
+        ps={"replicas": 1},
+    )
+
+
+def wait_for_checkpoint(output: Path) -> None:
+    until = time.monotonic() + DEADLINE_SECONDS
+    while not list((output / "checkpoints").glob("step-*")):
+        assert time.monotonic() < until, "no checkpoint ever came"
+        time.sleep(0.05)
+
+
+def kill(replica: str, folder: Path) -> None:
+    """SIGKILL a replica's training process; its agent lives on."""
+    role, _, index = replica.partition("-")
+    task = {"type": role, "index": int(index)}
+    found = [
+        pid for pid, env in training_processes(folder).items() if json.loads(env["TF_CONFIG"])["task"] == task
+    ]
+    assert len(found) == 1, f"{len(found)} training processes of {replica}"
+    os.kill(found[0], signal.SIGKILL)
+
+
+def training_processes(folder: Path) -> dict[int, dict[str, str]]:
+    """The environments of those that agents of jobs below this folder have started."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            pairs = (
+                (entry / "environ").read_text(errors="replace").split("\0") if entry.name.isdigit() else []
+            )
+        except OSError:
+            continue
+        env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        below = str(folder) in env.get("TRAINJOB_OUTPUT_DIR", "")
+        if below and "TRAINJOB_AGENT" not in env and "TRAINJOB_PROGRESS_FILE" in env:
+            found[int(entry.name)] = env
+    return found
+
+
+def test_workers_that_die_are_started_again_alone(tmp_path: Path) -> None:
+    output = tmp_path / "runs" / "training" / "digits"
+    with started_run(job(tmp_path), tmp_path / "runs") as run:
+        wait_for_checkpoint(output)
+        kill("worker-1", tmp_path)
+        run.wait_for_line("worker-1 is started again alone")
+        kill("worker-0", tmp_path)
+        assert run.wait() == 0, run.output
+
+    printed = run.output
+    assert printed.count("chief-0: trainjob: agent: attempt") == 1, printed
+    assert printed.count("ps-0: trainjob: agent: attempt") == 1
+    assert printed.count("worker-1: trainjob: agent: attempt") == 2
+    assert printed.count("worker-1: trainjob: worker-1 serves at") == 2
+    assert re.search(r"worker 1 was killed .*restarted alone \(restart [12] of \d+\)", printed), printed
+    assert "resumed from" not in printed
+    counted, applied = map(int, re.findall(r"counted (\d+) steps, applied (\d+)", printed)[0])
+    assert counted == STEPS
+    assert applied >= STEPS
+    last = list(jsonl(output / "evaluator" / "evaluations.jsonl"))[-1]
+    assert (last["step"], last["final"]) == (STEPS, True)
+    assert last["metrics"]["accuracy"] > 0.9
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("replica", ["ps-0", "chief-0"])
+def test_a_server_or_the_chief_takes_all_along_to_the_last_checkpoint(replica: str, tmp_path: Path) -> None:
+    output = tmp_path / "runs" / "training" / "digits"
+    with started_run(job(tmp_path), tmp_path / "runs") as run:
+        wait_for_checkpoint(output)
+        kill(replica, tmp_path)
+        assert run.wait() == 0, run.output
+
+    assert re.search(r"resumed from step \d+00 ", run.output), run.output
+    assert f"counted {STEPS} steps" in run.output
+    assert list(jsonl(output / "evaluator" / "evaluations.jsonl"))[-1]["step"] == STEPS
+
+
+def test_a_request_to_stop_saves_where_the_workers_have_come_to(tmp_path: Path) -> None:
+    output = tmp_path / "runs" / "training" / "digits"
+    with started_run(job(tmp_path, 10**6), tmp_path / "runs") as run:
+        wait_for_checkpoint(output)
+        run.kill(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    saved = re.findall(r"was asked to stop; saved step (\d+)", run.output)
+    assert saved, run.output
+    assert (output / "checkpoints" / f"step-{int(saved[0]):08d}").is_dir()

@@ -1,0 +1,227 @@
+"""The parts of training with parameter servers that need no other process."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Task
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.data import endless_stream, measure
+from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
+from trainjob_trainer.parameter_server.cluster import server_addresses, wait_for_servers
+from trainjob_trainer.parameter_server.counting import add_on_server
+from trainjob_trainer.parameter_server.engine import Block
+from trainjob_trainer.parameter_server.server import wait_for_end
+from trainjob_trainer.parameter_server.shares import build_share
+from trainjob_trainer.parameter_server.training import CoordinatorLoop
+from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.replica import Replica
+from trainjob_trainer.stop import StopRequest
+
+TASK = Task("chief", 0, {"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)})
+
+
+@given(left=st.integers(1, 5000), wanted=st.integers(1, 1000), workers=st.integers(1, 64))
+def test_a_block_leaves_work_for_all(left: int, wanted: int, workers: int) -> None:
+    block = next_block(left, wanted, workers)
+    assert 1 <= block <= min(left, wanted)
+    assert block == 1 or block * (workers - 1) < left
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "periods", "meeting"),
+    [
+        (0, 100, (None, 30), 30),
+        (30, 100, (None, 30), 60),
+        (90, 100, (None, 30), 100),
+        (0, 100, (20, 30), 20),
+        (20, 100, (20, 30), 30),
+        (35, 36, (20, 30), 36),
+    ],
+)
+def test_where_all_meet(step: int, total: int, periods: tuple[int | None, ...], meeting: int) -> None:
+    assert next_meeting(step, total, periods) == meeting
+
+
+def test_the_chief_waits_for_each_server_and_says_for_whom() -> None:
+    now, told = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    wait_for_servers(
+        server_addresses(TASK),
+        lambda address: address != "c:1" or now[0] > 40,
+        clock=lambda: now[0],
+        sleep=sleep,
+        tell=told.append,
+    )
+    assert told == ["waiting for worker-1 at c:1"]
+
+
+@pytest.mark.parametrize(
+    ("looks", "count"),
+    [
+        (["up", "up", "gone"], 3),
+        (["gone", "gone", "up", "gone"], 4),  # the mark may be an earlier training's
+    ],
+)
+def test_a_server_ends_after_the_chief(looks: list[str], count: int) -> None:
+    seen: list[str] = []
+
+    def is_gone() -> bool:
+        seen.append(looks[len(seen)])
+        return seen[-1] == "gone"
+
+    wait_for_end(lambda: True, is_gone, wait=lambda _: None)
+    assert len(seen) == count
+
+
+def test_a_server_waits_for_a_chief_that_has_not_finished() -> None:
+    finished = iter([False, False, True])
+    looks = iter([False, True, True, True])
+    wait_for_end(lambda: next(finished), lambda: next(looks), wait=lambda _: None)
+    assert next(finished, None) is None
+
+
+def stream(count: int, position: int = 0) -> Any:
+    data = measure(tf.data.Dataset.range(count), "train")
+    return endless_stream(data, seed=1, position=position, shuffle=False)
+
+
+def test_each_worker_reads_its_own_share() -> None:
+    share = build_share(stream(12), workers=3, batch=2)
+    shares = [[b.numpy().tolist() for b in share(tf.constant(i, tf.int64)).take(2)] for i in range(3)]
+    assert shares == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
+
+
+def generated() -> Any:
+    def numbers() -> Iterator[int]:
+        yield from range(4)
+
+    return tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int64))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        generated(),
+        tf.data.Dataset.range(4).map(lambda n: tf.numpy_function(lambda x: x, [n], tf.int64)),
+        tf.data.Dataset.range(4).map(lambda n: tf.py_function(lambda x: x, [n], tf.int64)),
+    ],
+)
+def test_data_that_takes_python_is_refused(dataset: Any) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"train\(\) calls Python"):
+        build_share(dataset, workers=2, batch=2)
+
+
+def test_data_that_speaks_of_it_is_not() -> None:
+    build_share(tf.data.Dataset.from_tensors("PyFunc").repeat(), workers=2, batch=2)
+
+
+def test_metrics_and_steps_are_counted_as_before() -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    inputs, labels = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+    model.optimizer.build(model.trainable_variables)
+    plain = model.evaluate(inputs, labels, batch_size=4, verbose=0, return_dict=True)
+    add_on_server(model)
+    assert model.evaluate(inputs, labels, batch_size=4, verbose=0, return_dict=True) == plain
+    model.fit(inputs, labels, batch_size=4, epochs=3, verbose=0)
+    assert int(model.optimizer.iterations) == 6
+
+
+class Workers:
+    """Stands in for the engine: blocks are done in the order in which they were handed out."""
+
+    def __init__(self, stop_after: int | None = None, stop: StopRequest | None = None) -> None:
+        self.blocks: deque[int] = deque()
+        self.done = 0
+        self.most = 0
+        self.resets: list[int] = []
+        self.saved: list[int] = []
+        self._stop_after, self._stop = stop_after, stop
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.blocks)
+
+    def hand_out(self, iterators: Any, steps: int) -> None:
+        assert iterators == "iterators"
+        self.blocks.append(steps)
+        self.most = max(self.most, len(self.blocks))
+
+    def take_back(self) -> Block:
+        self.done += self.blocks[0]
+        if self._stop is not None and self._stop_after is not None and self.done >= self._stop_after:
+            self._stop._requested.set()
+        return Block(self.blocks.popleft(), 0.001)
+
+    def metrics(self) -> dict[str, float]:
+        return {"loss": float(self.done)}
+
+    def reset(self) -> None:
+        assert not self.blocks
+        self.resets.append(self.done)
+
+    @property
+    def metric_state(self) -> list[Any]:
+        assert not self.blocks
+        self.saved.append(self.done)
+        return []
+
+    def resume_metrics(self, state: Any) -> None:
+        del state
+
+
+def build_loop(folder: Path, workers: Workers, stop: StopRequest) -> tuple[CoordinatorLoop, CheckpointStore]:
+    environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(folder)}, TASK)
+    store = CheckpointStore(environment.checkpoint_dir, 10)
+    store.prepare()
+    replica = Replica(TASK, environment, store, ProgressFile(None), stop)
+    plan = TrainingPlan(total_steps=50, epoch_steps=20, checkpoint_every=15, global_batch=8)
+    variable = tf.Variable(1.0, name="weight")
+    engine: Any = workers
+    return CoordinatorLoop(replica, engine, plan, {"model": [variable]}), store
+
+
+def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path) -> None:
+    workers, stop = Workers(), StopRequest()
+    loop, store = build_loop(tmp_path, workers, stop)
+    assert loop.run("iterators", 0) == {"loss": 50.0}
+    assert workers.done == 50
+    assert workers.resets == [20, 40, 50]
+    assert workers.saved == store.steps() == [15, 30, 45, 50]
+    assert workers.most > 1
+    final = store.final()
+    assert final is not None
+    assert final.step == 50
+
+
+def test_on_a_request_to_stop_what_was_handed_out_is_finished_and_saved(tmp_path: Path) -> None:
+    stop = StopRequest()
+    workers = Workers(stop_after=18, stop=stop)
+    loop, store = build_loop(tmp_path, workers, stop)
+    with pytest.raises(Preempted, match="saved step"):
+        loop.run("iterators", 0)
+    assert 18 <= workers.done <= 20
+    assert store.steps() == [15, workers.done]
+
+
+def test_a_resumed_run_takes_the_rest(tmp_path: Path) -> None:
+    workers, stop = Workers(), StopRequest()
+    loop, _ = build_loop(tmp_path, workers, stop)
+    loop.run("iterators", 45)
+    assert workers.done == 5

@@ -1,0 +1,1 @@
+"""Training with parameter servers: a chief hands out steps, workers take them, servers keep the variables."""

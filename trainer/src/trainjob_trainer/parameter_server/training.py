@@ -1,0 +1,126 @@
+"""The chief's training loop: steps are handed out to the workers, and all meet at epochs and checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
+from trainjob_trainer.pace import Pace
+from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
+from trainjob_trainer.parameter_server.engine import CoordinatedEngine
+from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recorder import Recorder
+from trainjob_trainer.replica import Replica
+from trainjob_trainer.saver import Saver
+
+BLOCKS_AHEAD = 8
+"""Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""
+_SECONDS_BETWEEN_RECORDS = 0.5
+_METRICS = "metrics"
+_LAST_EPOCH = "last-epoch"
+
+
+class CoordinatorLoop:
+    """Trains from a step to the plan's end, as `training.TrainingLoop` does where all workers step together.
+
+    Checkpoints are read while no step is under way, so each one is of exactly the steps that it names.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        engine: CoordinatedEngine,
+        plan: TrainingPlan,
+        groups: VariableGroups,
+        export: Callable[[HostGroups], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Put the parts together, as `training.TrainingLoop` does."""
+        self._replica = replica
+        self._engine = engine
+        self._plan = plan
+        self._groups = groups
+        self._export = export
+        self._clock = clock
+        self._workers = replica.task.num_workers
+        self._pace = Pace(lambda number: number)
+        self._saver = Saver(replica)
+        self._recorder = Recorder(replica, plan)
+        self._recorded = (0, 0.0)
+        self._last_epoch: Mapping[str, float] = {}
+
+    def resume(self, saved: HostGroups) -> None:
+        """Go on with the metrics of the run that wrote this checkpoint; nothing in it changes nothing."""
+        self._engine.resume_metrics(saved.get(_METRICS, ()))
+        self._last_epoch = {array.name: float(array.value) for array in saved.get(_LAST_EPOCH, ())}
+
+    def run(self, iterators: Any, start_step: int) -> dict[str, float]:
+        """Train, save, report.
+
+        Args:
+            iterators: from `shares.worker_iterators`, positioned at `start_step`.
+            start_step: steps done before.
+
+        Returns:
+            The metrics of the last epoch, over all workers.
+
+        Raises:
+            OutputFull, OutputUnwritable: a checkpoint could not be written.
+            Preempted: asked to stop, after saving what was reached.
+        """
+        step, total = start_step, self._plan.total_steps
+        self._recorder.begin(step)
+        self._recorded = step, self._clock()
+        with self._saver.patient():
+            while step < total:
+                periods = self._plan.epoch_steps, self._plan.checkpoint_every
+                step = self._meet(iterators, step, next_meeting(step, total, periods))
+                self._end_epoch(step)
+                due = step % self._plan.checkpoint_every == 0
+                self._saver.between_steps(step, self._plan.epochs_done(step), due, self._snapshot)
+            self._saver.finish(step, self._plan.epochs_done(step), self._snapshot, self._export)
+        self._recorder.end(step, self._last_epoch)
+        return dict(self._last_epoch)
+
+    def _meet(self, iterators: Any, step: int, until: int) -> int:
+        """Have steps taken until no block is outstanding: at `until`, or sooner when asked to stop."""
+        handed_out = step
+        while True:
+            while self._may_hand_out(handed_out, until):
+                count = next_block(until - handed_out, self._pace.wanted, self._workers)
+                self._engine.hand_out(iterators, count)
+                handed_out += count
+            if not self._engine.outstanding:
+                return step
+            block = self._engine.take_back()
+            step += block.steps
+            self._pace.record(block.steps, block.seconds)
+            self._record(step, is_meeting=step == until)
+            self._saver.watch()
+
+    def _may_hand_out(self, handed_out: int, until: int) -> bool:
+        is_full = self._engine.outstanding >= BLOCKS_AHEAD * self._workers
+        return handed_out < until and not is_full and not self._replica.stop.requested
+
+    def _record(self, step: int, *, is_meeting: bool) -> None:
+        now = self._clock()
+        before, at = self._recorded
+        if is_meeting or now - at >= _SECONDS_BETWEEN_RECORDS:
+            self._recorded = step, now
+            self._recorder.record_call(step, step - before, now - at, None, self._engine.metrics())
+
+    def _end_epoch(self, step: int) -> None:
+        if step == self._plan.total_steps or step % (self._plan.epoch_steps or step + 1) == 0:
+            self._last_epoch = self._engine.metrics()
+            self._engine.reset()
+            self._recorder.record_epoch(step, self._last_epoch)
+
+    def _snapshot(self) -> HostGroups:
+        last_epoch = [
+            NamedArray(name, np.array(value, "float64")) for name, value in self._last_epoch.items()
+        ]
+        return {**read(self._groups), _METRICS: self._engine.metric_state, _LAST_EPOCH: last_epoch}
