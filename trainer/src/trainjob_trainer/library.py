@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.evaluation import Evaluation, evaluate_checkpoints
 from trainjob_trainer.keras_scoring import KerasScoring
 from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
+from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan, check_request
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
@@ -50,6 +52,7 @@ class _Request:
     seed: int
     checkpoint_every: int | None
     shuffle: bool
+    on_nan: OnNan = OnNan.STOP
 
     def plan(self, examples: int | None) -> TrainingPlan:
         return build_plan(
@@ -73,6 +76,7 @@ def train_and_evaluate(
     checkpoint_every: int | None = None,
     keep: int = 3,
     shuffle: bool = True,
+    on_nan: str | None = None,
 ) -> Result:
     """Train a Keras model with as many workers as the job has, and evaluate every checkpoint.
 
@@ -94,17 +98,21 @@ def train_and_evaluate(
         keep: checkpoints to keep; the final one stays anyway.
         shuffle: reshuffle the training data each epoch, unless `train` takes the step. A shuffle of your own
             resumes exactly only if it is seeded, and then all earlier epochs are read over.
+        on_nan: when a loss or a gradient is NaN or infinite on some worker: `stop`, `skip` that step's update
+            on all workers, or `ignore`; by default TRAINJOB_ON_NAN, or else `stop`.
 
     Raises:
         InvalidConfiguration: an argument, the data, the model or TF_CONFIG is wrong.
         OutputFinished: the output folder holds a finished training, and no more steps are asked for.
+        NotFinite: a loss, a gradient or a weight is NaN or infinite; the message names step and worker.
         PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: uncaught they end
             the process with their exit code and one line instead of a traceback.
     """
-    request = _Request(
-        model, train, heldout, epochs, steps, global_batch, seed, checkpoint_every, bool(shuffle)
-    )
     replica = join(keep=keep)
+    reaction = OnNan.parse(on_nan, os.environ)
+    request = _Request(
+        model, train, heldout, epochs, steps, global_batch, seed, checkpoint_every, bool(shuffle), reaction
+    )
     check_request(epochs=epochs, steps=steps, global_batch=global_batch, checkpoint_every=checkpoint_every)
     strategy = build_strategy(replica.task)
     keras.utils.set_random_seed(seed)
@@ -130,7 +138,8 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     if replica.task.is_writer:
         tell_unsaved(model)
         replica.store.clear_final()
-    loop = TrainingLoop(replica, strategy, Engine(strategy, model), plan, {**groups, **further})
+    engine = Engine(strategy, model, request.on_nan, is_writer=replica.task.is_writer)
+    loop = TrainingLoop(replica, strategy, engine, plan, {**groups, **further}, request.on_nan)
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
