@@ -30,6 +30,7 @@ GOOD = Recipe(epochs=2, global_batch=8)
         ({"warmup_steps": -1}, "warmup_steps: must be a number of at least 0"),
         ({"seed": "x"}, "seed: must be a whole number, got 'x'"),
         ({"shuffle": 1}, "shuffle: must be True or False, got 1"),
+        ({"on_nan": "skipp"}, "on_nan: must be one of 'stop', 'skip', 'ignore', got 'skipp'"),
         ({"initial_weights": 7}, "initial_weights: must be a text, got 7"),
     ],
 )

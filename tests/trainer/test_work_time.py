@@ -13,9 +13,11 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer.collective import weights_hash
+from trainjob_trainer.gradient_path import GradientPath
 from trainjob_trainer.model_state import variable_groups
-from trainjob_trainer.stepping import many_steps
-from trainjob_trainer.work_time import own_seconds, with_gradients_moment
+from trainjob_trainer.not_finite import OnNan
+from trainjob_trainer.stepping import ManySteps
+from trainjob_trainer.work_time import own_seconds
 
 INPUTS = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
 
@@ -34,8 +36,10 @@ def examples() -> Any:
 
 
 def run(model: Any, steps: int = 3) -> float:
-    calls = many_steps(tf.distribute.get_strategy(), model.train_step, lambda: 0, model.optimizer)
-    return float(calls(examples(), tf.constant(steps))[1])
+    strategy = tf.distribute.get_strategy()
+    calls = ManySteps(strategy, model.train_step, lambda: 0, GradientPath.of(model, strategy, OnNan.STOP))
+    calls.take(examples(), steps)
+    return math.nan if calls.work_seconds is None else calls.work_seconds * steps
 
 
 def test_it_is_a_part_of_the_time_and_changes_nothing() -> None:
@@ -85,15 +89,17 @@ def test_a_step_of_the_users_own(kind: type[keras.Model], known: bool) -> None:
 
 
 def test_a_step_without_any_optimizer_is_taken_as_it_is() -> None:
-    returned, moment = tf.function(lambda: with_gradients_moment(None, lambda: tf.constant(7)))()
-    assert (int(returned), float(moment)) == (7, 0.0)
+    calls = ManySteps(tf.distribute.get_strategy(), lambda _: tf.constant(7), lambda: tf.constant(8))
+    assert int(calls.take(examples(), 3)) == 8
+    assert calls.work_seconds is None
 
 
 def test_an_error_in_the_step_leaves_the_optimizer_as_it_was() -> None:
-    optimizer = build().optimizer
+    model = build()
+    path = GradientPath.of(model, tf.distribute.get_strategy(), OnNan.STOP)
     with pytest.raises(ZeroDivisionError):
-        with_gradients_moment(optimizer, lambda: 1 // 0)
-    assert "apply" not in vars(optimizer)
+        tf.function(lambda: path.trace(lambda: 1 // 0), autograph=False)()
+    assert not {"apply", "scale_loss"} & set(vars(model.optimizer))
 
 
 @pytest.mark.parametrize(

@@ -10,29 +10,38 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.compiled_step import build_step
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.gradient_path import GradientPath
 from trainjob_trainer.metric_state import MetricState
 from trainjob_trainer.metrics import scalars
-from trainjob_trainer.precision import refuse_loss_scaling
-from trainjob_trainer.stepping import many_steps
-from trainjob_trainer.work_time import seconds_a_step
+from trainjob_trainer.not_finite import Found, OnNan
+from trainjob_trainer.stepping import ManySteps
 
 
 class Engine:
     """A compiled Keras model under a strategy."""
 
-    def __init__(self, strategy: Any, model: Any) -> None:
-        """Trace nothing yet; the model comes from `build_model` with the same strategy."""
+    def __init__(
+        self, strategy: Any, model: Any, on_nan: OnNan = OnNan.STOP, *, is_writer: bool = True
+    ) -> None:
+        """Trace nothing yet.
+
+        Args:
+            strategy: that the model was built under.
+            model: from `build_model`.
+            on_nan: what to do when a loss or a gradient is not finite.
+            is_writer: whether what concerns all workers is this one's to say.
+        """
         self._model = model
         self._strategy = strategy
         self._metrics = MetricState(model)
         self._metric_state: list[NamedArray] = []
-        self._work_seconds: float | None = None
-        self._steps = many_steps(
+        self._steps = ManySteps(
             strategy,
-            model.train_step,
+            build_step(model, compiled=model.jit_compile, is_writer=is_writer),
             lambda: (model.get_metrics_result(), self._metrics.reduced()),
-            model.optimizer,
+            GradientPath.of(model, strategy, on_nan),
         )
         self._reduced = tf.function(model.get_metrics_result, autograph=False)
 
@@ -42,8 +51,7 @@ class Engine:
         Returns:
             The metrics since the last `reset`, of this worker's own examples.
         """
-        (logs, reduced), worked = self._steps(iterator, tf.constant(count, tf.int32))
-        self._work_seconds = seconds_a_step(worked, count)
+        logs, reduced = self._steps.take(iterator, count)
         local = self._strategy.experimental_local_results
         self._metric_state = self._metrics.on_host([local(value)[0].numpy() for value in reduced])
         return scalars({name: local(value)[0] for name, value in logs.items()})
@@ -54,7 +62,12 @@ class Engine:
 
         None where that can't be known.
         """
-        return self._work_seconds
+        return self._steps.work_seconds
+
+    @property
+    def found(self) -> Found:
+        """What the last call came across that was not finite; the same on every worker."""
+        return self._steps.found
 
     @property
     def metric_state(self) -> list[NamedArray]:
@@ -89,8 +102,7 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
         seed: of initial weights and random layers.
 
     Raises:
-        InvalidConfiguration: it returns no compiled Keras model, one that hangs on several workers, or one
-            that doesn't fit the data.
+        InvalidConfiguration: it returns no compiled Keras model, or one that doesn't fit the data.
     """
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -99,7 +111,6 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
             raise InvalidConfiguration(f"model() must return a Keras model, got {type(model).__name__}")
         if not model.compiled:
             raise InvalidConfiguration("model() must return a compiled model: call model.compile(...) in it")
-        refuse_loss_scaling(model, strategy)
         _create_variables(model, spec)
     return model
 

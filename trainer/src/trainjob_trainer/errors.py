@@ -12,7 +12,8 @@
     ├── Preempted              86  asked to stop
     ├── CheckpointMismatch     87  the checkpoint belongs to another model
     ├── Stalled                88  a step did not end
-    └── Fenced                 89  a newer start of the job writes the output
+    ├── Fenced                 89  a newer start of the job writes the output
+    └── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
 
 Each carries the exit code and the reason (one CamelCase word) under which it leaves the process.
 """
@@ -116,3 +117,10 @@ class Fenced(TrainerError):
 
     exit_code = ExitCode.FENCED
     reason = "Fenced"
+
+
+class NotFinite(TrainerError):
+    """A loss, a gradient or a weight is NaN or infinite, and the same would come again."""
+
+    exit_code = ExitCode.NOT_FINITE
+    reason = "NotFinite"

@@ -28,3 +28,5 @@ class ExitCode(IntEnum):
     STALLED = 88
     FENCED = 89
     """A newer start of this job writes the output now: this process must leave it alone."""
+    NOT_FINITE = 90
+    """Training has come to NaN: from the last checkpoint it would come there again."""

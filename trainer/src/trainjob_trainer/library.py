@@ -20,6 +20,7 @@ from trainjob_trainer.keras_scoring import KerasScoring
 from trainjob_trainer.learning_rate import scale_learning_rate
 from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
 from trainjob_trainer.normalization import tell_unsynchronized
+from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.parameter_server.server import serve
 from trainjob_trainer.parameter_server.shares import worker_iterators
@@ -104,6 +105,7 @@ def train_and_evaluate(
     Raises:
         InvalidConfiguration: an argument, the data, the model or TF_CONFIG is wrong.
         OutputFinished: the output folder holds a finished training, and no more steps are asked for.
+        NotFinite: a loss, a gradient or a weight is NaN or infinite; the message names step and worker.
         PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: uncaught they end
             the process with their exit code and one line instead of a traceback.
     """
@@ -143,7 +145,8 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
     export = _export(replica, request, spec) if request.recipe.export else None
-    loop = _loop(replica, strategy, model, plan, {**groups, **further}, export)
+    on_nan = OnNan(request.recipe.on_nan)
+    loop = _loop(replica, strategy, model, plan, {**groups, **further}, on_nan, export)
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
@@ -174,11 +177,13 @@ def _loop(
     model: Any,
     plan: TrainingPlan,
     groups: VariableGroups,
+    on_nan: OnNan,
     export: Callable[[HostGroups], None] | None,
 ) -> TrainingLoop | CoordinatorLoop:
     if replica.task.is_coordinator:
         return CoordinatorLoop(replica, CoordinatedEngine(strategy, model), plan, groups, export)
-    return TrainingLoop(replica, strategy, Engine(strategy, model), plan, groups, export)
+    engine = Engine(strategy, model, on_nan, is_writer=replica.task.is_writer)
+    return TrainingLoop(replica, strategy, engine, plan, groups, on_nan, export)
 
 
 def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:

@@ -38,6 +38,12 @@ def further_optimizers(model: Any) -> dict[str, list[Any]]:
     return {f"optimizer.{name}": list(one.variables) for name, one in _further_optimizers(model)}
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """All of them, the one that the model was compiled with first; none without that one."""
+    main = getattr(model, "optimizer", None)
+    return [] if main is None else [main, *(one for _, one in _further_optimizers(model))]
+
+
 def tell_unsaved(model: Any) -> None:
     """Say what a resumed run will not have: an optimizer that creates its variables in the first step."""
     for name, optimizer in _further_optimizers(model):

@@ -24,8 +24,11 @@ PREFIX = "TRAIN_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def _setting(meaning: str, kind: type, default: Any = None, *, least: int | None = None) -> Any:
-    return dataclasses.field(default=default, metadata={"help": meaning, "kind": kind, "least": least})
+def _setting(
+    meaning: str, kind: type, default: Any = None, *, least: int | None = None, among: Sequence[str] = ()
+) -> Any:
+    metadata = {"help": meaning, "kind": kind, "least": least, "among": among}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,12 @@ class Recipe:
         least=1,
     )
     warmup_steps: int = _setting("steps in which the learning rate rises from zero", int, 0, least=0)
+    on_nan: str = _setting(
+        "when a loss or a gradient is NaN or infinite: stop, skip that step on all workers, or ignore it",
+        str,
+        "stop",
+        among=("stop", "skip", "ignore"),
+    )
     initial_weights: str | None = _setting(
         "a .keras or .weights.h5 file to begin with, in every replica", str
     )
@@ -180,6 +189,10 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
         raise InvalidConfiguration(f"{field.name}: must be a number of at least {least}, got {value!r}")
     if not isinstance(value, kind):
         raise InvalidConfiguration(f"{field.name}: must be {_article(kind)}, got {value!r}")
+    among = field.metadata["among"]
+    if among and value not in among:
+        choice = ", ".join(repr(one) for one in among)
+        raise InvalidConfiguration(f"{field.name}: must be one of {choice}, got {value!r}")
 
 
 def _article(kind: type) -> str:

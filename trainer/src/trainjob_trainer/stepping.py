@@ -7,42 +7,86 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.work_time import moment_after, own_seconds, with_gradients_moment
+from trainjob_trainer.gradient_path import GradientPath
+from trainjob_trainer.not_finite import Found, OnNan
+from trainjob_trainer.work_time import moment_after, own_seconds, seconds_a_step
 
 
-def many_steps(
-    strategy: Any, step: Callable[[Any], Any], results: Callable[[], Any], optimizer: Any = None
-) -> Any:
-    """Trace nothing yet; return a function of an iterator and of how many steps to take.
+class ManySteps:
+    """A step, taken as often as wanted in one call.
 
     What a step returns is dropped, so that nothing is reduced over the workers but the gradients.
 
-    Args:
-        strategy: whose replicas take the steps.
-        step: one step of a replica, such as a model's `train_step`.
-        results: of a replica after the last step.
-        optimizer: that `step` hands its gradients to.
-
-    Returns:
-        A function that returns `results` of the replicas, and the seconds that the steps took this process
-        itself as `own_seconds` tells them.
+    Attributes:
+        work_seconds: what a step of the last call took this process itself; None where that can't be known.
+        found: what it came across that was not finite.
     """
 
-    def one_step(data: Any) -> Any:
-        _, ready = with_gradients_moment(optimizer, lambda: step(data))
-        return ready
+    def __init__(
+        self,
+        strategy: Any,
+        step: Callable[[Any], Any],
+        results: Callable[[], Any],
+        path: GradientPath | None = None,
+    ) -> None:
+        """Trace nothing yet.
 
-    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator,unused-ignore]
-    def call(iterator: Any, count: Any) -> Any:
-        def body(done: Any, worked: Any) -> Any:
+        Args:
+            strategy: whose replicas take the steps.
+            step: one step of a replica, such as a model's `train_step`.
+            results: of a replica after the last step.
+            path: of the gradients that `step` hands to an optimizer.
+        """
+        self._strategy = strategy
+        self._step = step
+        self._results = results
+        self._path = path or GradientPath(strategy)
+        self._call = tf.function(self._traced, autograph=False, reduce_retracing=True)
+        self.work_seconds: float | None = None
+        self.found = Found()
+
+    def take(self, iterator: Any, count: int) -> Any:
+        """Take `count` steps, the same count on every worker; return `results` of the replicas."""
+        results, worked, *found = self._call(iterator, tf.constant(count, tf.int32))
+        self.work_seconds = seconds_a_step(worked, count)  # waits for the call's end
+        if found:
+            first = self._strategy.experimental_local_results(found[0])[0]
+            self.found = Found([int(one) for one in first.numpy()], int(found[1]))
+        return results
+
+    def _traced(self, iterator: Any, count: Any) -> Any:
+        watched = self._path.on_nan is not OnNan.IGNORE
+
+        def body(done: Any, worked: Any, *found: Any) -> Any:
             began = moment_after([done])
             with tf.control_dependencies([began]):
                 data = next(iterator)
-            ready = strategy.run(one_step, args=(data,))
-            return done + 1, worked + own_seconds(strategy, began, ready)
+            one = self._strategy.run(self._one_step, args=(data,))
+            later = self._noted(done, found, one) if watched else ()
+            return (done + 1, worked + own_seconds(self._strategy, began, one["ready"]), *later)
 
-        begin = (tf.constant(0), tf.constant(0.0, tf.float64))
-        _, worked = tf.while_loop(lambda done, _: done < count, body, begin)
-        return strategy.run(results), worked
+        none = (tf.constant(0), tf.constant(0)) if watched else ()
+        begin = (tf.constant(0), tf.constant(0.0, tf.float64), *none)
+        _, worked, *found = tf.while_loop(lambda done, *_: done < count, body, begin)
+        results = self._strategy.run(self._results)
+        if not watched:
+            return results, worked
+        return results, worked, self._strategy.run(self._told, args=(found[0],)), found[1]
 
-    return call
+    def _one_step(self, data: Any) -> dict[str, Any]:
+        return vars(self._path.trace(lambda: self._step(data)))
+
+    def _noted(self, done: Any, found: Any, one: dict[str, Any]) -> tuple[Any, Any]:
+        first, skipped = found
+        local = self._strategy.experimental_local_results
+        is_first = tf.reduce_any(tf.stack(local(one["fault"]))) & (first == 0)
+        is_skipped = tf.reduce_any(tf.stack(local(one["skipped"])))
+        return tf.where(is_first, done + 1, first), skipped + tf.cast(is_skipped, tf.int32)
+
+    def _told(self, first: Any) -> Any:
+        """The workers' first such steps, by replica; to be called by all replicas."""
+        context = tf.distribute.get_replica_context()
+        replicas = self._strategy.num_replicas_in_sync
+        # Of float32, which all collectives take; a call is never so long that it couldn't count its steps.
+        mine = tf.one_hot(context.replica_id_in_sync_group, replicas) * tf.cast(first, tf.float32)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)

@@ -12,6 +12,7 @@ import numpy as np
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
 from trainjob_trainer.collective import broadcast
 from trainjob_trainer.engine import Engine
+from trainjob_trainer.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.pace import Pace, next_call
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
@@ -42,6 +43,7 @@ class TrainingLoop:
         engine: Engine,
         plan: TrainingPlan,
         groups: VariableGroups,
+        on_nan: OnNan = OnNan.STOP,
         export: Callable[[HostGroups], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -53,6 +55,7 @@ class TrainingLoop:
             engine: takes the steps.
             plan: how many.
             groups: what the checkpoints hold.
+            on_nan: what to do when a loss or a gradient is NaN or infinite.
             export: called by the writer with the final ones.
             clock: replaced by tests.
         """
@@ -62,6 +65,7 @@ class TrainingLoop:
         self._plan = plan
         self._groups = groups
         self._export = export
+        self._watch = FiniteWatch(on_nan, replica.task)
         self._clock = clock
         self._saver = Saver(replica)
         self._recorder = Recorder(replica, plan)
@@ -85,6 +89,7 @@ class TrainingLoop:
         Raises:
             OutputFull, OutputUnwritable: a checkpoint could not be written.
             Preempted: asked to stop, after saving what was reached.
+            NotFinite: a loss, a gradient or a weight is NaN or infinite, and that is to end the training.
         """
         state = _State(start_step, Pace(self._writers))
         self._recorder.begin(start_step)
@@ -104,16 +109,19 @@ class TrainingLoop:
         began = self._clock()
         logs = self._engine.run(iterator, count)
         seconds = self._clock() - began
+        self._watch.look(self._engine.found, state.step)
         state.step += count
         state.pace.record(count, seconds)
-        self._recorder.record_call(state.step, count, seconds, self._engine.work_seconds, logs)
+        self._recorder.record_call(
+            state.step, count, seconds, self._engine.work_seconds, {**logs, **self._watch.metrics}
+        )
 
     def _writers(self, number: int) -> int:
         return broadcast(self._strategy, self._replica.task, [number])[0]
 
     def _end_epoch(self, state: _State) -> None:
         if self._is_epoch_end(state.step):
-            self._last_epoch = self._engine.reduced_metrics()
+            self._last_epoch = {**self._engine.reduced_metrics(), **self._watch.metrics}
             self._engine.reset()
             state.pace.agree()
             self._recorder.record_epoch(state.step, self._last_epoch)
@@ -130,4 +138,6 @@ class TrainingLoop:
         last_epoch = [
             NamedArray(name, np.array(value, "float64")) for name, value in self._last_epoch.items()
         ]
-        return {**read(self._groups), _METRICS: self._engine.metric_state, _LAST_EPOCH: last_epoch}
+        values = read(self._groups)
+        self._watch.check_weights(self._groups, values)
+        return {**values, _METRICS: self._engine.metric_state, _LAST_EPOCH: last_epoch}

@@ -9,7 +9,7 @@ waits for them there: that counts as work.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,35 +21,9 @@ def moment_after(tensors: Sequence[Any]) -> Any:
         return tf.timestamp()
 
 
-def with_gradients_moment(optimizer: Any, step: Callable[[], Any]) -> tuple[Any, Any]:
-    """Trace one step of a replica, and note when it hands its gradients to the optimizer.
-
-    Args:
-        optimizer: Keras's; the step calls its `apply` or `apply_gradients`.
-        step: such as a call of the model's `train_step`.
-
-    Returns:
-        What the step returns, and the moment as of `moment_after`; 0 where it can't be known: the step uses
-        another optimizer, or this one in a branch or a function of its own.
-    """
-    unknown = tf.constant(0.0, tf.float64)
-    # Another replica of this process is being traced meanwhile, up to the point where all reduce: it notes
-    # these gradients too.
-    if optimizer is None or "apply" in vars(optimizer):
-        return step(), unknown
-    apply, moments = optimizer.apply, [unknown]
-
-    def noting(grads: Any, *args: Any, **kwargs: Any) -> Any:
-        gradients = list(grads)
-        moments.append(moment_after(_computed(gradients)))
-        return apply(gradients, *args, **kwargs)
-
-    optimizer.apply = noting
-    try:
-        returned = step()
-    finally:
-        del optimizer.apply
-    return returned, tf.reduce_max(tf.stack([one for one in moments if one.graph is unknown.graph]))
+def gradients_moment(gradients: Sequence[Any]) -> Any:
+    """When a replica's gradients were there, as `moment_after`; None among them is no gradient."""
+    return moment_after(_computed(gradients))
 
 
 def own_seconds(strategy: Any, began: Any, ready: Any) -> Any:
@@ -58,7 +32,7 @@ def own_seconds(strategy: Any, began: Any, ready: Any) -> Any:
     Args:
         strategy: that ran the replicas.
         began: when the step began.
-        ready: what `with_gradients_moment` told of each replica.
+        ready: `gradients_moment` of each replica, or 0 where it can't be known.
 
     Returns:
         Seconds, a float64 scalar; NaN where they can't be known.

@@ -36,6 +36,7 @@ EXITS: dict[int, ExitMeaning] = {
     87: ExitMeaning("CheckpointMismatch", "found a checkpoint of another model", permanent=True),
     88: ExitMeaning("Stalled", "made no progress for too long"),
     89: ExitMeaning("Fenced", "found a newer start of this job writing its output", charged=False),
+    90: ExitMeaning("NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True),
 }
 
 OUTPUT_UNWRITABLE = 82

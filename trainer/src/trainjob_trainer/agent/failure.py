@@ -22,7 +22,12 @@ STALLED = "Stalled"
 FENCED = "Fenced"
 
 _PERMANENT = frozenset(
-    [ExitCode.INVALID_CONFIGURATION, ExitCode.OUTPUT_FINISHED, ExitCode.CHECKPOINT_MISMATCH]
+    [
+        ExitCode.INVALID_CONFIGURATION,
+        ExitCode.OUTPUT_FINISHED,
+        ExitCode.CHECKPOINT_MISMATCH,
+        ExitCode.NOT_FINITE,
+    ]
 )
 _UNCHARGED = frozenset([ExitCode.PEER_LOST, ExitCode.PREEMPTED, ExitCode.FENCED])
 _LAST_SIGNAL = 64

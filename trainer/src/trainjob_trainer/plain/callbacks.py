@@ -84,7 +84,7 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             step=self._call.record.step,
             work_seconds=self._call.work_seconds,
             **self._clock.look(self._call.record.step, self._call.batch_size),
-            **_figures(logs),
+            **self._figures(logs),
         )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -94,10 +94,14 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         call.epochs_run.append(epoch)
         for name, value in (logs or {}).items():
             call.history.setdefault(name, []).append(value)
-        self._process.progress.update(**_figures(logs))
+        self._process.progress.update(**self._figures(logs))
         ends = epoch + 1 >= call.epochs or bool(self.model.stop_training)
         if self._process.is_writer and not ends:
             save(self._process, call, self.model, self._users)
+
+    def _figures(self, logs: Any) -> dict[str, Any]:
+        watched = self._call.watch.metrics if self._call.watch else {}
+        return _figures({**logs, **watched}) if isinstance(logs, Mapping) else {}
 
 
 def listed(callbacks: Any) -> list[Any]:
@@ -123,9 +127,7 @@ def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:
     return callbacks
 
 
-def _figures(logs: Any) -> dict[str, Any]:
-    if not isinstance(logs, Mapping):
-        return {}
+def _figures(logs: Mapping[str, Any]) -> dict[str, Any]:
     numbers = scalars(logs)
     loss = numbers.pop("loss", None)
     return {"loss": loss, "metrics": numbers}

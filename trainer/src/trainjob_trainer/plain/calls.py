@@ -135,7 +135,7 @@ _CONTENT: Mapping[str, Callable[[Any], bool]] = {
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        one_call = original(self, step_function)
+        one_call = original(self, _with_gradients_summed(self, step_function))
         steps = _trace(self, step_function) if takes_many(self) else None
 
         def function(iterator: Any) -> Any:
@@ -157,6 +157,21 @@ def _trace(model: Any, step: Callable[..., Any]) -> Any:
     from trainjob_trainer.plain.traced_steps import TracedSteps  # noqa: PLC0415 - Keras is imported just now
 
     return TracedSteps(model, step)
+
+
+def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """For a step that Keras takes itself, such as one of the user's own."""
+    from trainjob_trainer.gradient_path import GradientPath  # noqa: PLC0415 - Keras is imported just now
+    from trainjob_trainer.model_state import optimizers_of  # noqa: PLC0415
+
+    path = GradientPath(model.distribute_strategy, optimizers_of(model))
+
+    @functools.wraps(step)
+    def summed(data: Any) -> Any:
+        with path.summing():
+            return step(data)
+
+    return summed
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.not_finite import FiniteWatch
 from trainjob_trainer.pace import Pace
 
 GROUP = "fit"
@@ -115,6 +116,7 @@ class ModelRecord:
         calls: how many times `fit` has been called on it.
         step: steps done.
         past: its calls that have ended.
+        compiles: whether XLA is asked for.
     """
 
     number: int
@@ -122,6 +124,7 @@ class ModelRecord:
     calls: int = 0
     step: int = 0
     past: list[PastCall] = field(default_factory=list)
+    compiles: bool = False
 
 
 @dataclass
@@ -142,6 +145,7 @@ class FitCall:
         batch_size: rows of a global batch, when known.
         pace: batches of a call, where they are ours to choose.
         work_seconds: what a step of the last call took this worker by itself, when known.
+        watch: for losses, gradients and weights that are not finite.
     """
 
     record: ModelRecord
@@ -157,3 +161,4 @@ class FitCall:
     batch_size: int | None = None
     pace: Pace | None = None
     work_seconds: float | None = None
+    watch: FiniteWatch | None = None

@@ -37,6 +37,7 @@ def save(
 
     Raises:
         OutputFull, OutputUnwritable: it can't be written.
+        NotFinite: the weights are not.
     """
     record = call.record
     past = list(record.past)
@@ -52,8 +53,12 @@ def save(
         callbacks=remembered(users),
     )
     process.progress.update(state="saving")
+    variables = {**groups_of(model, with_optimizer=True), **further_optimizers(model)}
+    values = read(variables)
+    if call.watch is not None:
+        call.watch.check_weights(variables, values)
     groups = {
-        **read({**groups_of(model, with_optimizer=True), **further_optimizers(model)}),
+        **values,
         GROUP: state.to_arrays(),
         **remembered_weights(users),
     }

@@ -8,10 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainjob_trainer.compiled_step import build_step
+from trainjob_trainer.gradient_path import GradientPath
+from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.plain.calls import Stretch
 from trainjob_trainer.plain.process import current_process
-from trainjob_trainer.stepping import many_steps
-from trainjob_trainer.work_time import seconds_a_step
+from trainjob_trainer.stepping import ManySteps
 
 
 class TracedSteps:
@@ -27,25 +29,33 @@ class TracedSteps:
         self._model = model
         self._strategy = model.distribute_strategy
         self._trains = step.__name__ == "train_step"
-        optimizer = model.optimizer if self._trains else None
+        path, call = None, current_process().call
+        if self._trains and call is not None:
+            step = build_step(model, compiled=call.record.compiles)
+            path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
         step = model._autoconvert_optionals(step)
-        self._local = many_steps(self._strategy, step, model.get_metrics_result, optimizer)
-        self._averaged = many_steps(self._strategy, step, self._average, optimizer)
+        self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
+        self._averaged = ManySteps(self._strategy, step, self._average, path)
         self.results = tf.function(model.get_metrics_result, autograph=False)
         """The metrics over all workers, who call it together."""
 
     def take(self, stretch: Stretch) -> dict[str, Any]:
-        """Take the batches; return figures of this worker, or of all where somebody sees each batch."""
+        """Take the batches; return figures of this worker, or of all where somebody sees each batch.
+
+        Raises:
+            NotFinite: a loss or a gradient is not, and that is to end the training.
+        """
         call = current_process().call
         pace = call.pace if call is not None and self._trains else None
         steps = self._averaged if pace is not None and pace.is_fixed else self._local
         began = time.perf_counter()
-        results, worked = steps(stretch.iterator, tf.constant(stretch.count, tf.int32))
+        results = steps.take(stretch.iterator, stretch.count)
         logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
-        own = seconds_a_step(worked, stretch.count)  # waits for the call's end
         if call is not None and pace is not None:
             pace.record(stretch.count, time.perf_counter() - began)
-            call.work_seconds = own
+            call.work_seconds = steps.work_seconds
+            if call.watch is not None:
+                call.watch.look(steps.found, call.record.step)
         return logs
 
     def _average(self) -> dict[str, Any]:

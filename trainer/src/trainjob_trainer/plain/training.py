@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.compiled_step import reason_against
 from trainjob_trainer.normalization import tell_unsynchronized
+from trainjob_trainer.not_finite import VARIABLE, FiniteWatch, OnNan
 from trainjob_trainer.plain import finish, writers
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_pace
@@ -15,7 +20,6 @@ from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.saving import save
-from trainjob_trainer.precision import refuse_loss_scaling
 from trainjob_trainer.resume import announce
 
 
@@ -29,20 +33,21 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         arguments: of the call, by name.
 
     Raises:
-        InvalidConfiguration: several workers would hang with the model's optimizer.
+        InvalidConfiguration: TRAIN_ON_NAN is none of its three words.
+        NotFinite: a loss, a gradient or a weight is NaN or infinite.
         OutputFinished: another job finished in this folder, and no more epochs are asked for.
         Fenced: a newer start of this job writes it.
         SystemExit: this job did.
     """
-    if is_collective(model.distribute_strategy):
-        refuse_loss_scaling(model, model.distribute_strategy)
     process.progress.keep_fresh()
     users = listed(arguments.get("callbacks"))
+    reaction = _reaction(users)
     call = _begin(process, model, arguments)
     _warn_if_alone(process, call, model)
-    _compile_less(process, model)
+    _compile_in_parts(process, call, model)
     if process.is_writer and is_collective(model.distribute_strategy):
         tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
+    call.watch = FiniteWatch(reaction, process.task)
     call.pace = build_pace(process, model, users)
     if not process.is_writer:
         writers.isolate(users)
@@ -89,12 +94,25 @@ def _warn_if_alone(process: PlainProcess, call: FitCall, model: Any) -> None:
         )
 
 
-def _compile_less(process: PlainProcess, model: Any) -> None:
-    """XLA can't compile a step with collectives in it: TensorFlow refuses on CPUs and aborts on GPUs."""
-    if is_collective(model.distribute_strategy) and model.jit_compile:
+def _compile_in_parts(process: PlainProcess, call: FitCall, model: Any) -> None:
+    """Keras would compile a whole step, and XLA can't compile what meets other workers."""
+    if not is_collective(model.distribute_strategy):
+        return
+    if model.jit_compile:
         model.jit_compile = False
-        if process.is_writer:
-            announce("jit_compile=True is left out: XLA can't compile a step that several workers share")
+        reason = reason_against(model)
+        call.record.compiles = reason is None
+        if reason and process.is_writer:
+            announce(f"jit_compile=True is left out: {reason}")
+    elif model.train_function is None:  # compiled anew since the last `fit`
+        call.record.compiles = False
+
+
+def _reaction(users: list[Any]) -> OnNan:
+    """A script that has a callback for NaN has decided by itself, unless the environment says more."""
+    if any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in users) and not os.environ.get(VARIABLE):
+        return OnNan.IGNORE
+    return OnNan.from_environment(os.environ)
 
 
 def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
