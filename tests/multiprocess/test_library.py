@@ -131,6 +131,32 @@ def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_
     assert busy["workSeconds"] > 2 * waiting["workSeconds"]
 
 
+def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has_it(tmp_path: Path) -> None:
+    # Example 107 is in the fourth batch of 32, and workers take every other one.
+    with Gang(SCRIPT, tmp_path / "output", arguments=("--nan-example", "107")) as gang:
+        assert set(gang.wait().values()) == {ExitCode.NOT_FINITE}, gang.report
+        for worker in ("worker-0", "worker-1"):
+            error = gang.progress(worker)["error"]
+            assert error["reason"] == "NotFinite"
+            assert error["message"].startswith("step 4: the loss or a gradient of worker-1 is NaN")
+    assert CheckpointStore(tmp_path / "output" / "checkpoints").steps() == []
+
+
+def test_a_batch_with_nan_is_skipped_by_all_workers_where_that_is_asked_for(tmp_path: Path) -> None:
+    skipping = ("--nan-example", "107", "--on-nan", "skip", "--epochs", "2")
+    with Gang(SCRIPT, tmp_path / "two", arguments=skipping) as gang:
+        assert set(gang.wait().values()) == {0}, gang.report
+        assert gang.progress("worker-0")["metrics"]["skipped_steps"] == 2
+        assert gang.progress("worker-1")["metrics"]["skipped_steps"] == 2
+        assert "step 4: the loss or a gradient of worker-1 is NaN or infinite" in gang["worker-0"].output
+        # 200 examples in epochs of six batches leave eight: the next time it comes with the tenth batch.
+        assert "step 10: the loss or a gradient of worker-1 is NaN or infinite" in gang["worker-0"].output
+    with Gang(SCRIPT, tmp_path / "one", workers=1, arguments=skipping) as gang:
+        assert gang.wait() == {"worker-0": 0}, gang.report
+        assert np.isfinite(gang.progress("worker-0")["loss"])
+    assert largest_difference(tmp_path / "two", tmp_path / "one") < 1e-5
+
+
 def test_an_early_operation_is_explained_with_its_line(tmp_path: Path) -> None:
     with Gang(SCRIPT, tmp_path / "output", workers=1, arguments=("--operation-first",)) as gang:
         assert gang.wait() == {"worker-0": ExitCode.INVALID_CONFIGURATION}, gang.report

@@ -17,6 +17,8 @@ parser.add_argument("--kill-worker-1-after", type=int, help="SIGKILL itself once
 parser.add_argument("--operation-first", action="store_true")
 parser.add_argument("--examples", type=int, default=200)
 parser.add_argument("--slow-worker-1", type=float, default=0.0, help="seconds that an example takes it")
+parser.add_argument("--nan-example", type=int, help="its first number is NaN, and nothing is shuffled")
+parser.add_argument("--on-nan", default="stop")
 arguments = parser.parse_args()
 
 import keras  # noqa: E402
@@ -32,7 +34,10 @@ if arguments.operation_first:
 def examples(count: int, seed: int) -> tf.data.Dataset:
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(count, 8)).astype("float32")
-    return tf.data.Dataset.from_tensor_slices((inputs, (inputs.sum(axis=1) > 0).astype("int32")))
+    labels = (inputs.sum(axis=1) > 0).astype("int32")
+    if seed == 0 and arguments.nan_example is not None:
+        inputs[arguments.nan_example, 0] = np.nan
+    return tf.data.Dataset.from_tensor_slices((inputs, labels))
 
 
 def wait(inputs: np.ndarray) -> np.ndarray:
@@ -49,12 +54,13 @@ def slow_examples() -> tf.data.Dataset:
 
 def model() -> keras.Model:
     layers = keras.layers
+    meets = not arguments.slow_worker_1 and arguments.nan_example is None
     net = keras.Sequential(
         [
             keras.Input((8,)),
             layers.Dense(16, activation="relu", name="hidden"),
-            # In the forward pass it meets the other workers, and waits for the slow one.
-            *[layers.BatchNormalization(synchronized=True, name="norm")] * (not arguments.slow_worker_1),
+            # In the forward pass it meets the other workers: it waits for the slow one, and carries NaN on.
+            *[layers.BatchNormalization(synchronized=True, name="norm")] * meets,
             layers.Dropout(arguments.dropout, name="dropout"),
             layers.Dense(2, name="logits"),
         ]
@@ -85,5 +91,7 @@ train_and_evaluate(
     lambda: examples(103, seed=1),
     epochs=arguments.epochs,
     global_batch=32,
-    shuffle=not arguments.slow_worker_1,  # a buffer takes its time once an epoch, not at each step
+    # A buffer takes its time once an epoch, not at each step.
+    shuffle=not arguments.slow_worker_1 and arguments.nan_example is None,
+    on_nan=arguments.on_nan,
 )

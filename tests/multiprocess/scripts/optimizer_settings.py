@@ -63,7 +63,6 @@ CASES = {
     "adam": Case(lambda: Adam(0.01)),
     "clipnorm": Case(lambda: SGD(0.1, clipnorm=0.5)),
     "clipvalue": Case(lambda: SGD(0.1, clipvalue=0.2)),
-    "global clipnorm": Case(lambda: SGD(0.1, global_clipnorm=0.5)),
     "global clipnorm, embedding": Case(lambda: SGD(0.1, global_clipnorm=0.5), embedding=True),
     "accumulation": Case(lambda: Adam(0.01, gradient_accumulation_steps=4)),
     "accumulation, clipped": Case(
@@ -77,7 +76,6 @@ CASES = {
     "float16": Case(lambda: scaled(SGD(0.02)), bad=3e4, dtype="mixed_float16"),
     "bfloat16": Case(lambda: SGD(0.02), dtype="mixed_bfloat16"),
     "compiled": Case(lambda: Adam(0.01), compiled=True),
-    "compiled, clipped": Case(lambda: SGD(0.1, global_clipnorm=0.5), compiled=True, embedding=True),
     "skip": Case(lambda: Adam(0.01), bad=np.nan, on_nan=OnNan.SKIP),
     "skip, normed": Case(lambda: Adam(0.01), bad=np.nan, on_nan=OnNan.SKIP, normed=True, compiled=True),
     "skip, loss scale": Case(lambda: scaled(Adam(0.01)), bad=np.nan, on_nan=OnNan.SKIP),
@@ -85,7 +83,6 @@ CASES = {
         lambda: Adam(0.01, gradient_accumulation_steps=3), bad=np.inf, on_nan=OnNan.SKIP
     ),
     "stop": Case(lambda: Adam(0.01), bad=np.nan),
-    "stop, own step": Case(lambda: Adam(0.01), bad=np.nan, kind=OwnStep),
     "stop, loss scale": Case(lambda: scaled(Adam(0.01)), bad=np.nan),
     "ignore": Case(lambda: Adam(0.01), bad=np.nan, on_nan=OnNan.IGNORE),
 }
