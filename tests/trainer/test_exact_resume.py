@@ -103,6 +103,14 @@ def two_optimizers() -> Any:
     return net
 
 
+def accumulating() -> Any:
+    """Cut off between two updates, and between two changes of the loss's scale."""
+    net = model()
+    inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=4, clipnorm=0.5)
+    net.compile(keras.optimizers.LossScaleOptimizer(inner, dynamic_growth_steps=3), "mse", metrics=["mae"])
+    return net
+
+
 def examples() -> Any:
     return tf.data.Dataset.from_tensor_slices((INPUTS, INPUTS.sum(axis=1, keepdims=True)))
 
@@ -158,8 +166,9 @@ def train(
         (shuffled_without_a_seed, model, False),
         (from_a_step, model, True),
         (examples, two_optimizers, True),
+        (examples, accumulating, True),
     ],
-    ids=["ours", "theirs", "theirs without a seed", "by the step", "two optimizers"],
+    ids=["ours", "theirs", "theirs without a seed", "by the step", "two optimizers", "accumulating"],
 )
 def test_a_run_that_is_cut_off_ends_as_one_that_is_not(
     data: Callable[..., Any], build: Callable[[], Any], shuffle: bool, tmp_path: Path
