@@ -77,7 +77,7 @@ def rendered(job: Manifest) -> list[Manifest]:
 
 
 def test_there_are_jobs_in_the_pages() -> None:
-    assert set(SHOWN) == {"README.md-0", "images.md-0", *WITHOUT_SECURITY}
+    assert set(SHOWN) == {"README.md-0", "images.md-0", "training-code.md-0", *WITHOUT_SECURITY}
     assert "gpu.yaml" in EXAMPLES
 
 

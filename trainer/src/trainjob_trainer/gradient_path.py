@@ -6,6 +6,7 @@ put there while the step is being traced, and taken away again.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -51,7 +52,7 @@ class _Notes:
 
     def here(self, tensors: Sequence[Any], otherwise: Any) -> list[Any]:
         """Those of the step itself: what belongs to a branch of it can't be had outside."""
-        return [otherwise, *(one for one in tensors if one.graph is self.graph)]
+        return [one for one in tensors if one.graph is self.graph] or [otherwise]
 
 
 class GradientPath:
@@ -112,8 +113,8 @@ class GradientPath:
             self._keeping(step, notes)
         return Traced(
             tf.reduce_max(tf.stack(notes.here(notes.moments, unknown))),
-            tf.reduce_any(tf.stack(notes.here(notes.faults, no))),
-            tf.reduce_any(tf.stack(notes.here(notes.skipped, no))),
+            any_of(notes.here(notes.faults, no)),
+            any_of(notes.here(notes.skipped, no)),
         )
 
     @contextmanager
@@ -162,8 +163,13 @@ class GradientPath:
         before = [tf.identity(one) for one in self._kept]
         step()
         if before:
-            skipped = tf.reduce_any(tf.stack(notes.here(notes.skipped, tf.constant(False))))
+            skipped = any_of(notes.here(notes.skipped, tf.constant(False)))
             tf.cond(skipped, lambda: _put_back(self._kept, before), lambda: True)
+
+
+def any_of(flags: Sequence[Any]) -> Any:
+    """Whether one of them is true; most often there is only one."""
+    return functools.reduce(tf.logical_or, flags)
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -197,7 +203,7 @@ def _loss_share(notes: _Notes) -> Any:
     loss = notes.losses.get(threading.get_ident())
     if loss is None or getattr(loss, "graph", None) is not notes.graph:
         return tf.constant(0.0)
-    return tf.reduce_sum(tf.cast(loss, tf.float32))
+    return tf.cast(loss if loss.shape.rank == 0 else tf.reduce_sum(loss), tf.float32)
 
 
 def _are_finite(gradients: Sequence[Any], loss: Any, optimizer: Any) -> Any:
@@ -206,10 +212,11 @@ def _are_finite(gradients: Sequence[Any], loss: Any, optimizer: Any) -> Any:
     A scale of the loss makes gradients overflow now and then, and is halved each time: that is its way to
     find the right one. At 1 it has come to its end.
     """
-    finite = tf.math.is_finite(_total(gradients))
-    if scales_loss(optimizer):
-        finite |= tf.convert_to_tensor(optimizer.dynamic_scale) > 1.0
-    return finite & tf.math.is_finite(loss)
+    total = _total(gradients)
+    if not scales_loss(optimizer):
+        return tf.math.is_finite(total + loss)
+    is_scaling = tf.convert_to_tensor(optimizer.dynamic_scale) > 1.0
+    return (tf.math.is_finite(total) | is_scaling) & tf.math.is_finite(loss)
 
 
 def _total(gradients: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.gradient_path import GradientPath
+from trainjob_trainer.gradient_path import GradientPath, any_of
 from trainjob_trainer.not_finite import Found, OnNan
 from trainjob_trainer.work_time import moment_after, own_seconds, seconds_a_step
 
@@ -28,6 +28,8 @@ class ManySteps:
         step: Callable[[Any], Any],
         results: Callable[[], Any],
         path: GradientPath | None = None,
+        *,
+        averaged: bool = False,
     ) -> None:
         """Trace nothing yet.
 
@@ -36,11 +38,13 @@ class ManySteps:
             step: one step of a replica, such as a model's `train_step`.
             results: of a replica after the last step.
             path: of the gradients that `step` hands to an optimizer.
+            averaged: whether `results`, numbers by name, are to be their mean over all replicas.
         """
         self._strategy = strategy
         self._step = step
         self._results = results
         self._path = path or GradientPath(strategy)
+        self._averaged = averaged
         self._call = tf.function(self._traced, autograph=False, reduce_retracing=True)
         self.work_seconds: float | None = None
         self.found = Found()
@@ -51,7 +55,7 @@ class ManySteps:
         self.work_seconds = seconds_a_step(worked, count)  # waits for the call's end
         if found:
             first = self._strategy.experimental_local_results(found[0])[0]
-            self.found = Found([int(one) for one in first.numpy()], int(found[1]))
+            self.found = Found([round(float(one)) for one in first.numpy()], int(found[1]))
         return results
 
     def _traced(self, iterator: Any, count: Any) -> Any:
@@ -68,10 +72,10 @@ class ManySteps:
         none = (tf.constant(0), tf.constant(0)) if watched else ()
         begin = (tf.constant(0), tf.constant(0.0, tf.float64), *none)
         _, worked, *found = tf.while_loop(lambda done, *_: done < count, body, begin)
-        results = self._strategy.run(self._results)
         if not watched:
-            return results, worked
-        return results, worked, self._strategy.run(self._told, args=(found[0],)), found[1]
+            return self._strategy.run(self._told)[0], worked
+        results, first = self._strategy.run(self._told, args=(found[0],))
+        return results, worked, first, found[1]
 
     def _one_step(self, data: Any) -> dict[str, Any]:
         return vars(self._path.trace(lambda: self._step(data)))
@@ -79,14 +83,20 @@ class ManySteps:
     def _noted(self, done: Any, found: Any, one: dict[str, Any]) -> tuple[Any, Any]:
         first, skipped = found
         local = self._strategy.experimental_local_results
-        is_first = tf.reduce_any(tf.stack(local(one["fault"]))) & (first == 0)
-        is_skipped = tf.reduce_any(tf.stack(local(one["skipped"])))
+        is_first = any_of(local(one["fault"])) & (first == 0)
+        is_skipped = any_of(local(one["skipped"]))
         return tf.where(is_first, done + 1, first), skipped + tf.cast(is_skipped, tf.int32)
 
-    def _told(self, first: Any) -> Any:
-        """The workers' first such steps, by replica; to be called by all replicas."""
-        context = tf.distribute.get_replica_context()
-        replicas = self._strategy.num_replicas_in_sync
-        # Of float32, which all collectives take; a call is never so long that it couldn't count its steps.
-        mine = tf.one_hot(context.replica_id_in_sync_group, replicas) * tf.cast(first, tf.float32)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+    def _told(self, first: Any = None) -> tuple[Any, Any]:
+        """The results, and the replicas' first such steps: in one collective, by all replicas."""
+        results = self._results()
+        shares = list(results.values()) if self._averaged else []
+        context, replicas = tf.distribute.get_replica_context(), self._strategy.num_replicas_in_sync
+        if first is not None:
+            # As float32, like the metrics; a call is never so long that it couldn't count its steps.
+            mine = tf.one_hot(context.replica_id_in_sync_group, replicas)
+            shares.append(mine * (tf.cast(first, tf.float32) * replicas))
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, shares) if shares else []
+        if self._averaged:
+            results = dict(zip(results, means))
+        return results, None if first is None else means[-1]

@@ -26,7 +26,6 @@ class TracedSteps:
             model: compiled, under a strategy of several workers.
             step: the model's `train_step` or `test_step`.
         """
-        self._model = model
         self._strategy = model.distribute_strategy
         self._trains = step.__name__ == "train_step"
         path, call = None, current_process().call
@@ -35,7 +34,7 @@ class TracedSteps:
             path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
         step = model._autoconvert_optionals(step)
         self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
-        self._averaged = ManySteps(self._strategy, step, self._average, path)
+        self._averaged = ManySteps(self._strategy, step, model.get_metrics_result, path, averaged=True)
         self.results = tf.function(model.get_metrics_result, autograph=False)
         """The metrics over all workers, who call it together."""
 
@@ -57,9 +56,3 @@ class TracedSteps:
             if call.watch is not None:
                 call.watch.look(steps.found, call.record.step)
         return logs
-
-    def _average(self) -> dict[str, Any]:
-        """The metrics' mean over all replicas, as Keras shows it, in one collective."""
-        results = self._model.get_metrics_result()
-        context = tf.distribute.get_replica_context()
-        return dict(zip(results, context.all_reduce(tf.distribute.ReduceOp.MEAN, list(results.values()))))
