@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.compiled_step import build_step
-from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.gradient_path import GradientPath
 from trainjob_trainer.metric_state import MetricState
 from trainjob_trainer.metrics import scalars
@@ -121,7 +121,7 @@ def _create_variables(model: Any, spec: Any) -> None:
         model._symbolic_build(data_batch=spec)
     except (ValueError, TypeError) as error:
         traceback.print_exc()
-        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        why = first_line(error)
         shapes = ", ".join(str(tuple(part.shape)[1:]) for part in tf.nest.flatten(spec))
         raise InvalidConfiguration(
             f"the model can't be trained on examples of the shapes {shapes}: {why}"

@@ -124,3 +124,8 @@ class NotFinite(TrainerError):
 
     exit_code = ExitCode.NOT_FINITE
     reason = "NotFinite"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, to stand in a sentence; its kind if it says nothing."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

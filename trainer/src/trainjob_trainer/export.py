@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
-from trainjob_trainer.errors import CheckpointMismatch
+from trainjob_trainer.errors import CheckpointMismatch, first_line
 from trainjob_trainer.model_state import variable_groups
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.resume import announce
@@ -69,5 +69,5 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a layer of the user's may raise
         Files().remove(path)  # what there is of it
-        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        why = first_line(error)
         announce(f"the model can't be written as {path.name}: {why}")

@@ -6,16 +6,15 @@ moment, so every other restart would take that second longer.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 
+from trainjob_trainer.listening import listens
 from trainjob_trainer.task import Task
 
 PATIENCE_SECONDS = 10.0
 """Then TensorFlow does the waiting, and says for whom."""
 _SECONDS_BETWEEN_LOOKS = 0.01
-_SECONDS_A_LOOK = 1.0
 
 
 def wait_for_first_worker(
@@ -38,17 +37,8 @@ def wait_for_first_worker(
     if not task.is_distributed or task.num_workers == 1 or address is None or task.is_writer:
         return True
     until = clock() + PATIENCE_SECONDS
-    while not _listens(address):
+    while not listens(address):
         if clock() >= until:
             return False
         sleep(_SECONDS_BETWEEN_LOOKS)
     return True
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_A_LOOK):
-            return True
-    except (OSError, ValueError, OverflowError):
-        return False

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.collective import check_same_weights
-from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.resume import announce
 from trainjob_trainer.task import Task
 
@@ -39,7 +39,7 @@ def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> No
     try:
         model.load_weights(path)
     except (ValueError, KeyError, TypeError, OSError) as error:
-        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        why = first_line(error)
         raise InvalidConfiguration(f"initial_weights: {path} doesn't fit the model: {why}") from error
     check_same_weights(strategy, task, {"model": model.variables})
     if task.is_writer:

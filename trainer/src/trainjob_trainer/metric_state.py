@@ -7,7 +7,7 @@ are reduced at the end of each call, where all are, and kept on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,22 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
 
 _SUMMED = "sum"
+
+
+METRICS = "metrics"
+"""Group of a checkpoint: the metrics' variables in the midst of an epoch, summed over the workers."""
+LAST_EPOCH = "last-epoch"
+"""Group of a checkpoint: the results of the last whole epoch by name."""
+
+
+def saved_results(results: Mapping[str, float]) -> list[NamedArray]:
+    """Results by name, as a group of a checkpoint."""
+    return [NamedArray(name, np.array(value, "float64")) for name, value in results.items()]
+
+
+def read_results(group: Sequence[NamedArray]) -> dict[str, float]:
+    """What `saved_results` was given."""
+    return {array.name: float(array.value) for array in group}
 
 
 class MetricState:

@@ -41,6 +41,10 @@ class TrainingPlan:
             return None
         return min(step // self.epoch_steps + 1, self.total_epochs or 1)
 
+    def is_epoch_end(self, step: int) -> bool:
+        """Whether an epoch ends when `step` steps are done; the last one does so at the end."""
+        return step == self.total_steps or step % (self.epoch_steps or step + 1) == 0
+
     def epochs_done(self, step: int) -> int:
         """Whole epochs in `step` steps."""
         return step // self.epoch_steps if self.epoch_steps else 0

@@ -7,22 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
 from trainjob_trainer.collective import broadcast
 from trainjob_trainer.engine import Engine
+from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.pace import Pace, next_call
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.saver import Saver
-
-_METRICS = "metrics"
-"""Group of a checkpoint: the metrics' variables in the midst of an epoch, summed over the workers."""
-_LAST_EPOCH = "last-epoch"
-"""Group of a checkpoint: the results of the last whole epoch by name."""
 
 
 @dataclass
@@ -73,8 +67,8 @@ class TrainingLoop:
 
     def resume(self, saved: HostGroups) -> None:
         """Go on with the metrics of the run that wrote this checkpoint; nothing in it changes nothing."""
-        self._engine.resume_metrics(saved.get(_METRICS, ()), is_writer=self._replica.task.is_writer)
-        self._last_epoch = {array.name: float(array.value) for array in saved.get(_LAST_EPOCH, ())}
+        self._engine.resume_metrics(saved.get(METRICS, ()), is_writer=self._replica.task.is_writer)
+        self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
 
     def run(self, iterator: Any, start_step: int) -> dict[str, float]:
         """Train, save, report.
@@ -120,14 +114,11 @@ class TrainingLoop:
         return broadcast(self._strategy, self._replica.task, [number])[0]
 
     def _end_epoch(self, state: _State) -> None:
-        if self._is_epoch_end(state.step):
+        if self._plan.is_epoch_end(state.step):
             self._last_epoch = {**self._engine.reduced_metrics(), **self._watch.metrics}
             self._engine.reset()
             state.pace.agree()
             self._recorder.record_epoch(state.step, self._last_epoch)
-
-    def _is_epoch_end(self, step: int) -> bool:
-        return step == self._plan.total_steps or step % (self._plan.epoch_steps or step + 1) == 0
 
     def _save(self, state: _State) -> None:
         due = state.step % self._plan.checkpoint_every == 0
@@ -135,9 +126,6 @@ class TrainingLoop:
         self._saver.between_steps(state.step, epoch, due, self._snapshot)
 
     def _snapshot(self) -> HostGroups:
-        last_epoch = [
-            NamedArray(name, np.array(value, "float64")) for name, value in self._last_epoch.items()
-        ]
         values = read(self._groups)
         self._watch.check_weights(self._groups, values)
-        return {**values, _METRICS: self._engine.metric_state, _LAST_EPOCH: last_epoch}
+        return {**values, METRICS: self._engine.metric_state, LAST_EPOCH: saved_results(self._last_epoch)}

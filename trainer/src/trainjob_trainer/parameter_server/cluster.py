@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.listening import listens as is_listening
 from trainjob_trainer.resume import announce
 from trainjob_trainer.task import Task
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_LINES = 30.0
-_SECONDS_A_LOOK = 1.0
 
 
 def build_coordinated_strategy(task: Task) -> Any:
@@ -79,7 +78,7 @@ def wait_for_servers(
         sleep: for so many seconds.
         tell: prints a line.
     """
-    ask = listens or _listens
+    ask = listens or is_listening
     told_at = clock()
     for name, address in servers:
         while not ask(address):
@@ -87,12 +86,3 @@ def wait_for_servers(
                 told_at = clock()
                 tell(f"waiting for {name} at {address}")
             sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS_A_LOOK):
-            return True
-    except (OSError, ValueError, OverflowError):
-        return False

@@ -10,12 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
-from trainjob_trainer.metric_state import MetricState
+from trainjob_trainer.metric_state import METRICS, MetricState
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.parameter_server.counting import add_on_server, metric_variables
 from trainjob_trainer.work_time import moment_after
-
-_METRICS = "metrics"
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class CoordinatedEngine:
     @property
     def metric_state(self) -> list[NamedArray]:
         """The metrics' variables. No block may be outstanding."""
-        return read({_METRICS: metric_variables(self._model)})[_METRICS]
+        return read({METRICS: metric_variables(self._model)})[METRICS]
 
     def resume_metrics(self, state: Sequence[NamedArray]) -> None:
         """Go on with the metrics of an epoch that an earlier run has begun, if they are this model's."""

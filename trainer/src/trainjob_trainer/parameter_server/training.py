@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
+from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.pace import Pace
 from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
@@ -20,8 +19,6 @@ from trainjob_trainer.saver import Saver
 BLOCKS_AHEAD = 8
 """Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""
 _SECONDS_BETWEEN_RECORDS = 0.5
-_METRICS = "metrics"
-_LAST_EPOCH = "last-epoch"
 
 
 class CoordinatorLoop:
@@ -55,8 +52,8 @@ class CoordinatorLoop:
 
     def resume(self, saved: HostGroups) -> None:
         """Go on with the metrics of the run that wrote this checkpoint; nothing in it changes nothing."""
-        self._engine.resume_metrics(saved.get(_METRICS, ()))
-        self._last_epoch = {array.name: float(array.value) for array in saved.get(_LAST_EPOCH, ())}
+        self._engine.resume_metrics(saved.get(METRICS, ()))
+        self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
 
     def run(self, iterators: Any, start_step: int) -> dict[str, float]:
         """Train, save, report.
@@ -114,13 +111,14 @@ class CoordinatorLoop:
             self._recorder.record_call(step, step - before, now - at, None, self._engine.metrics())
 
     def _end_epoch(self, step: int) -> None:
-        if step == self._plan.total_steps or step % (self._plan.epoch_steps or step + 1) == 0:
+        if self._plan.is_epoch_end(step):
             self._last_epoch = self._engine.metrics()
             self._engine.reset()
             self._recorder.record_epoch(step, self._last_epoch)
 
     def _snapshot(self) -> HostGroups:
-        last_epoch = [
-            NamedArray(name, np.array(value, "float64")) for name, value in self._last_epoch.items()
-        ]
-        return {**read(self._groups), _METRICS: self._engine.metric_state, _LAST_EPOCH: last_epoch}
+        return {
+            **read(self._groups),
+            METRICS: self._engine.metric_state,
+            LAST_EPOCH: saved_results(self._last_epoch),
+        }
