@@ -24,6 +24,7 @@ def test_what_is_new_is_read_once(tmp_path: Path) -> None:
     assert scores.read(end) == ([], end)
     add(tmp_path, 20, math.inf)
     assert scores.read(end)[0] == [Scored(20, {"loss": math.inf})]
+    assert len(scores.read(scores.size() + 1)[0]) == 2
 
 
 def test_a_line_under_way_is_left_for_later_and_a_spoiled_one_is_passed_over(tmp_path: Path) -> None:

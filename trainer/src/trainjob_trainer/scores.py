@@ -37,7 +37,11 @@ class EvaluatorScores:
         return 0
 
     def read(self, begin: int) -> tuple[list[Scored], int]:
-        """Return the results from this byte on, and where they end; a line under way is left for later."""
+        """Return the results from this byte on, and where they end; a line under way is left for later.
+
+        A file that is shorter by now is another one, and read from its beginning.
+        """
+        begin = begin if begin <= self.size() else 0
         try:
             with (self._folder / RESULTS).open("rb") as file:
                 file.seek(begin)
