@@ -59,7 +59,7 @@ async def test_a_job_that_stopped_early_is_complete_and_says_why() -> None:
     world.each(lambda pod: world.cluster.end_pod(pod, 0))
     await world.settle()
     assert world.status.state == "Complete"
-    assert world.status.message == f"training stopped early at step 120: {why}"
+    assert world.status.message == f"training stopped early at step 120 of 400: {why}"
     assert world.status.progress is not None
     assert world.status.progress.eta is None
 

@@ -72,4 +72,5 @@ def _training_done(observed: Observed) -> str:
     report = observed.report_of(leader(observed.job.spec))
     if report is None or not report.stopped_early:
         return "training has finished"
-    return f"training stopped early at step {report.step}: {report.stopped_early}"
+    of = f" of {report.total_steps}" if report.total_steps else ""
+    return f"training stopped early at step {report.step}{of}: {report.stopped_early}"
