@@ -158,9 +158,9 @@ def is_larger_better(mode: str, monitor: str, directions: Mapping[str, str]) -> 
     name = metric_of(monitor)
     if mode != "auto":
         return mode == "max"
-    if name == "loss" or name.endswith("_loss"):
-        return False
     # With several outputs a metric's name follows that of its output.
+    if name.split("_")[-1] == "loss":
+        return False
     for known in sorted(directions, key=len, reverse=True):
         if name == known or name.endswith(f"_{known}"):
             return directions[known] == "up"
