@@ -241,8 +241,11 @@ def test_the_last_checkpoints_result_is_waited_for(tmp_path: Path) -> None:
     one.scored(10, 2.0)
     one.epoch(20)
     one.meanwhile = [lambda: None, lambda: one.scored(20, 1.0)]
+    reports = []
+    one.meanwhile.insert(0, lambda: reports.append(one.replica.progress.last.state))
     assert one.course.end(20, {}).model_step == 20
-    assert one.now == 120
+    assert (reports, one.replica.progress.last.state) == (["waiting"], "saving")
+    assert one.now == 180
 
 
 def test_an_evaluator_that_shows_no_sign_of_life_is_not_waited_for_any_longer(

@@ -194,7 +194,9 @@ class MonitoredSelection(Selection):
             self.score(last, _nothing)
             self._wait_for_score(last, may_wait)
             chosen = self._best_readable(last)
-        return broadcast(self._strategy, self._replica.task, [chosen])[0]
+        (agreed,) = broadcast(self._strategy, self._replica.task, [chosen])
+        self._replica.progress.update(state="saving")
+        return agreed
 
     def put_back(self, groups: VariableGroups, step: int) -> HostGroups:
         """Load the best one."""
