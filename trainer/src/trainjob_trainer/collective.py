@@ -71,10 +71,9 @@ def check_same_plan(strategy: Any, task: Task, plan: TrainingPlan) -> None:
     Raises:
         InvalidConfiguration: they differ: another number of examples, other settings.
     """
-    writers = broadcast(strategy, task, plan.numbers)
-    names = ("steps", "steps an epoch", "steps between checkpoints", "examples a step")
-    pairs = zip(names, plan.numbers, writers)
-    other = [f"{mine} {name} here, {theirs} there" for name, mine, theirs in pairs if mine != theirs]
+    writers = broadcast(strategy, task, list(plan.numbers.values()))
+    pairs = zip(plan.numbers.items(), writers)
+    other = [f"{mine} {name} here, {theirs} there" for (name, mine), theirs in pairs if mine != theirs]
     if other:
         raise InvalidConfiguration(
             f"{task.replica} has another training before it than the first worker: {', '.join(other)}; all "
