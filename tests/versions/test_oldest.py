@@ -24,8 +24,9 @@ GUARD_SECONDS = 900
 def run(*arguments: str) -> str:
     assert PYTHON.exists(), "`make .venv-oldest/.synced` makes the environment with the oldest versions"
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(
-        [PYTHON, *arguments], cwd=ROOT, env=env, capture_output=True, text=True, timeout=GUARD_SECONDS
+    command = [str(PYTHON), *arguments]
+    done = subprocess.run(  # noqa: PLW1510 - the exit code is looked at
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=GUARD_SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -39,8 +40,10 @@ def bounds(package: str) -> tuple[str, str]:
 
 def test_they_are_the_lower_ends_of_what_is_declared() -> None:
     code = (
-        "import importlib.metadata as m; found = {one.name: one.version for one in m.distributions()};"
-        "print(found.get('tensorflow_cpu') or found.get('tensorflow-cpu') or found['tensorflow'], found['keras'])"
+        "import importlib.metadata as m;"
+        "found = {one.name.partition('-')[0].partition('_')[0]: one.version for one in m.distributions()"
+        " if one.name.replace('_', '-') in ('tensorflow', 'tensorflow-cpu', 'keras')};"
+        "print(found['tensorflow'], found['keras'])"
     )
     tensorflow, keras = run("-c", code).split()
     assert tensorflow.startswith(bounds("tensorflow-cpu")[0] + ".")
