@@ -1,4 +1,4 @@
-"""How long a replica works on a step by itself: until its gradients are there.
+"""How long a replica waits for its data in a step, and works on it by itself: until its gradients are there.
 
 What follows, the reduction over all workers, takes until the slowest one has come, so the time of a whole
 step is the same on every worker and names nobody. The moments are taken within the traced step; nothing waits
@@ -10,9 +10,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class OwnTime:
+    """What a step of a call took this process itself, on average; None where that can't be known.
+
+    Attributes:
+        work: seconds until its gradients were there, those of `input` included.
+        input: seconds in which it waited for its data.
+    """
+
+    work: float | None = None
+    input: float | None = None
+
+    @classmethod
+    def of(cls, sums: Any, steps: int) -> OwnTime:
+        """From the sums of `own_seconds` and `waited_seconds` over a call of `steps`; waits for its end."""
+        work, waited = (float(one) / steps for one in sums.numpy())
+        return cls(None if math.isnan(work) else work, waited)
 
 
 def moment_after(tensors: Sequence[Any]) -> Any:
@@ -41,10 +61,15 @@ def own_seconds(strategy: Any, began: Any, ready: Any) -> Any:
     return tf.where(latest > 0, latest - began, tf.constant(float("nan"), tf.float64))
 
 
-def seconds_a_step(worked: Any, steps: int) -> float | None:
-    """Return the mean of `own_seconds` over a call of `steps`, from their sum; None if not known."""
-    seconds = float(worked) / steps
-    return None if math.isnan(seconds) else seconds
+def waited_seconds(began: Any, data: Any) -> Any:
+    """How long a step's data were waited for: seconds, a float64 scalar.
+
+    Args:
+        began: when they were asked for.
+        data: they themselves; of several devices, what each gets.
+    """
+    tensors = [one for one in tf.nest.flatten(data, expand_composites=True) if one is not None]
+    return moment_after(tensors) - began
 
 
 def _computed(gradients: Sequence[Any]) -> list[Any]:
