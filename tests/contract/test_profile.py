@@ -65,13 +65,13 @@ class Job:
 
 def test_a_profile_from_beginning_to_end(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    answer = job.run(first=101, last=120)
-    assert (answer["first"], answer["last"]) == (101, 120)
+    answer = job.run(first=501, last=520)
+    assert (answer["first"], answer["last"]) == (501, 520)
     assert answer["folder"] == str(tmp_path / "logs/train")
     assert job.said == [
         "worker 0: waiting for the step; 0 are done",
-        "worker 0: waiting for the step; 50 are done",
-        "worker 0: recording from step 101 on",
+        "worker 0: waiting for the step; 300 are done",
+        "worker 0: recording from step 501 on",
     ]
     assert not list((tmp_path / "profile").iterdir())
 

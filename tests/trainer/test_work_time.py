@@ -17,7 +17,7 @@ from trainjob_trainer.gradient_path import GradientPath
 from trainjob_trainer.model_state import variable_groups
 from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.stepping import ManySteps
-from trainjob_trainer.work_time import own_seconds, waited_seconds
+from trainjob_trainer.work_time import OwnTime, data_moment, own_seconds
 
 INPUTS = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
 
@@ -107,13 +107,14 @@ def test_an_error_in_the_step_leaves_the_optimizer_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready", "seconds"), [([12.5], 2.5), ([12.5, 13.0], 3.0), ([0.0, 12.5], 2.5), ([0.0, 0.0], math.nan)]
+    ("ready", "work"),
+    [([12.5], 2.5), ([12.5, 13.0], 3.0), ([0.0, 12.5], 2.5), ([0.0, 0.0], None), ([0.0], None)],
 )
-def test_of_several_devices_the_slowest_counts(ready: list[float], seconds: float) -> None:
+def test_of_several_devices_the_slowest_counts(ready: list[float], work: float | None) -> None:
     strategy = SimpleNamespace(experimental_local_results=tuple)
     moments = [tf.constant(one, tf.float64) for one in ready]
-    worked = own_seconds(strategy, tf.constant(10.0, tf.float64), moments)
-    np.testing.assert_equal(float(worked), seconds)
+    sums = own_seconds(strategy, tf.constant(10.0, tf.float64), tf.constant(10.5, tf.float64), moments)
+    assert OwnTime.of(sums * 4, 4) == OwnTime(work, 0.5)
 
 
 SLOW = 0.02
@@ -139,4 +140,4 @@ def test_what_a_slow_pipeline_takes_is_waiting_for_input() -> None:
 
 def test_parts_of_the_data_that_are_absent_or_composite() -> None:
     data = (INPUTS, None, tf.sparse.from_dense(INPUTS))
-    assert float(waited_seconds(tf.constant(0.0, tf.float64), data)) > 0
+    assert float(data_moment(data)) > 0

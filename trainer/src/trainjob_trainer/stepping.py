@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainjob_trainer.gradient_path import GradientPath, any_of
 from trainjob_trainer.not_finite import Found, OnNan
-from trainjob_trainer.work_time import OwnTime, moment_after, own_seconds, waited_seconds
+from trainjob_trainer.work_time import OwnTime, data_moment, moment_after, own_seconds
 
 
 class ManySteps:
@@ -65,11 +65,11 @@ class ManySteps:
             began = moment_after([done])
             with tf.control_dependencies([began]):
                 data = next(iterator)
-            waited = waited_seconds(began, data)
+            had = data_moment(data)
             one = self._strategy.run(self._one_step, args=(data,))
             later = self._noted(done, found, one) if watched else ()
-            worked = own_seconds(self._strategy, began, one["ready"])
-            return (done + 1, spent + tf.stack([worked, waited]), *later)
+            own = own_seconds(self._strategy, began, had, one["ready"])
+            return (done + 1, spent + own, *later)
 
         none = (tf.constant(0), tf.constant(0)) if watched else ()
         begin = (tf.constant(0), tf.zeros([2], tf.float64), *none)

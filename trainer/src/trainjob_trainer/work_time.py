@@ -8,7 +8,6 @@ waits for them there: that counts as work.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +29,9 @@ class OwnTime:
 
     @classmethod
     def of(cls, sums: Any, steps: int) -> OwnTime:
-        """From the sums of `own_seconds` and `waited_seconds` over a call of `steps`; waits for its end."""
+        """From the sums of `own_seconds` over a call of `steps`; waits for the call's end."""
         work, waited = (float(one) / steps for one in sums.numpy())
-        return cls(None if math.isnan(work) else work, waited)
+        return cls(None if work < 0 else work, waited)
 
 
 def moment_after(tensors: Sequence[Any]) -> Any:
@@ -46,30 +45,27 @@ def gradients_moment(gradients: Sequence[Any]) -> Any:
     return moment_after(_computed(gradients))
 
 
-def own_seconds(strategy: Any, began: Any, ready: Any) -> Any:
-    """What this process's slowest replica took.
+def data_moment(data: Any) -> Any:
+    """When a step's data were there; of several devices, those of all."""
+    return moment_after([one for one in tf.nest.flatten(data, expand_composites=True) if one is not None])
+
+
+def own_seconds(strategy: Any, began: Any, had: Any, ready: Any) -> Any:
+    """What a step took this process's slowest replica, in few operations: each costs some microseconds.
 
     Args:
         strategy: that ran the replicas.
         began: when the step began.
+        had: when its data were there.
         ready: `gradients_moment` of each replica, or 0 where it can't be known.
 
     Returns:
-        Seconds, a float64 scalar; NaN where they can't be known.
+        Seconds of its work and of waiting for its data, a float64 vector. Those of its work are less than 0,
+        by decades, where they can't be known.
     """
-    latest = tf.reduce_max(tf.stack(strategy.experimental_local_results(ready)))
-    return tf.where(latest > 0, latest - began, tf.constant(float("nan"), tf.float64))
-
-
-def waited_seconds(began: Any, data: Any) -> Any:
-    """How long a step's data were waited for: seconds, a float64 scalar.
-
-    Args:
-        began: when they were asked for.
-        data: they themselves; of several devices, what each gets.
-    """
-    tensors = [one for one in tf.nest.flatten(data, expand_composites=True) if one is not None]
-    return moment_after(tensors) - began
+    every = strategy.experimental_local_results(ready)
+    latest = every[0] if len(every) == 1 else tf.reduce_max(tf.stack(every))
+    return tf.stack([latest, had]) - began
 
 
 def _computed(gradients: Sequence[Any]) -> list[Any]:

@@ -13,6 +13,8 @@ from trainjob.core.wording import printable
 
 NO_ANSWER_SECONDS = 60.0
 _SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_LINES = 30.0
+"""About the same."""
 _LOOKS_BETWEEN_QUESTIONS = 5
 """Whether the job is over is asked only so often."""
 
@@ -29,7 +31,8 @@ class Asking:
 
     def __init__(self, desk: Desk, who: str, say: Callable[[str], None], pace: Pace) -> None:
         self._desk, self._who, self._say, self._pace = desk, who, say, pace
-        self._told = ""
+        self._told = self._about = ""
+        self._said_at = pace.clock()
         self._answered = False
         self._began = pace.clock()
 
@@ -70,7 +73,7 @@ class Asking:
         try:
             answer = self._desk.answer()
         except Away as away:
-            self._tell(f"{self._who}: {away}; trying again")
+            self._tell(f"{self._who}: {away}; trying again", str(away))
             return {}
         if not answer:
             return {}
@@ -81,7 +84,7 @@ class Asking:
         self._answered = True
         if answer.get("state") == "refused":
             raise ClusterProblem(printable(f"{self._who}: {answer.get('message')}"))
-        self._tell(describe(self._who, answer))
+        self._tell(describe(self._who, answer), str(answer.get("state")))
         return answer
 
     def _check_time(self) -> None:
@@ -94,9 +97,12 @@ class Asking:
         if self._pace.is_over:
             raise TimeIsOver(f"{self._told or self._who}: given up by --timeout; the job goes on")
 
-    def _tell(self, line: str) -> None:
-        if line and line != self._told:
-            self._told = printable(line)
+    def _tell(self, line: str, about: str) -> None:
+        if not line:
+            return
+        self._told = printable(line)
+        if about != self._about or self._pace.clock() - self._said_at >= _SECONDS_BETWEEN_LINES:
+            self._about, self._said_at = about, self._pace.clock()
             self._say(self._told)
 
 
