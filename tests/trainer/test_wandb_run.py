@@ -135,16 +135,18 @@ import numpy as np
 from trainjob_trainer import Environment
 from trainjob_trainer.wandb_run import WandbPlan, WandbRun
 folder = Path(sys.argv[1])
-for step in (10, 20, 15):  # it went back once
-    run = WandbRun(WandbPlan(Environment("digits", "1234", 1, folder, folder, folder), {"epochs": 2}))
-    run.log(step, {"loss": 1 / step})
-    run.log_histogram(step, "step_seconds", np.array([1.0, 2.0]))
+environment = Environment("digits", "1234", 1, folder, folder, folder)
+trained = WandbRun(WandbPlan(environment, {"epochs": 2}))
+for run in (trained, trained.as_evaluator(environment)):
+    for step in (10, 20, 15):  # it went back once
+        run.log(step, {"loss": 1 / step})
+    run.log_histogram(20, "step_seconds", np.array([1.0, 2.0]))
     run.finish()
 """
 
 
 def test_the_package_itself_offline(tmp_path: Path) -> None:
-    """Three starts of one job; nothing tries to reach a server."""
+    """Both runs of a job; nothing tries to reach a server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "WANDB_BASE_URL"), address)
@@ -160,6 +162,5 @@ def test_the_package_itself_offline(tmp_path: Path) -> None:
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
-    runs = sorted((tmp_path / "wandb").glob("offline-run-*-1234-train"))
-    assert len(runs) == 3, done.stderr
-    assert all(list(run.glob("run-1234-train.wandb")) for run in runs)
+    runs = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert sorted(run.stem for run in runs) == ["run-1234-evaluate", "run-1234-train"]
