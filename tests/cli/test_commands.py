@@ -8,7 +8,18 @@ from click.testing import CliRunner
 from trainjob.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples/digits.yaml"
-COMMANDS = ["run", "validate", "render", "submit", "get", "logs", "wait", "convert", "controller"]
+COMMANDS = [
+    "run",
+    "validate",
+    "render",
+    "submit",
+    "get",
+    "logs",
+    "wait",
+    "profile",
+    "convert",
+    "controller",
+]
 
 
 def test_help_names_every_command_and_cuts_no_sentence() -> None:

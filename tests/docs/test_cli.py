@@ -33,7 +33,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def test_there_are_commands() -> None:
-    assert {words[0] for words in SHOWN} == {"run", "validate", "submit", "get", "logs", "wait"}
+    assert {words[0] for words in SHOWN} == {"run", "validate", "submit", "get", "logs", "wait", "profile"}
 
 
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from support_cli_exec import Program, serve_exec
 from support_cli_requests import KINDS, Answer, Asked, Break, Log, Manifest, matches, read_request
 
 GUARD_SECONDS = 60.0
@@ -28,6 +29,7 @@ class CliServer:
         asked: every request so far.
         rules: each is given every request, and may raise `Answer` or `Break`.
         ends_watches_at_once: as some proxies do.
+        program: what runs in pods.
         url: where it listens.
     """
 
@@ -35,6 +37,7 @@ class CliServer:
         self.asked: list[Asked] = []
         self.rules: list[Callable[[Asked], None]] = []
         self.logs: dict[str, Log] = {}
+        self.program: Program | None = None
         self.url = ""
         self.oldest = 0
         self.ends_watches_at_once = False
@@ -236,6 +239,8 @@ def _handler(server: CliServer) -> type[BaseHTTPRequestHandler]:
                     self._stream(_encoded(server.events(asked, cut)))
                 elif asked.verb == "log":
                     self._stream(server.log(asked))
+                elif asked.verb == "exec" and server.program and server.get("pods", asked.name):
+                    serve_exec(self, server.program)
                 else:
                     self._send(200, server.work(asked))
             except Answer as answer:

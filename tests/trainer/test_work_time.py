@@ -17,7 +17,7 @@ from trainjob_trainer.gradient_path import GradientPath
 from trainjob_trainer.model_state import variable_groups
 from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.stepping import ManySteps
-from trainjob_trainer.work_time import own_seconds
+from trainjob_trainer.work_time import OwnTime, data_moment, own_seconds
 
 INPUTS = tf.constant(np.random.default_rng(0).normal(size=(4, 3)), tf.float32)
 
@@ -39,7 +39,11 @@ def run(model: Any, steps: int = 3) -> float:
     strategy = tf.distribute.get_strategy()
     calls = ManySteps(strategy, model.train_step, lambda: 0, GradientPath.of(model, strategy, OnNan.STOP))
     calls.take(examples(), steps)
-    return math.nan if calls.work_seconds is None else calls.work_seconds * steps
+    own = calls.own_time
+    assert own.input is not None
+    assert own.input >= 0
+    assert own.work is None or own.input <= own.work
+    return math.nan if own.work is None else own.work * steps
 
 
 def test_it_is_a_part_of_the_time_and_changes_nothing() -> None:
@@ -91,7 +95,7 @@ def test_a_step_of_the_users_own(kind: type[keras.Model], known: bool) -> None:
 def test_a_step_without_any_optimizer_is_taken_as_it_is() -> None:
     calls = ManySteps(tf.distribute.get_strategy(), lambda _: tf.constant(7), lambda: tf.constant(8))
     assert int(calls.take(examples(), 3)) == 8
-    assert calls.work_seconds is None
+    assert calls.own_time.work is None
 
 
 def test_an_error_in_the_step_leaves_the_optimizer_as_it_was() -> None:
@@ -103,10 +107,37 @@ def test_an_error_in_the_step_leaves_the_optimizer_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready", "seconds"), [([12.5], 2.5), ([12.5, 13.0], 3.0), ([0.0, 12.5], 2.5), ([0.0, 0.0], math.nan)]
+    ("ready", "work"),
+    [([12.5], 2.5), ([12.5, 13.0], 3.0), ([0.0, 12.5], 2.5), ([0.0, 0.0], None), ([0.0], None)],
 )
-def test_of_several_devices_the_slowest_counts(ready: list[float], seconds: float) -> None:
+def test_of_several_devices_the_slowest_counts(ready: list[float], work: float | None) -> None:
     strategy = SimpleNamespace(experimental_local_results=tuple)
     moments = [tf.constant(one, tf.float64) for one in ready]
-    worked = own_seconds(strategy, tf.constant(10.0, tf.float64), moments)
-    np.testing.assert_equal(float(worked), seconds)
+    sums = own_seconds(strategy, tf.constant(10.0, tf.float64), tf.constant(10.5, tf.float64), moments)
+    assert OwnTime.of(sums * 4, 4) == OwnTime(work, 0.5)
+
+
+SLOW = 0.02
+
+
+def slow_examples() -> Any:
+    def number() -> np.ndarray[Any, Any]:
+        time.sleep(SLOW)  # what a batch of a slow pipeline takes, at least
+        return np.float32(1.0)
+
+    ones = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(number, [], tf.float32))
+    return iter(ones.map(lambda one: (INPUTS * tf.ensure_shape(one, []), INPUTS[:, :1])))
+
+
+def test_what_a_slow_pipeline_takes_is_waiting_for_input() -> None:
+    model, strategy = build(), tf.distribute.get_strategy()
+    calls = ManySteps(strategy, model.train_step, lambda: 0, GradientPath.of(model, strategy, OnNan.STOP))
+    calls.take(slow_examples(), 3)
+    assert calls.own_time.input is not None
+    assert calls.own_time.work is not None
+    assert SLOW <= calls.own_time.input <= calls.own_time.work
+
+
+def test_parts_of_the_data_that_are_absent_or_composite() -> None:
+    data = (INPUTS, None, tf.sparse.from_dense(INPUTS))
+    assert float(data_moment(data)) > 0

@@ -11,6 +11,7 @@ from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.parameter_server.server import serve
+from trainjob_trainer.profiler import Profiler
 from trainjob_trainer.replica import Replica, join
 from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
 from trainjob_trainer.saver import Saver
@@ -18,6 +19,7 @@ from trainjob_trainer.speed import StepClock
 from trainjob_trainer.strategy import build_strategy
 from trainjob_trainer.summaries import Summaries
 from trainjob_trainer.tracking import collect_variables
+from trainjob_trainer.wandb_run import with_wandb
 
 _ANY_NUMBER_OF_STEPS = 2**62
 _SECONDS_BETWEEN_REPORTS = 0.5
@@ -39,7 +41,8 @@ class Run:
         self._replica = replica
         self._start = start
         self._groups: dict[str, list[Any]] = {}
-        self._summaries = Summaries(replica.environment.log_dir if replica.task.is_writer else None)
+        logs = replica.environment.log_dir if replica.task.is_writer else None
+        self._summaries = Summaries(logs, replica.journal)
         self._reported_at = 0.0
         self._done = start.step
         self.strategy = strategy
@@ -89,14 +92,18 @@ class Run:
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
         saver, clock = Saver(self._replica), StepClock()
+        profiler = Profiler(task, self._replica.environment, total)
         with saver.patient():
             for step in range(self._done, total):
-                yield step
+                profiler.between_calls(step, 1)
+                with profiler.mark(step):
+                    yield step
                 self._done = step + 1
                 self._replica.progress.update(state="training", step=self._done, **clock.look(self._done))
                 saver.between_steps(self._done, 0, self._done % every == 0, lambda: read(self._groups))
+            profiler.finish(self._done)
             saver.finish(self._done, 0, lambda: read(self._groups))
-        self._summaries.flush()
+        self._summaries.close()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()
 
@@ -147,11 +154,12 @@ class Run:
             raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
 
 
-def init(*, keep: int = 3) -> Run:
+def init(*, keep: int = 3, wandb: bool = False) -> Run:
     """Begin: to be called before any TensorFlow operation. Workers wait here for each other.
 
     Args:
         keep: checkpoints to keep; the final one stays anyway.
+        wandb: log what `report` and the evaluator say to Weights & Biases too.
 
     Raises:
         InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before, with its line.
@@ -161,6 +169,8 @@ def init(*, keep: int = 3) -> Run:
     replica.store.keep = keep
     if replica.task.is_server:
         serve(replica)
+    if wandb:
+        replica = with_wandb(replica, {})
     strategy = build_strategy(replica.task)
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())

@@ -17,6 +17,7 @@ from trainjob_trainer.metric_state import MetricState
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.not_finite import Found, OnNan
 from trainjob_trainer.stepping import ManySteps
+from trainjob_trainer.work_time import OwnTime
 
 
 class Engine:
@@ -61,12 +62,9 @@ class Engine:
         return scalars({name: local(value)[0] for name, value in logs.items()})
 
     @property
-    def work_seconds(self) -> float | None:
-        """What a step of the last call took this worker itself, its waiting for the others left out.
-
-        None where that can't be known.
-        """
-        return self._steps.work_seconds
+    def own_time(self) -> OwnTime:
+        """What a step of the last call took this worker itself, its waiting for the others left out."""
+        return self._steps.own_time
 
     @property
     def found(self) -> Found:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.files import explain_write_error
 from trainjob_trainer.checkpoint.follow import follow
@@ -19,6 +19,9 @@ from trainjob_trainer.replica import Replica
 from trainjob_trainer.resume import announce
 from trainjob_trainer.scores import RESULTS, tell_scoring
 from trainjob_trainer.summaries import Summaries
+
+if TYPE_CHECKING:
+    from trainjob_trainer.wandb_run import WandbRun
 
 POLL_SECONDS = 0.5
 
@@ -48,10 +51,12 @@ class Evaluation:
 class ResultsFile:
     """Results below one folder: a JSON line each, and TensorBoard scalars."""
 
-    def __init__(self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time, also: WandbRun | None = None
+    ) -> None:
         """Append to `<folder>/evaluations.jsonl`; the last line about a step is the one that counts."""
         self._path = folder / RESULTS
-        self._summaries = Summaries(log_dir)
+        self._summaries = Summaries(log_dir, also)
         self._now = now
 
     def add(self, evaluation: Evaluation) -> None:
@@ -72,6 +77,10 @@ class ResultsFile:
         except Exception as error:
             raise explain_write_error(error, self._path) or error from error
 
+    def close(self) -> None:
+        """Nothing is added any more."""
+        self._summaries.close()
+
 
 def evaluate_checkpoints(
     replica: Replica, score: Score, *, final_step: int | None, score_final: Score | None = None
@@ -88,7 +97,8 @@ def evaluate_checkpoints(
     Returns:
         The final result.
     """
-    results = ResultsFile(replica.environment.output_dir, replica.environment.log_dir)
+    environment = replica.environment
+    results = ResultsFile(environment.output_dir, environment.log_dir, also=replica.journal)
     replica.progress.update(state="waiting")
     scored: tuple[Checkpoint, Mapping[str, float]] | None = None
     last: Evaluation | None = None
@@ -111,6 +121,7 @@ def evaluate_checkpoints(
         further = score_final(checkpoint) if is_final and score_final is not None else {}
         last = Evaluation(checkpoint.step, {**scored[1], **further}, is_final)
         publish(replica, results, last)
+    results.close()
     replica.progress.update(state="finished")
     replica.progress.flush()
     return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from trainjob_trainer.resume import agree, choose_start, refuse_finished, restor
 from trainjob_trainer.selection import MonitoredSelection, Selection
 from trainjob_trainer.strategy import build_strategy
 from trainjob_trainer.training import TrainingLoop
+from trainjob_trainer.wandb_run import with_wandb
 
 BuildModel = Callable[[], Any]
 LoadData = Callable[..., Any]
@@ -123,6 +125,8 @@ def train_and_evaluate(
     replica.store.keep = request.recipe.keep
     if replica.task.is_server:
         serve(replica)
+    if request.recipe.wandb:
+        replica = with_wandb(replica, dataclasses.asdict(request.recipe))
     strategy = build_strategy(replica.task)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:

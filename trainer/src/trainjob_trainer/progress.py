@@ -33,6 +33,7 @@ class Progress:
         examples_per_second: over all workers.
         step_seconds: what a step took lately, on average.
         work_seconds: the part of it that this replica worked itself: input, forward and backward pass.
+        input_seconds: the part of that in which it waited for its input.
         global_batch: examples a step, over all workers.
         checkpoint_step: the newest checkpoint on disk.
         resumed_from: the step that this process started at, if not at 0.
@@ -52,6 +53,7 @@ class Progress:
     examples_per_second: float | None = None
     step_seconds: float | None = None
     work_seconds: float | None = None
+    input_seconds: float | None = None
     global_batch: int | None = None
     checkpoint_step: int | None = None
     resumed_from: int | None = None

@@ -90,6 +90,9 @@ class Recipe:
     initial_weights: str | None = _setting(
         "a .keras or .weights.h5 file to begin with, in every replica", str
     )
+    wandb: bool = _setting(
+        "log to Weights & Biases too; its package comes with trainjob-trainer[wandb]", bool, False
+    )
 
     @classmethod
     def from_command_line(

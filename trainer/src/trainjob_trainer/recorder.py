@@ -6,12 +6,17 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainjob_trainer.course import Ending
+from trainjob_trainer.machine import Machine
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.resume import announce
+from trainjob_trainer.step_times import StepTimes
 from trainjob_trainer.summaries import Summaries
+from trainjob_trainer.work_time import OwnTime
 
 _SECONDS_BETWEEN_LINES = 2.0
+SECONDS_BETWEEN_FIGURES = 15.0
+"""Of the machine and of step times, in TensorBoard."""
 
 
 class Recorder:
@@ -22,13 +27,17 @@ class Recorder:
         replica: Replica,
         plan: TrainingPlan,
         clock: Callable[[], float] = time.monotonic,
+        machine: Machine | None = None,
     ) -> None:
-        """Report as `replica` about `plan`."""
+        """Report as `replica` about `plan`; clock and machine are replaced by tests."""
         self._replica = replica
         self._plan = plan
         self._clock = clock
-        self._summaries = Summaries(replica.environment.log_dir if replica.task.is_writer else None)
-        self._line_at = clock()
+        self._is_writer = replica.task.is_writer
+        self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None, replica.journal)
+        self._machine = machine or Machine() if self._is_writer else None
+        self._times = StepTimes()
+        self._line_at = self._figures_at = self._metrics_at = clock()
         self._speed = 0.0
 
     def begin(self, step: int) -> None:
@@ -44,7 +53,7 @@ class Recorder:
         )
 
     def record_call(
-        self, step: int, count: int, seconds: float, work_seconds: float | None, logs: Mapping[str, float]
+        self, step: int, count: int, seconds: float, own: OwnTime, logs: Mapping[str, float]
     ) -> None:
         """`count` steps ended at `step`.
 
@@ -52,9 +61,10 @@ class Recorder:
             step: of training, after them.
             count: how many.
             seconds: that they took.
-            work_seconds: of one step, that it took this replica itself; None if that is not known.
+            own: what of one step this replica took itself.
             logs: this worker's own metrics.
         """
+        self._times.add(count, seconds, own.input)
         self._speed = count * self._plan.global_batch / max(seconds, 1e-9)
         self._replica.progress.update(
             state="training",
@@ -62,26 +72,43 @@ class Recorder:
             epoch=self._plan.epoch_at(step),
             examples_per_second=self._speed,
             step_seconds=seconds / max(count, 1),
-            work_seconds=work_seconds,
+            work_seconds=own.work,
+            input_seconds=own.input,
         )
         self._record_metrics(logs)
+        if self._is_writer and self._clock() - self._figures_at >= SECONDS_BETWEEN_FIGURES:
+            self._write_figures(step, logs)
 
     def record_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         """An epoch ended at `step`; `metrics` are reduced over all workers."""
         self._record_metrics(metrics)
         self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
-        if self._replica.task.is_writer and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
+        self._metrics_at = self._clock()
+        if self._is_writer and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = self._clock()
             announce(self._line(step, metrics))
 
     def end(self, ending: Ending) -> None:
         """Training has ended."""
-        self._summaries.flush()
+        if self._is_writer:
+            self._write_figures(ending.step, {})
+        self._summaries.close()
         self._record_metrics(ending.metrics)
         self._replica.progress.update(
             state="finished", step=ending.step, stopped_early=ending.stopped_early or None
         )
         self._replica.progress.flush()
+
+    def _write_figures(self, step: int, logs: Mapping[str, float]) -> None:
+        """Step times and the machine; in epochs that take longer than that, metrics of this worker so far."""
+        is_long = self._metrics_at <= self._figures_at
+        self._figures_at = self._clock()
+        times = self._times.drain()
+        machine = self._machine.figures() if self._machine else {}
+        metrics = {**logs, "examples_per_second": self._speed} if logs and is_long else {}
+        self._summaries.write(step, {**metrics, **times.figures, **machine})
+        self._summaries.write_histogram(step, "step_seconds", times.seconds)
+        self._summaries.flush()
 
     def _record_metrics(self, metrics: Mapping[str, float]) -> None:
         others = {name: value for name, value in metrics.items() if name != "loss"}

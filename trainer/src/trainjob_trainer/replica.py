@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.checkpoint.store import CheckpointStore
@@ -19,6 +19,9 @@ from trainjob_trainer.resume import announce, finished_before, refuse_finished
 from trainjob_trainer.stop import EVALUATOR_STOPPED, StopRequest
 from trainjob_trainer.task import Task
 
+if TYPE_CHECKING:
+    from trainjob_trainer.wandb_run import WandbRun
+
 
 @dataclass(frozen=True)
 class Replica:
@@ -30,6 +33,7 @@ class Replica:
         store: the job's checkpoints.
         progress: its reports.
         stop: whether it has been asked to stop.
+        journal: where else its figures go than to TensorBoard.
     """
 
     task: Task
@@ -37,6 +41,7 @@ class Replica:
     store: CheckpointStore
     progress: ProgressFile
     stop: StopRequest
+    journal: WandbRun | None = None
 
 
 def join(env: Mapping[str, str] | None = None) -> Replica:
@@ -72,7 +77,8 @@ def as_evaluator(replica: Replica) -> Replica:
     """The same process, writing where an evaluator would: one that trains alone evaluates as well."""
     folder = replica.environment.output_dir / "evaluator"
     environment = dataclasses.replace(replica.environment, output_dir=folder, log_dir=folder / "logs")
-    return dataclasses.replace(replica, environment=environment)
+    journal = replica.journal and replica.journal.as_evaluator(environment)
+    return dataclasses.replace(replica, environment=environment, journal=journal)
 
 
 def _check_output(replica: Replica) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainjob_trainer.gradient_path import GradientPath, any_of
 from trainjob_trainer.not_finite import Found, OnNan
-from trainjob_trainer.work_time import moment_after, own_seconds, seconds_a_step
+from trainjob_trainer.work_time import OwnTime, data_moment, moment_after, own_seconds
 
 
 class ManySteps:
@@ -18,7 +18,7 @@ class ManySteps:
     What a step returns is dropped, so that nothing is reduced over the workers but the gradients.
 
     Attributes:
-        work_seconds: what a step of the last call took this process itself; None where that can't be known.
+        own_time: what a step of the last call took this process itself.
         found: what it came across that was not finite.
     """
 
@@ -46,13 +46,13 @@ class ManySteps:
         self._path = path or GradientPath(strategy)
         self._averaged = averaged
         self._call = tf.function(self._traced, autograph=False, reduce_retracing=True)
-        self.work_seconds: float | None = None
+        self.own_time = OwnTime()
         self.found = Found()
 
     def take(self, iterator: Any, count: int) -> Any:
         """Take `count` steps, the same count on every worker; return `results` of the replicas."""
-        results, worked, *found = self._call(iterator, tf.constant(count, tf.int32))
-        self.work_seconds = seconds_a_step(worked, count)  # waits for the call's end
+        results, spent, *found = self._call(iterator, tf.constant(count, tf.int32))
+        self.own_time = OwnTime.of(spent, count)  # waits for the call's end
         if found:
             first = self._strategy.experimental_local_results(found[0])[0]
             self.found = Found([round(float(one)) for one in first.numpy()], int(found[1]))
@@ -61,21 +61,23 @@ class ManySteps:
     def _traced(self, iterator: Any, count: Any) -> Any:
         watched = self._path.on_nan is not OnNan.IGNORE
 
-        def body(done: Any, worked: Any, *found: Any) -> Any:
+        def body(done: Any, spent: Any, *found: Any) -> Any:
             began = moment_after([done])
             with tf.control_dependencies([began]):
                 data = next(iterator)
+            had = data_moment(data)
             one = self._strategy.run(self._one_step, args=(data,))
             later = self._noted(done, found, one) if watched else ()
-            return (done + 1, worked + own_seconds(self._strategy, began, one["ready"]), *later)
+            own = own_seconds(self._strategy, began, had, one["ready"])
+            return (done + 1, spent + own, *later)
 
         none = (tf.constant(0), tf.constant(0)) if watched else ()
-        begin = (tf.constant(0), tf.constant(0.0, tf.float64), *none)
-        _, worked, *found = tf.while_loop(lambda done, *_: done < count, body, begin)
+        begin = (tf.constant(0), tf.zeros([2], tf.float64), *none)
+        _, spent, *found = tf.while_loop(lambda done, *_: done < count, body, begin)
         if not watched:
-            return self._strategy.run(self._told)[0], worked
+            return self._strategy.run(self._told)[0], spent
         results, first = self._strategy.run(self._told, args=(found[0],))
-        return results, worked, first, found[1]
+        return results, spent, first, found[1]
 
     def _one_step(self, data: Any) -> dict[str, Any]:
         return vars(self._path.trace(lambda: self._step(data)))

@@ -1,23 +1,29 @@
-"""TensorBoard scalars of one replica."""
+"""What one replica writes for TensorBoard, and for W&B where that is asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import explain_write_error
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainjob_trainer.wandb_run import WandbRun
+
 
 class Summaries:
-    """Scalars below a folder, or nowhere; the event file appears with the first one."""
+    """Scalars and histograms below a folder, or nowhere; the event file appears with the first one."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """Write below `folder`; None writes nothing."""
+    def __init__(self, folder: Path | None, also: WandbRun | None = None) -> None:
+        """Write below `folder`, and `also` there; without a folder nothing is written."""
         self._folder = folder
+        self._also = also if folder is not None else None
         self._writer: Any = None
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -27,8 +33,24 @@ class Summaries:
             OutputFull, OutputUnwritable: they can't be written.
         """
         if self._folder is not None:
-            with _explained(self._folder):
-                self._record(self._folder, step, scalars)
+            with _explained(self._folder), self._opened(self._folder).as_default(step=step):
+                for name, value in scalars.items():
+                    tf.summary.scalar(name, value)
+        if self._also is not None:
+            self._also.log(step, scalars)
+
+    def write_histogram(self, step: int, name: str, values: np.ndarray[Any, Any]) -> None:
+        """Record how values are spread; none are not recorded.
+
+        Raises:
+            OutputFull, OutputUnwritable: it can't be written.
+        """
+        if not len(values) or self._folder is None:
+            return
+        with _explained(self._folder), self._opened(self._folder).as_default(step=step):
+            tf.summary.histogram(name, values)
+        if self._also is not None:
+            self._also.log_histogram(step, name, values)
 
     def flush(self) -> None:
         """Hand everything to the file system.
@@ -40,12 +62,20 @@ class Summaries:
             with _explained(self._folder):
                 self._writer.flush()
 
-    def _record(self, folder: Path, step: int, scalars: Mapping[str, float]) -> None:
+    def close(self) -> None:
+        """Nothing more will come.
+
+        Raises:
+            OutputFull, OutputUnwritable: as `flush`.
+        """
+        self.flush()
+        if self._also is not None:
+            self._also.finish()
+
+    def _opened(self, folder: Path) -> Any:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(str(folder))
-        with self._writer.as_default(step=step):
-            for name, value in scalars.items():
-                tf.summary.scalar(name, value)
+        return self._writer
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, sav
 from trainjob_trainer.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.pace import Pace, next_call
 from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.profiler import Profiler
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.selection import Selection
@@ -65,6 +66,7 @@ class TrainingLoop:
         self._clock = clock
         self._course = Course(replica, plan, selection or Selection(), groups, self._snapshot, export)
         self._recorder = Recorder(replica, plan)
+        self._profiler = Profiler(replica.task, replica.environment, plan.total_steps)
         self._last_epoch: Mapping[str, float] = {}
         self._is_over = False
 
@@ -93,6 +95,7 @@ class TrainingLoop:
                 self._call(iterator, state)
                 self._end_epoch(state)
                 self._is_over = self._course.between_steps(state.step)
+            self._profiler.finish(state.step)
             ending = self._course.end(state.step, self._last_epoch)
         self._recorder.end(ending)
         return ending
@@ -100,14 +103,16 @@ class TrainingLoop:
     def _call(self, iterator: Any, state: _State) -> None:
         periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
         count = next_call(state.step, state.pace.wanted, self._plan.total_steps, periods)
+        self._profiler.between_calls(state.step, count)
         began = self._clock()
-        logs = self._engine.run(iterator, count)
+        with self._profiler.mark(state.step):
+            logs = self._engine.run(iterator, count)
         seconds = self._clock() - began
         self._watch.look(self._engine.found, state.step)
         state.step += count
         state.pace.record(count, seconds)
         self._recorder.record_call(
-            state.step, count, seconds, self._engine.work_seconds, {**logs, **self._watch.metrics}
+            state.step, count, seconds, self._engine.own_time, {**logs, **self._watch.metrics}
         )
 
     def _writers(self, number: int) -> int:

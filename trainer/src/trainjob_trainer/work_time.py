@@ -1,4 +1,4 @@
-"""How long a replica works on a step by itself: until its gradients are there.
+"""How long a replica waits for its data in a step, and works on it by itself: until its gradients are there.
 
 What follows, the reduction over all workers, takes until the slowest one has come, so the time of a whole
 step is the same on every worker and names nobody. The moments are taken within the traced step; nothing waits
@@ -8,11 +8,30 @@ waits for them there: that counts as work.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class OwnTime:
+    """What a step of a call took this process itself, on average; None where that can't be known.
+
+    Attributes:
+        work: seconds until its gradients were there, those of `input` included.
+        input: seconds in which it waited for its data.
+    """
+
+    work: float | None = None
+    input: float | None = None
+
+    @classmethod
+    def of(cls, sums: Any, steps: int) -> OwnTime:
+        """From the sums of `own_seconds` over a call of `steps`; waits for the call's end."""
+        work, waited = (float(one) / steps for one in sums.numpy())
+        return cls(None if work < 0 else work, waited)
 
 
 def moment_after(tensors: Sequence[Any]) -> Any:
@@ -26,25 +45,27 @@ def gradients_moment(gradients: Sequence[Any]) -> Any:
     return moment_after(_computed(gradients))
 
 
-def own_seconds(strategy: Any, began: Any, ready: Any) -> Any:
-    """What this process's slowest replica took.
+def data_moment(data: Any) -> Any:
+    """When a step's data were there; of several devices, those of all."""
+    return moment_after([one for one in tf.nest.flatten(data, expand_composites=True) if one is not None])
+
+
+def own_seconds(strategy: Any, began: Any, had: Any, ready: Any) -> Any:
+    """What a step took this process's slowest replica, in few operations: each costs some microseconds.
 
     Args:
         strategy: that ran the replicas.
         began: when the step began.
+        had: when its data were there.
         ready: `gradients_moment` of each replica, or 0 where it can't be known.
 
     Returns:
-        Seconds, a float64 scalar; NaN where they can't be known.
+        Seconds of its work and of waiting for its data, a float64 vector. Those of its work are less than 0,
+        by decades, where they can't be known.
     """
-    latest = tf.reduce_max(tf.stack(strategy.experimental_local_results(ready)))
-    return tf.where(latest > 0, latest - began, tf.constant(float("nan"), tf.float64))
-
-
-def seconds_a_step(worked: Any, steps: int) -> float | None:
-    """Return the mean of `own_seconds` over a call of `steps`, from their sum; None if not known."""
-    seconds = float(worked) / steps
-    return None if math.isnan(seconds) else seconds
+    every = strategy.experimental_local_results(ready)
+    latest = every[0] if len(every) == 1 else tf.reduce_max(tf.stack(every))
+    return tf.stack([latest, had]) - began
 
 
 def _computed(gradients: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The command line: `trainjob run | validate | render | submit | get | logs | wait | convert | controller`.
+"""The command line: `trainjob run`, `validate`, `submit` and the others of `commands.py`.
 
 Each command is imported only when it is called.
 """

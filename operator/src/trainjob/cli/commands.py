@@ -19,6 +19,7 @@ _MODULES = {
     "get": "trainjob.cli.get",
     "logs": "trainjob.cli.logs",
     "wait": "trainjob.cli.wait",
+    "profile": "trainjob.cli.profile",
     "convert": "trainjob.cli.convert",
     "controller": "trainjob.cli.controller",
 }

@@ -16,6 +16,7 @@ from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.selection import Selection
+from trainjob_trainer.work_time import OwnTime
 
 BLOCKS_AHEAD = 8
 """Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""
@@ -107,7 +108,7 @@ class CoordinatorLoop:
         before, at = self._recorded
         if is_meeting or now - at >= _SECONDS_BETWEEN_RECORDS:
             self._recorded = step, now
-            self._recorder.record_call(step, step - before, now - at, None, self._engine.metrics())
+            self._recorder.record_call(step, step - before, now - at, OwnTime(), self._engine.metrics())
 
     def _end_epoch(self, step: int) -> None:
         if self._plan.is_epoch_end(step):

@@ -12,6 +12,7 @@ from trainjob_trainer.plain.fit_call import FitCall, Turn
 from trainjob_trainer.plain.memory import put_back
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import save
+from trainjob_trainer.profiler import Profiler
 from trainjob_trainer.speed import StepClock
 
 
@@ -50,6 +51,7 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._call = call
         self._users = users
         self._clock = StepClock()
+        self._profiler = Profiler(process.task, process.environment)
         self._step_before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
@@ -82,10 +84,15 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._call.record.step = self._step_before + done
         self._process.progress.update(
             step=self._call.record.step,
-            work_seconds=self._call.work_seconds,
+            **self._own_time(),
             **self._clock.look(self._call.record.step, self._call.batch_size),
             **self._figures(logs),
         )
+        self._profiler.between_calls(self._call.record.step, self._call.pace.wanted if self._call.pace else 1)
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras; the script may go on with another `fit`."""
+        self._profiler.pause(self._call.record.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras; what ends with this epoch is saved by `training`, after all callbacks' ends."""
@@ -98,6 +105,10 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         ends = epoch + 1 >= call.epochs or bool(self.model.stop_training)
         if self._process.is_writer and not ends:
             save(self._process, call, self.model, self._users)
+
+    def _own_time(self) -> dict[str, Any]:
+        own = self._call.own_time
+        return {} if own is None else {"work_seconds": own.work, "input_seconds": own.input}
 
     def _figures(self, logs: Any) -> dict[str, Any]:
         watched = self._call.watch.metrics if self._call.watch else {}

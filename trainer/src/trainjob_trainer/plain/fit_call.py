@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.not_finite import FiniteWatch
 from trainjob_trainer.pace import Pace
+
+if TYPE_CHECKING:
+    from trainjob_trainer.work_time import OwnTime
 
 GROUP = "fit"
 """Name of the checkpoint's group that holds a `FitState`."""
@@ -144,7 +147,7 @@ class FitCall:
         history: what it holds of them.
         batch_size: rows of a global batch, when known.
         pace: batches of a call, where they are ours to choose.
-        work_seconds: what a step of the last call took this worker by itself, when known.
+        own_time: what a step of the last call took this worker by itself, where that is measured.
         watch: for losses, gradients and weights that are not finite.
     """
 
@@ -160,5 +163,5 @@ class FitCall:
     history: dict[str, list[Any]] = field(default_factory=dict)
     batch_size: int | None = None
     pace: Pace | None = None
-    work_seconds: float | None = None
+    own_time: OwnTime | None = None
     watch: FiniteWatch | None = None

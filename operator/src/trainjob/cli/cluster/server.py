@@ -5,7 +5,7 @@ The client's typed classes are left aside: they drop fields that they don't know
 
 import json
 import socket
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import urllib3
 from kubernetes.client import ApiClient, ApiException
 
+from trainjob.api import TRAINER_CONTAINER
 from trainjob.cli.cluster.answers import Refused, Request, ServerProblem, Unreachable, read_answer
+from trainjob.cli.cluster.executing import Executed, execute
 from trainjob.cli.cluster.resources import PODS, Resource
 
 Manifest = dict[str, Any]
@@ -114,6 +116,10 @@ class Server:
         path = PODS.path(namespace, pod, "log")
         with self._stream(path, Request("get", "pods/log", namespace, pod), query, silence) as pieces:
             yield pieces
+
+    def execute(self, namespace: str, pod: str, command: Sequence[str]) -> Executed:
+        """Run a program in the container that trains, to its end."""
+        return execute(self._client, namespace, pod, TRAINER_CONTAINER, command)
 
     def close(self) -> None:
         """End all streams, in whatever thread they are read; nothing is asked any more."""

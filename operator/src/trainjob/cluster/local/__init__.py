@@ -7,6 +7,7 @@
 from trainjob.cluster.local.cluster import LocalCluster
 from trainjob.cluster.local.launch import Launch, build_launch
 from trainjob.cluster.local.machine import LocalOptions, survey
+from trainjob.cluster.local.output_folder import is_taken
 from trainjob.cluster.local.place import Place
 from trainjob.cluster.local.refusal import CannotRunHere
 from trainjob.cluster.local.replica_log import replica_log_path
@@ -18,6 +19,7 @@ __all__ = [
     "LocalOptions",
     "Place",
     "build_launch",
+    "is_taken",
     "replica_log_path",
     "survey",
 ]

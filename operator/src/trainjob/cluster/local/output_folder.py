@@ -70,6 +70,18 @@ class OutputLock:
             self.fd = -1
 
 
+def is_taken(folder: Path) -> bool:
+    """Tell whether a run holds this folder, which need not be one."""
+    try:
+        with (folder / LOCK_NAME).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _held_message(folder: Path, holder: str) -> str:
     who = f"process {holder}" if holder else "another process"
     return (

@@ -1,0 +1,148 @@
+"""`trainjob profile`: what some steps of a running training spend their time on, for TensorBoard."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainjob.cli.cluster.duration import Duration
+from trainjob.cli.cluster.exits import Exit, describe_exits
+from trainjob.cli.cluster.pace import Pace
+from trainjob.cli.cluster.problems import ClusterProblem
+from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
+from trainjob.cli.profiling.asking import Asking
+from trainjob.core.names import Replica
+
+if TYPE_CHECKING:
+    from trainjob.cli.cluster.server import Server
+
+_PLUGIN = "tensorboard-plugin-profile"
+
+_EXITS = {
+    Exit.GOOD: "the profile is written",
+    Exit.FAILED: "it can't be had: the steps or the job are over, or the replica doesn't answer",
+    Exit.NO_JOB: "there is no such job",
+    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.TIMEOUT: "the steps have not come within --timeout",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C; the request is taken back",
+}
+
+
+class Steps(click.ParamType[Mapping[str, int]]):
+    """`100-120`, or `20` for the next twenty."""
+
+    name = "steps"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Mapping[str, int]:
+        """Return them as a request has them."""
+        found = re.fullmatch(r"(?:(\d{1,15})-)?(\d{1,15})", str(value))
+        first, last = (int(part) if part else None for part in found.groups()) if found else (None, 0)
+        if not last or first == 0 or (first is not None and last < first):
+            self.fail(f"{value!r} are no steps: write 100-120, or 20 for the next twenty", param, ctx)
+        return {"count": last} if first is None else {"first": first, "last": last}
+
+
+@click.command(epilog=describe_exits(_EXITS), short_help="Record steps of a running job for TensorBoard.")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--steps", type=Steps(), default="20", show_default=True, metavar="N-M", help="Or the next so many."
+)
+@click.option("--worker", type=click.IntRange(0), help="Which worker; without it, the one that leads.")
+@click.option("--timeout", type=Duration(), help="Wait no longer than this, such as 90s, 15m or 1h30m.")
+@click.option("--local", is_flag=True, help="A job of `trainjob run` on this machine.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="With --local: the folder that `trainjob run` was given.",
+)
+@cluster_options
+@ends_quietly
+def profile(
+    name: str,
+    steps: Mapping[str, int],
+    worker: int | None,
+    timeout: float | None,
+    local: bool,
+    folder: Path,
+    where: Where,
+) -> None:
+    """Have TensorFlow's profiler record steps N to M of the TrainJob NAME, which goes on training.
+
+    Whole calls of many steps are recorded, those that the steps are in. How far it is goes to stderr, where
+    the profile lies to stdout.
+    """
+    request = {"id": token_hex(8), **steps}
+    pace = Pace().within(timeout)
+    if local:
+        _profile_here(name, request, worker or 0, folder, pace)
+    else:
+        with where.connected() as cluster:
+            _profile(cluster.server, where.namespace or cluster.namespace, name, request, worker, pace)
+    sys.exit(Exit.GOOD)
+
+
+def _profile_here(name: str, request: Mapping[str, Any], worker: int, folder: Path, pace: Pace) -> None:
+    from trainjob.cli.profiling.local_desk import LocalDesk, find_output  # noqa: PLC0415 - slow to import
+
+    output = find_output(folder, name)
+    replica = Replica("worker", worker)
+    answer = Asking(LocalDesk(output, replica.name), replica.title, _say, pace).run(request)
+    _conclude(answer, str(answer.get("folder")), str(output))
+
+
+def _profile(
+    server: Server, namespace: str, name: str, request: Mapping[str, Any], worker: int | None, pace: Pace
+) -> None:
+    from trainjob.cli.cluster.jobs import find_job  # noqa: PLC0415 - with a cluster only
+    from trainjob.cli.cluster.reading import read_job  # noqa: PLC0415
+    from trainjob.cli.profiling.pod_desk import PodDesk, describe_end  # noqa: PLC0415
+
+    job = read_job(find_job(server, namespace, name))
+    over = describe_end(job)
+    if over is not None:
+        raise ClusterProblem(f"{over}; only a job that trains can be profiled")
+    replica = choose(job.spec, worker)
+    answer = Asking(PodDesk(server, job, replica), replica.title, _say, pace).run(request)
+    folder = str(answer.get("folder"))
+    _conclude(answer, f"{folder} (in the job's output)", folder.rpartition("/logs/")[0])
+
+
+def choose(spec: Mapping[str, Any], worker: int | None) -> Replica:
+    """Return the replica that is to be profiled.
+
+    Args:
+        spec: of the job.
+        worker: as the command line has it.
+
+    Raises:
+        ClusterProblem: there is none, or none that can be.
+    """
+    if spec.get("ps") is not None:
+        raise ClusterProblem(
+            "with parameter servers workers take steps as they are told: they aren't profiled"
+        )
+    if worker is None and spec.get("chief") is not None:
+        return Replica("chief", 0)
+    count = (spec.get("worker") or {}).get("replicas", 1)
+    if (worker or 0) >= count:
+        raise ClusterProblem(f"there is no worker {worker or 0}: the job has {count}, from 0")
+    return Replica("worker", worker or 0)
+
+
+def _conclude(answer: Mapping[str, Any], folder: str, root: str) -> None:
+    click.echo(f"steps {answer.get('first')}-{answer.get('last')}: {folder}")
+    click.echo(f"tensorboard --logdir {root}   (with the package {_PLUGIN})")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

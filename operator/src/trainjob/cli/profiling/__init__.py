@@ -1,0 +1,1 @@
+"""Asking a running replica for a profile, wherever it runs."""

@@ -1,0 +1,72 @@
+"""What this process uses of its machine: memory, and its GPUs as NVIDIA's driver sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+_KIBIBYTE = 1024
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Machine:
+    """Read now and then; what can't be had is left out, without a word."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ, load: Callable[[], Any] | None = None) -> None:
+        """Look for GPUs.
+
+        Args:
+            env: of the process: it may see only some of them.
+            load: returns the module `pynvml` (package `nvidia-ml-py`); replaced by tests.
+        """
+        self._nvml: Any = None
+        self._gpus: list[Any] = []
+        with contextlib.suppress(Exception):  # no package, no driver, no GPU: nothing to tell of
+            self._nvml = (load or _load)()
+            self._nvml.nvmlInit()
+            self._gpus = list(_visible(self._nvml, env.get(_VISIBLE)))
+
+    def figures(self) -> dict[str, float]:
+        """Return what is known, by name.
+
+        `host_memory_bytes` is the most that the process has had. Of each GPU, `gpu_0/memory_bytes` are in
+        use, by whomever, `gpu_0/memory_share` is that part of its memory, and `gpu_0/utilization` the part
+        of the time in which it computed anything. Shares are from 0 to 1.
+        """
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        figures = {"host_memory_bytes": float(most) * (1 if sys.platform == "darwin" else _KIBIBYTE)}
+        for number, gpu in enumerate(self._gpus):
+            figures.update({f"gpu_{number}/{name}": value for name, value in self._of(gpu)})
+        return figures
+
+    def _of(self, gpu: Any) -> Iterator[tuple[str, float]]:
+        with contextlib.suppress(Exception):  # a driver that is being replaced
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(gpu)
+            yield "memory_bytes", float(memory.used)
+            yield "memory_share", memory.used / memory.total
+        with contextlib.suppress(Exception):  # a part of a GPU (MIG) has no such figure
+            yield "utilization", self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+
+
+def _load() -> Any:
+    return importlib.import_module("pynvml")
+
+
+def _visible(nvml: Any, visible: str | None) -> Iterator[Any]:
+    """The GPUs that CUDA shows this process, in its order: all, or those named by number or UUID."""
+    if visible is None:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            yield nvml.nvmlDeviceGetHandleByIndex(index)
+        return
+    for name in filter(None, (part.strip() for part in visible.split(","))):
+        if name.startswith(("GPU-", "MIG-")):
+            yield nvml.nvmlDeviceGetHandleByUUID(name)
+        elif name.isdigit():
+            yield nvml.nvmlDeviceGetHandleByIndex(int(name))
+        else:
+            return  # as CUDA does at -1 and the like
