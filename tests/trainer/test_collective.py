@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainjob_trainer import InvalidConfiguration, Task, collective
-from trainjob_trainer.collective import check_same_plan
+from trainjob_trainer.collective import check_same_plan, gather
 from trainjob_trainer.plan import TrainingPlan
 
 PLAN = TrainingPlan(total_steps=30, epoch_steps=10, checkpoint_every=5, global_batch=8)
@@ -37,3 +37,18 @@ def test_a_worker_with_other_data_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_endless_data_on_one_worker_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidConfiguration, match="10 steps an epoch here, 0 there;"):
         check(monkeypatch, epoch_steps=None)
+
+
+def test_what_each_worker_gives_comes_in_the_order_of_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [7, 0, 9]
+    cluster = {"chief": ("a:1",), "worker": ("b:1", "c:1")}
+
+    def added(_strategy: Any, _task: Task, offered: list[int]) -> list[int]:
+        return [mine + theirs for mine, theirs in zip(offered, others, strict=True)]
+
+    monkeypatch.setattr(collective, "_added", added)
+    assert gather(None, Task("worker", 0, cluster), 8) == [7, 8, 9]
+
+
+def test_one_worker_agrees_with_itself() -> None:
+    assert gather(None, Task("worker", 0, {}), 8) == [8]

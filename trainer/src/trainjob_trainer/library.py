@@ -9,9 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.cache import Cache
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
-from trainjob_trainer.collective import check_same_plan
-from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_batches
+from trainjob_trainer.collective import check_same_plan, gather
+from trainjob_trainer.data import TrainingData, measure, worker_batches
 from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints
 from trainjob_trainer.export import export_model
@@ -25,11 +26,14 @@ from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.parameter_server.server import serve
 from trainjob_trainer.parameter_server.shares import worker_iterators
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
+from trainjob_trainer.part import Part, part_of
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
+from trainjob_trainer.policy import Policy
 from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
-from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
-from trainjob_trainer.strategy import build_strategy
+from trainjob_trainer.resume import agree, announce, choose_start, refuse_finished, restore
+from trainjob_trainer.source import TrainingSource
+from trainjob_trainer.strategy import build_strategy, evaluation_strategy
 from trainjob_trainer.training import TrainingLoop
 
 BuildModel = Callable[[], Any]
@@ -94,8 +98,10 @@ def train_and_evaluate(
         model: returns a compiled Keras model. Called within the strategy's scope.
         train: returns a tf.data set of single examples (not batches), such as (image, label). To resume, it
             is read up to where training goes on, within the epoch. If it has a parameter named `step`, it is
-            called with the steps done, and returns without end the examples from there on. A shuffle of your
-            own resumes exactly only if it is seeded, and then all earlier epochs are read over.
+            called with the steps done, and returns without end the examples from there on. If it has one
+            named `part`, it is called with a `Part` and returns those of that part, which other workers
+            don't read. A shuffle of your own resumes exactly only if it is seeded, and then all earlier
+            epochs are read over.
         heldout: the same, for evaluation; each example counts once.
         recipe: how it is trained.
         test: as `heldout`, but only the final checkpoint is evaluated on it, under names with `test_`.
@@ -124,7 +130,7 @@ def train_and_evaluate(
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     per_device = batch_of_a_device(request.batch, strategy.num_replicas_in_sync)
-    source = TrainingSource(request.train)
+    source = _source(replica, strategy, request)
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
     start = agree(
@@ -144,14 +150,26 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         tell_unsaved(model)
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
+        announce(_policy(replica, source, request.recipe).sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
     on_nan = OnNan(request.recipe.on_nan)
     loop = _loop(replica, strategy, model, plan, {**groups, **further}, on_nan, export)
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
-        _evaluate(as_evaluator(replica), strategy, request)
+        _evaluate(as_evaluator(replica), evaluation_strategy(strategy), request)
     return Result(model, plan.total_steps, metrics)
+
+
+def _source(replica: Replica, strategy: Any, request: _Request) -> TrainingSource:
+    task = replica.task
+    name = f"{replica.environment.name}-{task.replica}"
+    cache = Cache.of(request.recipe.cache, name, reads_here=not task.is_coordinator)
+    return TrainingSource(request.train, part_of(task), lambda number: gather(strategy, task, number), cache)
+
+
+def _policy(replica: Replica, source: TrainingSource, recipe: Recipe) -> Policy:
+    return source.policy(replica.task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
 
 
 def _as_recipe_says(request: _Request) -> BuildModel:
@@ -196,10 +214,11 @@ def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _
     teller = source.read_over(step, request.batch) if replica.task.is_writer else None
 
     def of_worker(context: Any) -> Any:
+        share = source.share_of(Part(context.input_pipeline_id, context.num_input_pipelines))
         return worker_batches(
             stream,
-            workers=context.num_input_pipelines,
-            worker=context.input_pipeline_id,
+            workers=share.count,
+            worker=share.index,
             batch=batch_of_a_device(request.batch, strategy.num_replicas_in_sync),
             read_over=teller,
         )
