@@ -11,8 +11,8 @@ WHOLE = {
     "workers": 2,
     "sizes": [1437],
     "takes_part": False,
-    "takes_step": False,
-    "shuffled": 1437,
+    "shuffles": True,
+    "window": None,
     "cache": None,
 }
 PLAN = TrainingPlan(440, 22, 22, 64)
@@ -28,15 +28,15 @@ ANEW = "shuffled anew each epoch"
             f"{AMOUNT}; each of 2 workers reads all of it and takes one example in 2; {ANEW}",
         ),
         (
-            {"workers": 1, "shuffled": 100, "cache": "memory"},
-            f"{AMOUNT}; shuffled anew each epoch among 100; kept in memory once read",
+            {"workers": 1, "window": 100, "cache": "memory"},
+            f"{AMOUNT}; {ANEW}, 100 at a time; kept in memory once read",
         ),
         (
-            {"sizes": [718, 719], "takes_part": True, "shuffled": 0},
+            {"sizes": [718, 719], "takes_part": True, "shuffles": False},
             f"{AMOUNT}; each of 2 workers reads a part of its own; in the order of train()",
         ),
         (
-            {"sizes": [437, 1000], "takes_part": True, "shuffled": 1000},
+            {"sizes": [437, 1000], "takes_part": True},
             f"{AMOUNT}; the parts hold 437 to 1,000 examples, so each of 2 workers reads all of them in "
             f"turn, and every example comes equally often; {ANEW}",
         ),
@@ -45,7 +45,7 @@ ANEW = "shuffled anew each epoch"
             f"{AMOUNT}; each of 3 workers reads all of it and takes one example in 3; {ANEW}",
         ),
         (
-            {"sizes": None, "takes_part": True, "takes_step": True, "shuffled": 0},
+            {"sizes": None, "takes_part": True},
             "endless, 64 examples a step; each of 2 workers reads a part of its own; in the order of train()",
         ),
     ],

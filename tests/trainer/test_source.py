@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from trainjob_trainer import InvalidConfiguration, Part
 from trainjob_trainer.data import worker_batches
+from trainjob_trainer.policy import Policy
 from trainjob_trainer.source import TrainingSource, check_parts
 
 EQUAL, UNEQUAL = (6, 6), (3, 9, 6)
@@ -140,3 +141,10 @@ def test_a_worker_without_data_is_named_by_all() -> None:
     for worker in (0, 1):
         with pytest.raises(InvalidConfiguration, match="worker 1's"):
             source((4, 0), worker)
+
+
+@pytest.mark.parametrize(("shuffle", "sizes"), [(True, EQUAL), (False, UNEQUAL)])
+def test_how_it_is_shared_is_said(shuffle: bool, sizes: tuple[int, ...]) -> None:
+    policy = source(sizes, 1).policy(len(sizes), shuffle=shuffle, cache=None)
+
+    assert policy == Policy(len(sizes), list(sizes), True, shuffle, None, None)

@@ -12,8 +12,6 @@ from trainjob_trainer.part import Part
 
 FILES_AT_ONCE = 16
 """A constant, since it decides on the order: TensorFlow's own choice depends on the machine's processors."""
-_IN_A_ROW = 16
-"""Records taken from a file before it is the next one's turn: one at a time would cost twice as much."""
 
 
 def interleaved(
@@ -44,7 +42,6 @@ def interleaved(
     records = tf.data.Dataset.from_tensor_slices(own).interleave(
         read or tf.data.TFRecordDataset,
         cycle_length=FILES_AT_ONCE,
-        block_length=_IN_A_ROW,
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )

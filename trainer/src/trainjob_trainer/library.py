@@ -33,7 +33,7 @@ from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.resume import agree, announce, choose_start, refuse_finished, restore
 from trainjob_trainer.source import TrainingSource
-from trainjob_trainer.strategy import build_strategy, evaluation_strategy
+from trainjob_trainer.strategy import build_strategy
 from trainjob_trainer.training import TrainingLoop
 
 BuildModel = Callable[[], Any]
@@ -157,7 +157,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     loop.resume(saved)
     metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
     if not replica.task.is_distributed:
-        _evaluate(as_evaluator(replica), evaluation_strategy(strategy), request)
+        _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, plan.total_steps, metrics)
 
 

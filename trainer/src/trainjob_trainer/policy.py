@@ -17,16 +17,16 @@ class Policy:
         workers: how many share the data.
         sizes: examples of each part, or of all as one; None where they are endless.
         takes_part: whether train() is called for a part.
-        takes_step: whether it is called for a step, and the order is its own.
-        shuffled: how many examples are shuffled together; 0 where none are.
+        shuffles: whether the order is the library's.
+        window: how many examples are shuffled together; None where it is all that are read in one go.
         cache: where they are kept.
     """
 
     workers: int
     sizes: Sequence[int] | None
     takes_part: bool
-    takes_step: bool
-    shuffled: int
+    shuffles: bool
+    window: int | None
     cache: str | None
 
     def sentence(self, plan: TrainingPlan) -> str:
@@ -54,10 +54,9 @@ class Policy:
         )
 
     def _order(self) -> str:
-        if self.takes_step or self.sizes is None or not self.shuffled:
+        if not self.shuffles or self.sizes is None:
             return "in the order of train()"
-        held = "" if self.shuffled >= max(self.sizes) else f" among {self.shuffled:,}"
-        return f"shuffled anew each epoch{held}"
+        return "shuffled anew each epoch" + (f", {self.window:,} at a time" if self.window else "")
 
     def _kept(self) -> str:
         return "" if self.cache is None else f"kept in {self.cache} once read"

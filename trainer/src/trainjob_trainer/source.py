@@ -73,8 +73,11 @@ class TrainingSource:
 
     def policy(self, workers: int, *, shuffle: bool, cache: str | None) -> Policy:
         """How so many workers share it."""
-        together = min((shuffle_buffer(data) for data in self._turns if shuffle), default=0)
-        return Policy(workers, self.sizes, self.takes_part, self.takes_step, together, cache)
+        limited = [
+            shuffle_buffer(data) for data in self._turns if shuffle_buffer(data) < (data.examples or 0)
+        ]
+        window = min(limited, default=None)
+        return Policy(workers, self.sizes, self.takes_part, shuffle and not self.takes_step, window, cache)
 
     def at(self, step: int) -> TrainingData:
         """What the function returns when so many steps are done.

@@ -20,7 +20,7 @@ from trainjob_trainer.strategy_kind import Kind, choose_kind
 from trainjob_trainer.task import Task
 from trainjob_trainer.tpu import build_tpu_strategy, named_tpu
 
-__all__ = ["build_strategy", "evaluation_strategy", "explain_early_operation"]
+__all__ = ["build_strategy", "explain_early_operation"]
 
 watch_first_operation()
 
@@ -42,11 +42,6 @@ def build_strategy(task: Task, env: Mapping[str, str] | None = None) -> Any:
     with explained(task):
         _grow_memory_on_demand()
         return _build(kind, task, tpu)
-
-
-def evaluation_strategy(strategy: Any) -> Any:
-    """The strategy for evaluating in the process that has trained: on one device, as an evaluator does."""
-    return strategy if strategy.num_replicas_in_sync == 1 else _one_device()
 
 
 @contextlib.contextmanager
@@ -82,12 +77,9 @@ def _build(kind: Kind, task: Task, tpu: str | None) -> Any:
         return tf.distribute.MultiWorkerMirroredStrategy()
     if kind is Kind.MIRRORED:
         return tf.distribute.MirroredStrategy(_devices())
-    return _one_device() if kind is Kind.EVALUATOR else tf.distribute.get_strategy()
-
-
-def _one_device() -> Any:
-    gpus = tf.config.list_physical_devices("GPU")
-    return tf.distribute.OneDeviceStrategy("/GPU:0" if gpus else "/CPU:0")
+    if kind is Kind.EVALUATOR:
+        return tf.distribute.OneDeviceStrategy(_devices()[0])
+    return tf.distribute.get_strategy()
 
 
 def _devices() -> list[str]:
