@@ -148,7 +148,7 @@ def fit(name: str) -> tuple[float, float]:
     ends: list[float] = []
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: ends.append(time.perf_counter()))]
     if CONTESTANT == "fit_each_batch":
-        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None))
+        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: None))
     data = global_batches()
     steps = EPOCH_STEPS or WARM
     options = tf.data.Options()

@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
-from trainjob_trainer import InvalidConfiguration, Task, collective
-from trainjob_trainer.collective import check_same_plan, gather
+from trainjob_trainer import CheckpointMismatch, InvalidConfiguration, Task, collective
+from trainjob_trainer.collective import check_same_plan, check_same_weights, gather, weights_hash
 from trainjob_trainer.plan import TrainingPlan
 
 PLAN = TrainingPlan(total_steps=30, epoch_steps=10, checkpoint_every=5, global_batch=8)
@@ -52,3 +53,13 @@ def test_what_each_worker_gives_comes_in_the_order_of_their_ranks(monkeypatch: p
 
 def test_one_worker_agrees_with_itself() -> None:
     assert gather(None, Task("worker", 0, {}), 8) == [8]
+
+
+def test_a_worker_that_restored_other_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, writers = ({"model": [tf.Variable([1.0, value])]} for value in (2.0, 2.5))
+    sent = [weights_hash(mine)]
+    monkeypatch.setattr(collective, "broadcast", lambda *_: sent)
+    check_same_weights(None, TASK, mine)
+    sent = [weights_hash(writers)]
+    with pytest.raises(CheckpointMismatch, match="worker-1: the weights restored here differ"):
+        check_same_weights(None, TASK, mine)

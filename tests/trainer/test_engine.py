@@ -102,9 +102,8 @@ def test_a_model_that_does_not_fit_the_data_is_refused(capsys: pytest.CaptureFix
         model.compile("sgd", "mse")
         return model
 
-    with pytest.raises(
-        InvalidConfiguration, match=r"can't be trained on examples of the shapes \(3,\), \(1,\): "
-    ):
+    words = r"can't be trained on examples of the shapes \(3,\), \(1,\): (?!Unable)"
+    with pytest.raises(InvalidConfiguration, match=words):
         build_model(tf.distribute.get_strategy(), build, SPEC, seed=3)
     assert "Traceback" in capsys.readouterr().err  # where in the user's own layers it may be
 

@@ -223,6 +223,8 @@ def test_a_crash_at_any_point_leaves_a_whole_checkpoint(at: int, same_step: bool
         (OSError(28, "No space left on device"), OutputFull, "no space left for .*step-00000001"),
         (OSError(122, "Disk quota exceeded"), OutputFull, "no space left"),
         (OSError(30, "Read-only file system"), OutputUnwritable, "cannot write .*: Read-only file system"),
+        (OSError(116, "Stale file handle"), OutputUnwritable, "cannot write .*: Stale file handle"),
+        (OSError(2, "No such file or directory"), OutputUnwritable, "cannot write .*: No such file"),
     ],
 )
 def test_a_failed_write_says_what_to_do_and_leaves_nothing(

@@ -99,6 +99,23 @@ def test_an_error_of_ours_does_not_break_the_import(tmp_path: Path) -> None:
     assert "trainjob: the script runs without help: ModuleNotFoundError" in ended.stderr
 
 
+def test_what_keras_imports_for_few_is_loaded_when_it_is_asked_for(tmp_path: Path) -> None:
+    package = tmp_path / "keras" / "wrappers"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("from keras import wrappers as wrappers")
+    (package / "__init__.py").write_text("print('loaded'); SKLearnClassifier = 'there'")
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    code = (
+        "import inspect, keras; inspect.getmodule(inspect.currentframe()); print('imported');"
+        "print(keras.wrappers.SKLearnClassifier, keras.wrappers.__file__)"
+    )
+    ended = run_python(["-c", code], env)
+    assert (ended.stdout.split(), ended.stderr) == (
+        ["imported", "loaded", "there", str(package / "__init__.py")],
+        "",
+    )
+
+
 def test_a_malformed_environment_ends_the_script_before_it_trains(tmp_path: Path) -> None:
     package = tmp_path / "tensorflow" / "python" / "eager"
     package.mkdir(parents=True)

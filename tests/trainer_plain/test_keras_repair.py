@@ -47,7 +47,7 @@ def mended_reduce(values, strategy, reduction):
 
 @pytest.mark.parametrize(
     ("trainer", "version"),
-    [(MendedTrainer, "3.7.0"), (MendedTrainer, "3.99.0"), (MendedTrainer, "4.0"), (ChangedTrainer, "3.15.1")],
+    [(MendedTrainer, "3.9.2"), (MendedTrainer, "3.99.0"), (MendedTrainer, "4.0"), (ChangedTrainer, "3.15.1")],
 )
 def test_an_unknown_keras_is_left_alone_and_named(
     trainer: type, version: str, capsys: pytest.CaptureFixture[str]
@@ -58,7 +58,7 @@ def test_an_unknown_keras_is_left_alone_and_named(
     assert trainer._maybe_symbolic_build is method
     message = capsys.readouterr().err
     assert f"Keras {version} is not known" in message
-    assert "keras>=3.8,<3.16" in message
+    assert "keras>=3.10,<3.16" in message
 
 
 def test_a_mended_keras_is_left_alone_in_silence(capsys: pytest.CaptureFixture[str]) -> None:

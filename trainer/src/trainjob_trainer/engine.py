@@ -119,9 +119,11 @@ def _create_variables(model: Any, spec: Any) -> None:
     """They can't be created inside the traced steps. Keras does the same at the start of `fit`."""
     try:
         model._symbolic_build(data_batch=spec)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         traceback.print_exc()
-        why = first_line(error)
+        # Some of Keras's versions wrap all that happens there in advice to build the model by hand.
+        wrapped = error.__context__ if isinstance(error, RuntimeError) else None
+        why = first_line(wrapped or error)
         shapes = ", ".join(str(tuple(part.shape)[1:]) for part in tf.nest.flatten(spec))
         raise InvalidConfiguration(
             f"the model can't be trained on examples of the shapes {shapes}: {why}"

@@ -13,6 +13,7 @@ from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.edge import exit_now, install_edge, leave
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import Preempted
+from trainjob_trainer.heap import keep_freed_memory
 from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.resume import announce, finished_before, refuse_finished
 from trainjob_trainer.stop import EVALUATOR_STOPPED, StopRequest
@@ -63,6 +64,7 @@ def join(env: Mapping[str, str] | None = None) -> Replica:
     progress.update(state="starting")
     progress.keep_fresh()
     _check_output(replica)
+    keep_freed_memory(variables)
     return replica
 
 

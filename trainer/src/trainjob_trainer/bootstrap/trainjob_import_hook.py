@@ -18,6 +18,8 @@ LIBRARY = "trainjob_trainer"
 SEEDED = {"random", "numpy.random.mtrand"}
 UNDISTURBED = {"tensorflow", "keras", "rich.style"}
 """Their imports draw no random numbers from the script's: a warm standby has imported them before."""
+LAZY = {"keras.wrappers"}
+"""Imported with Keras, used by few: scikit-learn, where there is one, would be loaded for it each time."""
 PREPARED = {
     "tensorflow.python.eager.context",
     "tensorflow.python.distribute.collective_all_reduce_strategy",
@@ -66,7 +68,7 @@ class _Finder:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._awaited = SEEDED | PREPARED | UNDISTURBED
+        self._awaited = SEEDED | PREPARED | UNDISTURBED | LAZY
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name == LIBRARY:
@@ -79,7 +81,7 @@ class _Finder:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _Loader(spec.loader)
+                    spec.loader = _LazyLoader(spec.loader) if name in LAZY else _Loader(spec.loader)
                 return spec
         return None
 
@@ -109,6 +111,30 @@ class _Loader:
                 _prepare(module)
         except Exception as error:
             print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+class _LazyLoader(_Loader):
+    """Another loader that waits until something of the module is asked for.
+
+    importlib's own doesn't wait when somebody looks for the module's file, and `inspect` does so for every
+    module that there is.
+    """
+
+    def create_module(self, spec: Any) -> Any:
+        def first_asked(module: ModuleType, name: str) -> Any:
+            return self._load(module, name)
+
+        return type("LazyModule", (type(sys),), {"__getattr__": first_asked})(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing yet."""
+
+    def _load(self, module: ModuleType, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        module.__class__ = type(sys)
+        self._loader.exec_module(module)
+        return getattr(module, name)
 
 
 def _random_states() -> dict[str, Any]:

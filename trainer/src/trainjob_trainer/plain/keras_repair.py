@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-FIRST_KNOWN = (3, 8)
+FIRST_KNOWN = (3, 10)
 FIRST_UNKNOWN = (3, 16)
 _MARK = "_trainjob_repaired"
 

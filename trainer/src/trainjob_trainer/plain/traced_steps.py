@@ -32,7 +32,8 @@ class TracedSteps:
         if self._trains and call is not None:
             step = build_step(model, compiled=call.record.compiles)
             path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
-        step = model._autoconvert_optionals(step)
+        with_optionals = getattr(model, "_autoconvert_optionals", None)  # newer versions of Keras have it
+        step = with_optionals(step) if with_optionals else step
         self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
         self._averaged = ManySteps(self._strategy, step, model.get_metrics_result, path, averaged=True)
         self.results = tf.function(model.get_metrics_result, autograph=False)

@@ -1,0 +1,40 @@
+"""What the page of training code says is refused, in the words of the trainer."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import trainjob_trainer
+from trainjob_trainer.exits import ExitCode
+
+PAGE = Path(__file__).parents[2] / "docs" / "training-code.md"
+SECTION = PAGE.read_text().partition("## What is refused")[2].partition("\n## ")[0]
+ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (\d+) \|$", SECTION, re.MULTILINE)
+LEAST_WORDS = 2
+
+
+def said_by_the_trainer() -> set[str]:
+    """Whatever the sources say between the parts that vary, if it is a few words long."""
+    files = Path(trainjob_trainer.__file__).parent.rglob("*.py")
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text.strip() for text in texts if len(text.split()) >= LEAST_WORDS}
+
+
+SAID = said_by_the_trainer()
+
+
+def test_there_are_rows() -> None:
+    assert len(ROWS) == SECTION.count("\n| ") - 1
+
+
+@pytest.mark.parametrize(("what", "sentence", "code"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_refusal_is_told_in_these_words(what: str, sentence: str, code: str) -> None:
+    del what
+    assert int(code) in list(ExitCode)
+    words = sentence.replace("…", "").strip()
+    assert any(said in words or words in said for said in SAID), words

@@ -1,0 +1,145 @@
+"""What the trainer uses of Keras and TensorFlow that they don't promise: all of it, as it was when tried.
+
+When a new release changes one of these, the test of that name fails and says which; the package would fail in
+a training, or do less than it should, without a word.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.random import seed_generator
+from keras.src.saving import saving_api
+from tensorflow.python.distribute import collective_all_reduce_strategy, mirrored_strategy, values
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context
+
+import trainjob_trainer
+
+LIBRARY = Path(trainjob_trainer.__file__).parent
+Trainer = keras_trainer.TensorFlowTrainer
+Epochs = keras_trainer.TFEpochIterator
+Backup = keras.callbacks.BackupAndRestore
+LossScale = keras.optimizers.LossScaleOptimizer
+
+FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "_autoconvert_optionals": (Trainer, "(self, step_func)"),
+    "_common_apply": (LossScale, "(self, grads, trainable_variables=None)"),
+    "_compute_loss": (
+        keras.Model,
+        "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)",
+    ),
+    "_enumerate_iterator": (Epochs, "(self)"),
+    "_flatten_layers": (keras.Model, "(self, include_self=True, recursive=True)"),
+    "_get_iterator": (Epochs, "(self)"),
+    "_get_metrics_result_or_logs": (Trainer, "(self, logs)"),
+    "_in_multi_worker_mode": (
+        collective_all_reduce_strategy.CollectiveAllReduceExtended,
+        "(self)",
+    ),
+    "_inputs": (tf.data.Dataset, "(self)"),
+    "_interrupted_warning": (Epochs, "(self)"),
+    "_load_model": (Backup, "(self)"),
+    "_make_function": (Trainer, "(self, step_function)"),
+    "_maybe_symbolic_build": (Trainer, "(self, iterator=None, data_batch=None)"),
+    "_symbolic_build": (keras.Model, "(self, iterator=None, data_batch=None)"),
+    "_tf_apply": (LossScale, "(self, grads, trainable_variables=None)"),
+    "_use_merge_call": (mirrored_strategy.MirroredExtended, "(self)"),
+    "reduce_per_replica": (keras_trainer, "(values, strategy, reduction)"),
+}
+NEWER = {"_autoconvert_optionals"}
+"""Not in every Keras that is supported; the package asks whether it is there."""
+ATTRIBUTES: dict[str, Any] = {
+    "_call_has_training_arg": keras.Layer,
+    "_cluster": cluster_coordinator.ClusterCoordinator,
+    "_component_specs": values.PerReplicaSpec,
+    "_current_iterator": Epochs,
+    "_dataset": keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter,
+    "_distribute_strategy": Trainer,
+    "_distributed_dataset": Epochs,
+    "_initial_epoch": keras.Model,
+    "_initialized": context.Context,
+    "_is_default": keras.callbacks.Callback.on_batch_end,
+    "_learning_rate": keras.optimizers.Optimizer,
+    "_loss_tracker": keras.Model,
+    "_num_batches": keras.src.trainers.epoch_iterator.EpochIterator,
+    "_prev_training_metadata_path": Backup,
+    "_prev_weights_path": Backup,
+    "_reshuffle_each_iteration": tf.data.Dataset.range(1).shuffle(1),
+    "_shuffle": keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter,
+    "_steps_seen": keras.src.trainers.epoch_iterator.EpochIterator,
+    "_stop_batch": keras.callbacks.TensorBoard,
+    "_training_metadata_path": Backup,
+    "_type_spec": cluster_coordinator.RemoteValueImpl,
+    "_weights_path": Backup,
+}
+"""Attributes of instances, by the class that assigns them, or an object that has them."""
+OF_OURS = {"_trainjob_bootstraps", "_trainjob_managed", "_trainjob_redirected", "_trainjob_repaired", "_exit"}
+"""Marks that the package leaves on others' objects; and `os._exit`, which is documented."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name: str) -> None:
+    owner, signature = FUNCTIONS[name]
+    if name in NEWER and not hasattr(owner, name):
+        return
+    function = getattr(owner, name)
+    plain = inspect.signature(inspect.unwrap(function))
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in plain.parameters.values()]
+    found = plain.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    assert str(found) == signature, f"{function.__module__}.{function.__qualname__} has changed"
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attribute(name: str) -> None:
+    owner = ATTRIBUTES[name]
+    is_assigned = inspect.isclass(owner) and any(
+        f"self.{name}" in inspect.getsource(kind) for kind in owner.__mro__ if kind is not object
+    )
+    assert is_assigned or hasattr(owner, name), f"{owner} has no {name} any more"
+
+
+def test_what_has_no_underscore_and_may_not_be_imported_all_the_same() -> None:
+    assert isinstance(seed_generator.global_seed_generator().state, keras.Variable)
+    assert callable(saving_api.save_weights)
+    assert callable(saving_api.load_weights)
+
+
+def test_every_private_name_of_others_is_in_these_tables() -> None:
+    files = [ast.parse(file.read_text()) for file in LIBRARY.rglob("*.py")]
+    ours = {name for tree in files for name in _given(tree)}
+    used = {name for tree in files for name in _asked_for(tree)}
+    private = {name for name in used - ours if name.startswith("_") and not name.startswith("__")}
+    assert private - OF_OURS - {"_"} - FUNCTIONS.keys() - ATTRIBUTES.keys() == set()
+
+
+def _given(tree: ast.AST) -> Iterator[str]:
+    """Names that a module defines, or assigns to `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            yield node.attr
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _asked_for(tree: ast.AST) -> Iterator[str]:
+    """Names that a module reads of anything, or names in a text of their own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value
