@@ -6,6 +6,8 @@ TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 UV := $(shell command -v uv || echo .uv/bin/uv)
 BIN := .venv/bin
 SYNCED := .venv/.synced-$(TENSORFLOW)
+# The oldest TensorFlow and Keras that are declared: tests/versions runs with them.
+OLDEST := .venv-oldest/.synced
 PACKAGES := operator/src trainer/src tests examples benchmarks
 JOB ?= examples/digits.yaml
 
@@ -18,8 +20,8 @@ help:  ## Show what there is.
 run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. ARGS=--fresh starts over.
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
 
-test: check  ## Check and run all tests, side by side. ARGS='-k name' runs some.
-	@$(BIN)/pytest -n auto --maxprocesses 4 --no-loadscope-reorder $(ARGS)
+test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
+	@$(BIN)/pytest -n auto --maxprocesses 4 --no-loadscope-reorder --durations=20 $(ARGS)
 
 check: $(SYNCED)  ## Style, types, layers, and that generated files are up to date.
 	@$(BIN)/ruff check $(PACKAGES)
@@ -46,11 +48,15 @@ kind-e2e: $(SYNCED)  ## Run tests/cluster on a kind cluster of its own; needs Do
 	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.
-	rm -rf .venv .uv runs
+	rm -rf .venv .venv-oldest .uv runs
 
 $(SYNCED): uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml | $(UV)
 	$(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW)
 	@rm -f .venv/.synced-* && touch $@
+
+$(OLDEST): uv.lock pyproject.toml trainer/pyproject.toml | $(UV)
+	UV_PROJECT_ENVIRONMENT=.venv-oldest $(UV) sync --quiet --locked --compile-bytecode --group oldest
+	@touch $@
 
 .uv/bin/uv:
 	python3 -m venv .uv

@@ -105,3 +105,10 @@ def test_a_new_start_disarms_it() -> None:
 def test_blame_goes_by_the_surest_sign(ranks: list[Rank], seat: str) -> None:
     assert blame(ranks) == seat
     assert blame(reversed(ranks)) == seat
+
+
+def test_one_that_waits_for_the_evaluator_knows_for_how_long() -> None:
+    watch = StallWatch()
+    watch.observe(TRAINING, 10.0)
+    watch.observe({**TRAINING, "state": "waiting"}, 20.0)
+    assert not watch.stalled(1e6, 60.0)

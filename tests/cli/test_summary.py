@@ -40,6 +40,13 @@ def test_success() -> None:
     )
 
 
+def test_success_that_came_early() -> None:
+    why = "val_loss has not improved for 3 checkpoints; best 0.12 at step 60"
+    assert f"\n  stopped early {why}\n" in _complete(
+        build_replica(state="finished", step=120, stopped_early=why)
+    )
+
+
 def test_success_without_an_evaluator() -> None:
     assert "evaluat" not in _complete(build_replica(state="finished", step=440))
 

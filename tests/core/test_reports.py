@@ -23,6 +23,7 @@ KEYS = [
     "examplesPerSecond",
     "evaluation",
     "checkpointStep",
+    "stoppedEarly",
 ]
 
 
@@ -39,6 +40,7 @@ def test_a_whole_report() -> None:
             "checkpointStep": 200,
             "resumedFrom": 100,
             "evaluation": {"step": 200, "metrics": {"loss": 0.3}, "final": True},
+            "stoppedEarly": "loss has not improved\nfor 2 epochs",
             "time": 1.5,
         }
     )
@@ -53,6 +55,7 @@ def test_a_whole_report() -> None:
         checkpoint_step=200,
         resumed_from=100,
         evaluation=EvaluationResult(200, {"loss": "0.3"}, final=True),
+        stopped_early="loss has not improved for 2 epochs",
     )
 
 

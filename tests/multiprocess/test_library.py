@@ -116,6 +116,26 @@ def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: 
     assert (final.step, final.job_uid) == (48, "third")
 
 
+def test_the_evaluators_word_ends_training_on_all_workers_and_the_best_checkpoint_is_handed_over(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "output"
+    with Gang(SCRIPT.with_name("early_stopping.py"), output, evaluator=True) as gang:
+        assert set(gang.wait().values()) == {0}, gang.report
+        final = CheckpointStore(output / "checkpoints").final()
+        assert final is not None
+        scored = list(jsonl(output / "evaluator" / "evaluations.jsonl"))
+        assert final.step == scored[0]["step"] < final.ended_at < final.total_steps
+        assert (scored[-1]["step"], scored[-1]["final"]) == (final.step, True)
+        handed_over = f"handed over {final.step} with {final.step} of"
+        for worker in ("worker-0", "worker-1"):
+            assert f"{handed_over} {final.ended_at}\n" in gang[worker].output
+        assert f"{handed_over} {final.step}\n" in gang["evaluator-0"].output
+        why = gang.progress("worker-0")["stoppedEarly"]
+        assert why == final.stopped_early
+        assert why.startswith("val_steps_taken has not improved for ")
+
+
 def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_path: Path) -> None:
     output = tmp_path / "output"
     slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")

@@ -9,11 +9,10 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 from support_processes import DEADLINE_SECONDS, jsonl
 from support_run import SCRIPTS, processes_of, started_run, write_job
 
-STEPS = 1200
+STEPS, CHECKPOINT_EVERY = 1200, 100  # the latter is the script's
 
 
 def job(folder: Path, steps: int = STEPS) -> Path:
@@ -27,9 +26,9 @@ def job(folder: Path, steps: int = STEPS) -> Path:
     )
 
 
-def wait_for_checkpoint(output: Path) -> None:
+def wait_for_checkpoint(output: Path, beyond: int = 0) -> None:
     until = time.monotonic() + DEADLINE_SECONDS
-    while not list((output / "checkpoints").glob("step-*")):
+    while not [one for one in (output / "checkpoints").glob("step-*") if int(one.name[5:]) > beyond]:
         assert time.monotonic() < until, "no checkpoint ever came"
         time.sleep(0.05)
 
@@ -87,25 +86,23 @@ def test_workers_that_die_are_started_again_alone(tmp_path: Path) -> None:
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("replica", ["ps-0", "chief-0"])
-def test_a_server_or_the_chief_takes_all_along_to_the_last_checkpoint(replica: str, tmp_path: Path) -> None:
-    output = tmp_path / "runs" / "training" / "digits"
-    with started_run(job(tmp_path), tmp_path / "runs") as run:
-        wait_for_checkpoint(output)
-        kill(replica, tmp_path)
-        assert run.wait() == 0, run.output
-
-    assert re.search(r"resumed from step \d+00 ", run.output), run.output
-    assert f"counted {STEPS} steps" in run.output
-    assert list(jsonl(output / "evaluator" / "evaluations.jsonl"))[-1]["step"] == STEPS
-
-
-def test_a_request_to_stop_saves_where_the_workers_have_come_to(tmp_path: Path) -> None:
+def test_who_takes_all_along_to_the_last_checkpoint_and_a_request_to_stop_that_saves(tmp_path: Path) -> None:
     output = tmp_path / "runs" / "training" / "digits"
     with started_run(job(tmp_path, 10**6), tmp_path / "runs") as run:
         wait_for_checkpoint(output)
+        kill("ps-0", tmp_path)
+        first = resumed_at(run.wait_for_line("resumed from step"))
+        kill("chief-0", tmp_path)
+        second = resumed_at(run.wait_for_line("resumed from step", times=2))
+        wait_for_checkpoint(output, beyond=second)
         run.kill(signal.SIGINT)
         assert run.wait() == 130, run.output
     saved = re.findall(r"was asked to stop; saved step (\d+)", run.output)
     assert saved, run.output
+    assert 0 < first <= second <= int(saved[0])
+    assert first % CHECKPOINT_EVERY == second % CHECKPOINT_EVERY == 0
     assert (output / "checkpoints" / f"step-{int(saved[0]):08d}").is_dir()
+
+
+def resumed_at(line: str) -> int:
+    return int(line.partition("resumed from step ")[2].split()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,46 @@ from trainjob_trainer.stop import StopRequest
 STRATEGY = tf.distribute.get_strategy()
 
 
-def replica(folder: Path, uid: str = "mine") -> Replica:
+class Killed(BaseException):
+    """Not an Exception: nothing may tidy up after it."""
+
+
+class Interrupting(ProgressFile):
+    """Ends the process, or asks it to stop, at the first call that reaches a step."""
+
+    def __init__(self, step: int, end: Callable[[], None]) -> None:
+        super().__init__(None)
+        self._step_to_end_at, self._end = step, end
+
+    def update(self, **changes: Any) -> None:
+        super().update(**changes)
+        if changes.get("step_seconds") is not None and changes["step"] >= self._step_to_end_at:
+            self._end()
+
+
+def replica(
+    folder: Path,
+    uid: str = "mine",
+    progress: ProgressFile | None = None,
+    *,
+    killed_at: int | None = None,
+    stopped_at: int | None = None,
+) -> Replica:
+    stop = StopRequest()
+    if killed_at is not None:
+        progress = Interrupting(killed_at, _kill)
+    if stopped_at is not None:
+        progress = Interrupting(stopped_at, stop._requested.set)
     task = Task("worker", 0, {})
     environment = Environment.from_environment(
         {"TRAINJOB_OUTPUT_DIR": str(folder), "TRAINJOB_UID": uid}, task
     )
     store = CheckpointStore(environment.checkpoint_dir)
-    return Replica(task, environment, store, ProgressFile(None), StopRequest())
+    return Replica(task, environment, store, progress or ProgressFile(None), stop)
+
+
+def _kill() -> None:
+    raise Killed
 
 
 def model() -> Any:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from support_alone import STRATEGY, replica, train
 
 from trainjob_trainer import CheckpointMismatch, Run
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.resume import Start
 
@@ -17,7 +18,7 @@ from trainjob_trainer.resume import Start
 def test_another_model_leaves_a_finished_output_finished(tmp_path: Path) -> None:
     alone = replica(tmp_path)
     alone.store.save(2, 1, {"model": [NamedArray("a", np.zeros(2, "float32"))], "optimizer": []}, "old")
-    alone.store.mark_final(2, "old")
+    alone.store.mark_final(FinalMarker(2, "old"))
 
     with pytest.raises(CheckpointMismatch):
         train(tmp_path, steps=4)

@@ -18,7 +18,7 @@ TASK = Task("worker", 1, {"worker": ("a:1", "b:1")})
 
 def check(monkeypatch: pytest.MonkeyPatch, **writers: Any) -> None:
     numbers = dataclasses.replace(PLAN, **writers).numbers
-    monkeypatch.setattr(collective, "broadcast", lambda *_: list(numbers))
+    monkeypatch.setattr(collective, "broadcast", lambda *_: list(numbers.values()))
     check_same_plan(None, TASK, PLAN)
 
 
@@ -38,6 +38,11 @@ def test_a_worker_with_other_data_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_endless_data_on_one_worker_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidConfiguration, match="10 steps an epoch here, 0 there;"):
         check(monkeypatch, epoch_steps=None)
+
+
+def test_a_worker_that_would_not_ask_whether_to_stop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidConfiguration, match="0 values without an improvement here, 3 there;"):
+        check(monkeypatch, patience=3)
 
 
 def test_what_each_worker_gives_comes_in_the_order_of_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

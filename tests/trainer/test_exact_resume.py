@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from support_alone import Interrupting, Killed
 from support_checkpoints import final_variables, largest_difference
 
 from trainjob_trainer import Environment, Preempted, Task
@@ -24,23 +25,6 @@ STRATEGY = tf.distribute.get_strategy()
 STEPS, EPOCH_STEPS, BATCH, EVERY = 31, 7, 4, 5
 EXAMPLES = EPOCH_STEPS * BATCH + 2  # a rest is carried over into the next epoch
 INPUTS = np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype("float32")
-
-
-class Killed(BaseException):
-    """Not an Exception: nothing may tidy up after it."""
-
-
-class Interrupting(ProgressFile):
-    """Ends the process, or asks it to stop, at the first call that reaches a step."""
-
-    def __init__(self, step: int, end: Callable[[], None]) -> None:
-        super().__init__(None)
-        self._step_to_end_at, self._end = step, end
-
-    def update(self, **changes: Any) -> None:
-        super().update(**changes)
-        if changes.get("step_seconds") is not None and changes["step"] >= self._step_to_end_at:
-            self._end()
 
 
 class Noisy(keras.layers.Layer):

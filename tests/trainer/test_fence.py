@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from trainjob_trainer import Fenced, InvalidConfiguration, OutputTaken, OutputUnwritable
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.epoch import Epoch
@@ -145,7 +146,7 @@ class Writer(threading.Thread):
         self._store.set_aside(start)
         self._store.clear_final()
         self._store.save(start + 1, 0, groups(self.who), self._uid)
-        self._store.mark_final(start + 1, self._uid)
+        self._store.mark_final(FinalMarker(start + 1, self._uid))
 
 
 class Claimant(Writer):
@@ -171,7 +172,7 @@ def compete(
     (crashed.folder / "part").mkdir()
     for step in (3, 4):
         CheckpointStore(folder).save(step, 0, groups(OLD), "earlier")
-    CheckpointStore(folder).mark_final(4, "earlier")
+    CheckpointStore(folder).mark_final(FinalMarker(4, "earlier"))
     turns, record = Turns(schedule), Record(folder)
     writers = Writer(OLD, folder, *old, turns, record), Writer(NEW, folder, *new, turns, record)
     run_together(*writers)

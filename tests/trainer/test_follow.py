@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.follow import follow
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
@@ -41,7 +42,7 @@ def test_it_waits_for_the_first_skips_to_the_newest_and_ends_with_the_final_one(
         save(store, 1),
         save(store, 2, 3),
         lambda: None,
-        lambda: (store.save(4, 0, GROUPS, "uid"), store.mark_final(4, "uid")),
+        lambda: (store.save(4, 0, GROUPS, "uid"), store.mark_final(FinalMarker(4, "uid"))),
     )
 
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (3, False), (4, True)]
@@ -49,7 +50,7 @@ def test_it_waits_for_the_first_skips_to_the_newest_and_ends_with_the_final_one(
 
 def test_one_that_turns_out_to_be_the_final_one_comes_again(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    seen = following(store, save(store, 1), lambda: store.mark_final(1, "uid"))
+    seen = following(store, save(store, 1), lambda: store.mark_final(FinalMarker(1, "uid")))
 
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (1, True)]
 
@@ -57,13 +58,16 @@ def test_one_that_turns_out_to_be_the_final_one_comes_again(tmp_path: Path) -> N
 def test_an_earlier_trainings_end_is_not_this_ones(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(1, 0, GROUPS, "old")
-    store.mark_final(1, "old")
+    store.mark_final(FinalMarker(1, "old"))
 
-    by_job = following(store, lambda: store.mark_final(1, "new"), job_uid="new")
+    by_job = following(store, lambda: store.mark_final(FinalMarker(1, "new")), job_uid="new")
     assert [(checkpoint.step, final) for checkpoint, final in by_job] == [(1, True)]
-    store.mark_final(1, "")
+    store.mark_final(FinalMarker(1, ""))
     by_step = following(
-        store, lambda: (store.save(2, 0, GROUPS, ""), store.mark_final(2, "")), job_uid="", final_step=2
+        store,
+        lambda: (store.save(2, 0, GROUPS, ""), store.mark_final(FinalMarker(2, ""))),
+        job_uid="",
+        final_step=2,
     )
     assert [(checkpoint.step, final) for checkpoint, final in by_step] == [(2, True)]
 
@@ -71,9 +75,31 @@ def test_an_earlier_trainings_end_is_not_this_ones(tmp_path: Path) -> None:
 def test_an_earlier_trainings_end_is_scored_once_training_goes_on_from_it(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(1, 0, GROUPS, "old")
-    store.mark_final(1, "old")
-    ended = lambda: (store.save(2, 0, GROUPS, "new"), store.mark_final(2, "new"))  # noqa: E731
+    store.mark_final(FinalMarker(1, "old"))
+    ended = lambda: (store.save(2, 0, GROUPS, "new"), store.mark_final(FinalMarker(2, "new")))  # noqa: E731
 
     seen = following(store, lambda: None, store.clear_final, ended, job_uid="new")
 
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (2, True)]
+
+
+def test_one_that_stopped_early_has_ended_by_what_was_asked_for_and_its_best_is_the_final_one(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path)
+    end = lambda: store.mark_final(FinalMarker(1, "", 2, 9, "no better"))  # noqa: E731
+
+    seen = following(store, save(store, 1, 2), end, final_step=9)
+
+    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(2, False), (1, True)]
+
+
+def test_what_lies_between_an_earlier_trainings_best_and_its_end_is_no_news(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1, 2)()
+    store.mark_final(FinalMarker(1, "old", 2, 9, "no better"))
+    ended = lambda: (store.save(3, 0, GROUPS, "new"), store.mark_final(FinalMarker(3, "new")))  # noqa: E731
+
+    seen = following(store, lambda: None, ended, job_uid="new")
+
+    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(3, True)]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Task
 from trainjob_trainer.cache import Cache
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.monitoring import Monitoring, Source
 from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
 from trainjob_trainer.parameter_server.cluster import server_addresses, wait_for_servers
 from trainjob_trainer.parameter_server.counting import add_on_server
@@ -27,8 +28,10 @@ from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.replica import Replica
+from trainjob_trainer.selection import MonitoredSelection
 from trainjob_trainer.source import TrainingSource
 from trainjob_trainer.stop import StopRequest
+from trainjob_trainer.stopping import Rule
 
 TASK = Task("chief", 0, {"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)})
 
@@ -194,7 +197,9 @@ class Workers:
         del state
 
 
-def build_loop(folder: Path, workers: Workers, stop: StopRequest) -> tuple[CoordinatorLoop, CheckpointStore]:
+def build_loop(
+    folder: Path, workers: Workers, stop: StopRequest, monitoring: Monitoring | None = None
+) -> tuple[CoordinatorLoop, CheckpointStore]:
     environment = Environment.from_environment({"TRAINJOB_OUTPUT_DIR": str(folder)}, TASK)
     store = CheckpointStore(environment.checkpoint_dir, 10)
     store.prepare()
@@ -202,13 +207,16 @@ def build_loop(folder: Path, workers: Workers, stop: StopRequest) -> tuple[Coord
     plan = TrainingPlan(total_steps=50, epoch_steps=20, checkpoint_every=15, global_batch=8)
     variable = tf.Variable(1.0, name="weight")
     engine: Any = workers
-    return CoordinatorLoop(replica, engine, plan, {"model": [variable]}), store
+    selection = MonitoredSelection(replica, None, monitoring, 50) if monitoring else None
+    loop = CoordinatorLoop(replica, engine, plan, {"model": [variable]}, selection=selection)
+    loop.resume({}, 0)
+    return loop, store
 
 
 def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path) -> None:
     workers, stop = Workers(), StopRequest()
     loop, store = build_loop(tmp_path, workers, stop)
-    assert loop.run("iterators", 0) == {"loss": 50.0}
+    assert loop.run("iterators", 0).metrics == {"loss": 50.0}
     assert workers.done == 50
     assert workers.resets == [20, 40, 50]
     assert workers.saved == store.steps() == [15, 30, 45, 50]
@@ -216,6 +224,17 @@ def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path)
     final = store.final()
     assert final is not None
     assert final.step == 50
+
+
+def test_it_ends_early_too_and_hands_over_the_best(tmp_path: Path) -> None:
+    rising = Monitoring(Rule("loss", patience=1), keep_best=True, source=Source.TRAINING)
+    loop, store = build_loop(tmp_path, Workers(), StopRequest(), rising)
+    ending = loop.run("iterators", 0)
+    assert (ending.step, ending.model_step, ending.metrics) == (40, 20, {"loss": 20.0})
+    assert store.steps() == [15, 20, 30, 40]
+    final = store.final()
+    assert final is not None
+    assert (final.step, final.ended_at) == (20, 40)
 
 
 def test_on_a_request_to_stop_what_was_handed_out_is_finished_and_saved(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_component_specs": values.PerReplicaSpec,
     "_current_iterator": Epochs,
     "_dataset": keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter,
+    "_direction": keras.metrics.MeanSquaredError,
     "_distribute_strategy": Trainer,
     "_distributed_dataset": Epochs,
     "_initial_epoch": keras.Model,

@@ -31,6 +31,11 @@ GOOD = Recipe(epochs=2, global_batch=8)
         ({"seed": "x"}, "seed: must be a whole number, got 'x'"),
         ({"shuffle": 1}, "shuffle: must be True or False, got 1"),
         ({"on_nan": "skipp"}, "on_nan: must be one of 'stop', 'skip', 'ignore', got 'skipp'"),
+        ({"mode": "down"}, "mode: must be one of 'auto', 'min', 'max', got 'down'"),
+        ({"patience": 0}, "patience: must be a number of at least 1, got 0"),
+        ({"min_delta": -0.1}, "min_delta: must be a number of at least 0, got -0.1"),
+        ({"min_delta": float("nan")}, "min_delta: must be a number of at least 0, got nan"),
+        ({"seed": True}, "seed: must be a whole number, got True"),
         ({"initial_weights": 7}, "initial_weights: must be a text, got 7"),
     ],
 )
@@ -74,6 +79,7 @@ def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
     [
         (["--epochs", "many"], {}, "argument --epochs: invalid int value: 'many'"),
         (["--colour"], {}, "unrecognized arguments: --colour"),
+        ([], {"TRAIN_MIN_DELTA": "some"}, "TRAIN_MIN_DELTA: must be a number, got 'some'"),
         ([], {"TRAIN_EPOCHS": "many"}, "TRAIN_EPOCHS: must be a number, got 'many'"),
         ([], {"TRAIN_EXPORT": "maybe"}, "TRAIN_EXPORT: must be true or false, got 'maybe'"),
     ],
@@ -100,3 +106,7 @@ def test_the_documentation_lists_every_setting() -> None:
     page = (Path(__file__).parents[2] / "docs" / "training-code.md").read_text(encoding="utf-8")
     for field in dataclasses.fields(Recipe):
         assert f"| `{field.name}` | {field.metadata['help']} |" in page
+
+
+def test_a_number_may_be_a_whole_one() -> None:
+    check(dataclasses.replace(GOOD, min_delta=1))

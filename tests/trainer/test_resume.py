@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from trainjob_trainer import CheckpointUnreadable, OutputFinished
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.resume import (
@@ -21,12 +23,15 @@ from trainjob_trainer.resume import (
 GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
 
 
-def store_with(folder: Path, *steps: int, final: tuple[int, str] | None = None) -> CheckpointStore:
+EARLY = (10, "old", 20, 40, "loss has not improved for 2 epochs; best 0.5 at step 10")
+
+
+def store_with(folder: Path, *steps: int, final: tuple[Any, ...] | None = None) -> CheckpointStore:
     store = CheckpointStore(folder / "checkpoints")
     for step in steps:
         store.save(step, 0, GROUPS, "old")
     if final:
-        store.mark_final(*final)
+        store.mark_final(FinalMarker(*final))
     return store
 
 
@@ -39,10 +44,12 @@ def store_with(folder: Path, *steps: int, final: tuple[int, str] | None = None) 
         ((10,), (10, "old"), 10, Start(Verdict.FINISHED_BY_ANOTHER, 10)),
         ((10,), (10, "old"), 5, Start(Verdict.FINISHED_BY_ANOTHER, 10)),
         ((10,), (10, "mine"), 10, Start(Verdict.FINISHED_BY_THIS_JOB, 10)),
+        ((10, 20), EARLY, 40, Start(Verdict.FINISHED_BY_ANOTHER, 20)),
+        ((10, 20), EARLY, 41, Start(Verdict.TRAIN, 20)),
     ],
 )
 def test_where_to_start(
-    tmp_path: Path, steps: tuple[int, ...], final: tuple[int, str] | None, total: int, expected: Start
+    tmp_path: Path, steps: tuple[int, ...], final: tuple[Any, ...] | None, total: int, expected: Start
 ) -> None:
     assert find_start(store_with(tmp_path, *steps, final=final), total, "mine") == expected
 
@@ -67,6 +74,19 @@ def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
         refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3)
     assert ended.value.code == 0
     refuse_finished(Start(Verdict.TRAIN, 3), store, 9)
+
+
+def test_one_that_stopped_early_is_not_trained_on_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = store_with(tmp_path, 10, 20, final=EARLY)
+    why = "stopped early at step 20 of 40: loss has not improved for 2 epochs; best 0.5 at step 10"
+
+    with pytest.raises(OutputFinished, match=f"a training that {why}, and 40 steps are asked for"):
+        refuse_finished(find_start(store, 40, "mine"), store, 40)
+    with pytest.raises(SystemExit):
+        refuse_finished(find_start(store, 40, "old"), store, 40)
+    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

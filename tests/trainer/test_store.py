@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputFull, OutputUnwritable
 from trainjob_trainer.checkpoint.background import BackgroundWriter
 from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
 from trainjob_trainer.checkpoint.store import CheckpointStore
 
@@ -120,12 +121,20 @@ def test_nothing_there_is_nothing(tmp_path: Path) -> None:
 def test_the_newest_and_the_final_one_stay(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     store.save(1, 0, groups(1), "uid")
-    store.mark_final(1, "uid")
+    store.mark_final(FinalMarker(1, "uid"))
 
     for step in (2, 3, 4):
         store.save(step, 0, groups(step), "uid")
 
     assert store.steps() == [1, 3, 4]
+
+
+def test_what_is_spared_stays(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    for step, spared in ((1, ()), (2, (1, 7)), (3, (1, 2)), (4, (2,))):
+        store.save(step, 0, groups(step), "uid", spared)
+
+    assert store.steps() == [2, 4]
 
 
 def test_what_lies_beyond_a_new_checkpoint_goes(tmp_path: Path) -> None:
@@ -140,12 +149,19 @@ def test_what_lies_beyond_a_new_checkpoint_goes(tmp_path: Path) -> None:
 def test_the_final_marker_comes_and_goes(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(4, 1, groups(1), "uid")
-    store.mark_final(4, "uid")
+    store.mark_final(FinalMarker(4, "uid"))
 
     final = store.final()
     assert final is not None
-    assert (final.step, final.job_uid) == (4, "uid")
+    assert final == FinalMarker(4, "uid", ended_at=4, total_steps=4)
+    early = FinalMarker(4, "uid", 8, 20, "loss has not improved for 2 epochs")
+    store.mark_final(early)
+    assert store.final() == early
     store.clear_final()
+    assert store.final() is None
+    (tmp_path / "final.json").write_text('{"step": 4, "jobUid": "of an earlier version", "time": 1}')
+    assert store.final() == FinalMarker(4, "of an earlier version")
+    (tmp_path / "final.json").write_text("[]")
     assert store.final() is None
 
 
@@ -203,7 +219,7 @@ def test_a_crash_at_any_point_leaves_a_whole_checkpoint(at: int, same_step: bool
         crashing = CheckpointStore(folder, keep=keep, files=CrashingFiles(at))
         try:
             crashing.save(2 if same_step else 3, 0, groups(3), "uid")
-            crashing.mark_final(2 if same_step else 3, "uid")
+            crashing.mark_final(FinalMarker(2 if same_step else 3, "uid"))
         except Crash:
             pass
 

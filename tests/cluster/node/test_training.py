@@ -63,6 +63,24 @@ def _a_second_look_is_a_table(cluster: NodeCluster, namespace: str) -> None:
     assert row.split()[:2] == ["digits", "Complete"]
 
 
+def test_parameter_servers_and_a_worker_that_goes(installed: NodeCluster, restricted: str) -> None:
+    name = "parameter-server"
+    installed.apply(EXAMPLES / "parameter_server.yaml", namespace=restricted)
+    saved = ("wait", f"tj/{name}", "-n", restricted, "--for=jsonpath={.status.output.checkpointStep}")
+    installed.kubectl(*saved, f"--timeout={MINUTES}m", timeout=MINUTES * 60 + 10)
+    worker = f"trainjob.dev/job={name},trainjob.dev/role=worker,trainjob.dev/index=1"
+    installed.kubectl("delete", "pod", "-l", worker, "-n", restricted, "--wait=false")
+    status = until_ended(installed, restricted, name)["status"]
+    assert status["state"] == "Complete", json.dumps(status, indent=1)
+    assert status["progress"]["step"] == status["progress"]["totalSteps"] == status["evaluation"]["step"]
+    assert float(status["evaluation"]["metrics"]["accuracy"]) > 0.93
+    assert status["restarts"]["charged"] == 0
+    chief = f"trainjob.dev/job={name},trainjob.dev/role=chief"
+    log = installed.kubectl("logs", "-l", chief, "-n", restricted, "--tail=-1")
+    assert "training finished at step" in log
+    assert "resumed from" not in log
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [

@@ -1,6 +1,9 @@
 """Trains one small model for each of Keras's settings, and leaves weights, optimizer and reports behind.
 
-By TF_CONFIG in as many processes as it says; with DEVICES=2 in one process with so many devices.
+    python optimizer_settings.py FOLDER '{"two workers": ["adam", ...], ...}'
+
+By what trains: one process, two devices of it, or as many workers as TF_CONFIG says. Each leaves
+FOLDER/<who>/<replica>.npz behind.
 """
 
 from __future__ import annotations
@@ -154,22 +157,21 @@ def run(strategy: Any, case: Case) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    devices = int(os.environ.get("DEVICES", "1"))
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if devices > 1:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
+    folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
+    if "two devices" in wanted:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     task = Task.from_environment(os.environ)
-    chosen = (
-        build_strategy(task)
-        if devices == 1
-        else tf.distribute.MirroredStrategy([f"CPU:{one}" for one in range(devices)])
-    )
-    wanted = sys.argv[2:] or list(CASES)
-    seen = {name: run(chosen, CASES[name]) for name in wanted}
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(
-        folder / f"{task.replica}.npz",
-        **{f"{name}/{key}": value for name, result in seen.items() for key, value in result.items()},
-    )
-    print(json.dumps(wanted))
+    strategies = {
+        "one process": tf.distribute.get_strategy,
+        "two devices": lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+        "two workers": lambda: build_strategy(task),
+    }
+    for who, names in wanted.items():
+        strategy = strategies[who]()
+        seen = {name: run(strategy, CASES[name]) for name in names}
+        (folder / who).mkdir(parents=True, exist_ok=True)
+        np.savez(
+            folder / who / f"{task.replica}.npz",
+            **{f"{name}/{key}": value for name, result in seen.items() for key, value in result.items()},
+        )

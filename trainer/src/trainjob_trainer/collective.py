@@ -44,9 +44,8 @@ def gather(strategy: Any, task: Task, number: int) -> list[int]:
 
 
 def _added(strategy: Any, task: Task, offered: Sequence[int]) -> list[int]:
-    summed = strategy.experimental_local_results(_sum(strategy)(tf.constant(list(offered), tf.int64)))[
-        0
-    ].numpy()
+    total = _sum(strategy)(tf.constant(list(offered), tf.int64))
+    summed = strategy.experimental_local_results(total)[0].numpy()
     replicas_a_worker = max(1, strategy.num_replicas_in_sync // task.num_workers)
     return [int(value) // replicas_a_worker for value in summed]
 
@@ -89,10 +88,9 @@ def check_same_plan(strategy: Any, task: Task, plan: TrainingPlan) -> None:
     Raises:
         InvalidConfiguration: they differ: another number of examples, other settings.
     """
-    writers = broadcast(strategy, task, plan.numbers)
-    names = ("steps", "steps an epoch", "steps between checkpoints", "examples a step")
-    pairs = zip(names, plan.numbers, writers)
-    other = [f"{mine} {name} here, {theirs} there" for name, mine, theirs in pairs if mine != theirs]
+    writers = broadcast(strategy, task, list(plan.numbers.values()))
+    pairs = zip(plan.numbers.items(), writers)
+    other = [f"{mine} {name} here, {theirs} there" for (name, mine), theirs in pairs if mine != theirs]
     if other:
         raise InvalidConfiguration(
             f"{task.replica} has another training before it than the first worker: {', '.join(other)}; all "

@@ -20,7 +20,11 @@ from trainjob_trainer.stepping import ManySteps
 
 
 class Engine:
-    """A compiled Keras model under a strategy."""
+    """A compiled Keras model under a strategy.
+
+    Attributes:
+        model: the one.
+    """
 
     def __init__(
         self, strategy: Any, model: Any, on_nan: OnNan = OnNan.STOP, *, is_writer: bool = True
@@ -33,7 +37,7 @@ class Engine:
             on_nan: what to do when a loss or a gradient is not finite.
             is_writer: whether what concerns all workers is this one's to say.
         """
-        self._model = model
+        self.model = model
         self._strategy = strategy
         self._metrics = MetricState(model)
         self._metric_state: list[NamedArray] = []
@@ -86,9 +90,14 @@ class Engine:
         """The metrics since the last `reset`, over all workers' examples. All workers call it together."""
         return scalars(self._reduced())
 
+    def metric_names(self) -> list[str]:
+        """Those of `reduced_metrics`, without computing them."""
+        outputs = self._reduced.get_concrete_function().structured_outputs
+        return [str(name) for name, value in outputs.items() if value.shape.rank == 0]
+
     def reset(self) -> None:
         """Begin a new epoch of metrics."""
-        self._model.reset_metrics()
+        self.model.reset_metrics()
         self._metric_state = []
 
 

@@ -17,10 +17,10 @@ from trainjob_trainer.errors import CheckpointUnreadable
 from trainjob_trainer.progress import plain_number
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.resume import announce
+from trainjob_trainer.scores import RESULTS, tell_scoring
 from trainjob_trainer.summaries import Summaries
 
 POLL_SECONDS = 0.5
-RESULTS = "evaluations.jsonl"
 
 Score = Callable[[Checkpoint], Mapping[str, float]]
 """Load a checkpoint and measure it. Raises CheckpointUnreadable when it is gone."""
@@ -33,7 +33,7 @@ class Evaluation:
     Attributes:
         step: the checkpoint's.
         metrics: by name, over all held-out examples.
-        final: whether it is the training's end.
+        final: whether it is the training's result.
     """
 
     step: int
@@ -81,7 +81,8 @@ def evaluate_checkpoints(
     Args:
         replica: this process. SIGTERM ends it at once, from a thread of its own.
         score: loads and measures.
-        final_step: the training's last step where it is known; a marker before it is an earlier training's.
+        final_step: what the training is to reach, where it is known; a marker of one that was to reach less
+            is an earlier one's.
         score_final: measures what only the final checkpoint is measured by.
 
     Returns:
@@ -100,6 +101,7 @@ def evaluate_checkpoints(
     for checkpoint, is_final in checkpoints:
         replica.progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
         if scored is None or scored[0] != checkpoint:
+            tell_scoring(replica.environment.output_dir, checkpoint.step)
             try:
                 scored = checkpoint, score(checkpoint)
             except CheckpointUnreadable:
@@ -108,13 +110,34 @@ def evaluate_checkpoints(
                 continue  # dropped meanwhile, as the oldest
         further = score_final(checkpoint) if is_final and score_final is not None else {}
         last = Evaluation(checkpoint.step, {**scored[1], **further}, is_final)
-        _publish(replica, results, last)
+        publish(replica, results, last)
     replica.progress.update(state="finished")
     replica.progress.flush()
     return last
 
 
-def _publish(replica: Replica, results: ResultsFile, evaluation: Evaluation) -> None:
+def score_here(replica: Replica, score: Score) -> Callable[[int], None]:
+    """What a process that trains alone does at a checkpoint whose result decides about the training.
+
+    Args:
+        replica: this process, as an evaluator.
+        score: loads and measures.
+
+    Returns:
+        A function of the checkpoint's step, which keeps the result where an evaluator's would be.
+    """
+    results = ResultsFile(replica.environment.output_dir, replica.environment.log_dir)
+
+    def score_step(step: int) -> None:
+        replica.progress.update(state="evaluating")
+        publish(replica, results, Evaluation(step, score(replica.store.at(step)), final=False))
+        replica.progress.update(state="training")
+
+    return score_step
+
+
+def publish(replica: Replica, results: ResultsFile, evaluation: Evaluation) -> None:
+    """Keep a result, and tell of it as the evaluator."""
     results.add(evaluation)
     replica.progress.update(
         state="finished" if evaluation.final else "waiting",

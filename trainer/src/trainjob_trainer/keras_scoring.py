@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,19 +16,28 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.replica import Replica
+from trainjob_trainer.scores import touch_scoring
+
+_SECONDS_BETWEEN_SIGNS = 30.0
 
 
 class BatchesTold(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """Reports how far an evaluation has come: one that stands still can be told from one that is long."""
 
-    def __init__(self, progress: ProgressFile) -> None:
-        """Report there."""
+    def __init__(self, progress: ProgressFile, folder: Path | None = None) -> None:
+        """Report there, and to a training that waits for the result by the evaluator's folder, if given."""
         super().__init__()
         self._progress = progress
+        self._folder = folder
+        self._touched_at = time.monotonic()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, with the batch's number from 0."""
         self._progress.update(evaluated_batches=batch + 1)
+        now = time.monotonic()
+        if self._folder is not None and now - self._touched_at >= _SECONDS_BETWEEN_SIGNS:
+            self._touched_at = now
+            touch_scoring(self._folder)
 
 
 class KerasScoring:
@@ -55,7 +66,7 @@ class KerasScoring:
         counted = data.dataset.apply(tf.data.experimental.assert_cardinality(data.examples))
         self._batches = counted.batch(batch).prefetch(tf.data.AUTOTUNE)
         self._store = replica.store
-        self._told = BatchesTold(replica.progress)
+        self._told = BatchesTold(replica.progress, replica.environment.output_dir)
 
     def score(self, checkpoint: Checkpoint) -> Mapping[str, float]:
         """Load the checkpoint's weights and evaluate.

@@ -9,29 +9,28 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.cache import Cache
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
-from trainjob_trainer.collective import check_same_plan, gather
-from trainjob_trainer.data import TrainingData, measure, worker_batches
+from trainjob_trainer.collective import check_same_plan
+from trainjob_trainer.data import TrainingData, measure
 from trainjob_trainer.engine import Engine, build_model
-from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints
+from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints, score_here
 from trainjob_trainer.export import export_model
 from trainjob_trainer.initial_weights import load_initial_weights
 from trainjob_trainer.keras_scoring import KerasScoring
 from trainjob_trainer.learning_rate import scale_learning_rate
 from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
+from trainjob_trainer.monitoring import Source, build_monitoring, find_source, is_monitored
 from trainjob_trainer.normalization import tell_unsynchronized
 from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.parameter_server.server import serve
-from trainjob_trainer.parameter_server.shares import worker_iterators
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
-from trainjob_trainer.part import Part, part_of
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
-from trainjob_trainer.policy import Policy
+from trainjob_trainer.reading import distributed_batches, open_training_data, policy_of
 from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.resume import agree, announce, choose_start, refuse_finished, restore
+from trainjob_trainer.selection import MonitoredSelection, Selection
 from trainjob_trainer.source import TrainingSource
 from trainjob_trainer.strategy import build_strategy
 from trainjob_trainer.training import TrainingLoop
@@ -45,14 +44,17 @@ class Result:
     """What a finished call leaves behind.
 
     Attributes:
-        model: with its final weights (on the evaluator too).
+        model: with its final weights (on the evaluator too): the last ones, or with `keep_best` the best.
         step: optimizer steps done.
-        metrics: of the last epoch's training examples; on the evaluator of the held-out ones.
+        metrics: of the training examples of the last epoch that these weights have seen whole; on the
+            evaluator of the held-out ones.
+        model_step: steps that the model's weights have seen: `step`, or those of the best checkpoint.
     """
 
     model: Any
     step: int
     metrics: Mapping[str, float]
+    model_step: int
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class _Request:
             steps=recipe.steps,
             global_batch=self.batch,
             checkpoint_every=recipe.checkpoint_every,
+            patience=recipe.patience,
+            keep_best=recipe.keep_best,
         )
 
 
@@ -92,7 +96,8 @@ def train_and_evaluate(
 
     Every replica runs the same file and the same call; TF_CONFIG says which part is its own. A run that was
     cut off goes on at its last checkpoint with the same batches, and ends with the same weights. Without an
-    evaluator in the cluster nothing is evaluated; without a cluster, one process trains and then evaluates.
+    evaluator in the cluster nothing is evaluated; without a cluster, one process trains and then evaluates,
+    or at each checkpoint if that is to decide about the training.
 
     Args:
         model: returns a compiled Keras model. Called within the strategy's scope.
@@ -130,9 +135,10 @@ def train_and_evaluate(
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     per_device = batch_of_a_device(request.batch, strategy.num_replicas_in_sync)
-    source = _source(replica, strategy, request)
+    source = open_training_data(replica, strategy, request.train, request.recipe)
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
+    values = _source_of_values(replica, request, plan)
     start = agree(
         strategy,
         replica.task,
@@ -141,35 +147,27 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     refuse_finished(start, replica.store, plan.total_steps)
     spec = _batch_spec(source.at(start.step), per_device)
     model = build_model(strategy, _as_recipe_says(request), spec, request.recipe.seed)
+    score = _score_here(replica, strategy, request) if values is Source.HERE else None
     with strategy.scope():
         groups, further = variable_groups(model), further_groups(model)
     saved = restore(strategy, replica.task, replica.store, start, groups, further)
     if not start.step and request.recipe.initial_weights:
         load_initial_weights(strategy, replica.task, model, request.recipe.initial_weights)
+    engine = _engine(replica, strategy, model, request)
+    selection = _selection(replica, strategy, request, plan, engine, values, score)
     if replica.task.is_writer:
         tell_unsaved(model)
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
-        announce(_policy(replica, source, request.recipe).sentence(plan))
+        announce(policy_of(replica, source, request.recipe).sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
-    on_nan = OnNan(request.recipe.on_nan)
-    loop = _loop(replica, strategy, model, plan, {**groups, **further}, on_nan, export)
-    loop.resume(saved)
-    metrics = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
+    loop = _loop(replica, strategy, engine, plan, {**groups, **further}, request, export, selection)
+    loop.resume(saved, start.step)
+    batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
+    ending = loop.run(batches, start.step)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
-    return Result(model, plan.total_steps, metrics)
-
-
-def _source(replica: Replica, strategy: Any, request: _Request) -> TrainingSource:
-    task = replica.task
-    name = f"{replica.environment.name}-{task.replica}"
-    cache = Cache.of(request.recipe.cache, name, reads_here=not task.is_coordinator)
-    return TrainingSource(request.train, part_of(task), lambda number: gather(strategy, task, number), cache)
-
-
-def _policy(replica: Replica, source: TrainingSource, recipe: Recipe) -> Policy:
-    return source.policy(replica.task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
+    return Result(model, ending.step, ending.metrics, ending.model_step)
 
 
 def _as_recipe_says(request: _Request) -> BuildModel:
@@ -189,41 +187,56 @@ def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGro
     return lambda trained: export_model(replica, build, trained)
 
 
+def _engine(replica: Replica, strategy: Any, model: Any, request: _Request) -> Engine | CoordinatedEngine:
+    if replica.task.is_coordinator:
+        return CoordinatedEngine(strategy, model)
+    return Engine(strategy, model, OnNan(request.recipe.on_nan), is_writer=replica.task.is_writer)
+
+
 def _loop(
     replica: Replica,
     strategy: Any,
-    model: Any,
+    engine: Engine | CoordinatedEngine,
     plan: TrainingPlan,
     groups: VariableGroups,
-    on_nan: OnNan,
+    request: _Request,
     export: Callable[[HostGroups], None] | None,
+    selection: Selection,
 ) -> TrainingLoop | CoordinatorLoop:
-    if replica.task.is_coordinator:
-        return CoordinatorLoop(replica, CoordinatedEngine(strategy, model), plan, groups, export)
-    engine = Engine(strategy, model, on_nan, is_writer=replica.task.is_writer)
-    return TrainingLoop(replica, strategy, engine, plan, groups, on_nan, export)
+    if isinstance(engine, CoordinatedEngine):
+        return CoordinatorLoop(replica, engine, plan, groups, export, selection)
+    on_nan = OnNan(request.recipe.on_nan)
+    return TrainingLoop(replica, strategy, engine, plan, groups, on_nan, export, selection)
 
 
-def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:
-    stream = source.stream(
-        step=step, global_batch=request.batch, seed=request.recipe.seed, shuffle=request.recipe.shuffle
-    )
-    if replica.task.is_coordinator:
-        workers = replica.task.num_workers
-        return worker_iterators(strategy, stream, workers=workers, batch=request.batch)
-    teller = source.read_over(step, request.batch) if replica.task.is_writer else None
+def _source_of_values(replica: Replica, request: _Request, plan: TrainingPlan) -> Source | None:
+    recipe = request.recipe
+    if not is_monitored(recipe):
+        return None
+    return find_source(recipe, replica, has_epochs=plan.epoch_steps is not None)
 
-    def of_worker(context: Any) -> Any:
-        share = source.share_of(Part(context.input_pipeline_id, context.num_input_pipelines))
-        return worker_batches(
-            stream,
-            workers=share.count,
-            worker=share.index,
-            batch=batch_of_a_device(request.batch, strategy.num_replicas_in_sync),
-            read_over=teller,
-        )
 
-    return iter(strategy.distribute_datasets_from_function(of_worker))
+def _selection(
+    replica: Replica,
+    strategy: Any,
+    request: _Request,
+    plan: TrainingPlan,
+    engine: Engine | CoordinatedEngine,
+    values: Source | None,
+    score: Callable[[int], None] | None,
+) -> Selection:
+    if values is None:
+        return Selection()
+    monitoring = build_monitoring(request.recipe, values, engine.model, engine.metric_names())
+    return MonitoredSelection(replica, strategy, monitoring, plan.total_steps, score)
+
+
+def _score_here(replica: Replica, strategy: Any, request: _Request) -> Callable[[int], None]:
+    """To be built before the random state that is saved is known: building a model seeds it anew."""
+    evaluator = as_evaluator(replica)
+    heldout = measure(request.heldout(), "heldout")
+    model = build_model(strategy, request.build, _batch_spec(heldout, None), request.recipe.seed)
+    return score_here(evaluator, KerasScoring(model, "heldout", heldout, request.batch, evaluator).score)
 
 
 def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
@@ -235,7 +248,8 @@ def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
         final_step=_final_step(replica, request),
         score_final=None if request.test is None else _test(replica, request.test, request, model),
     )
-    return Result(model, final.step if final else 0, final.metrics if final else {})
+    step = final.step if final else 0
+    return Result(model, step, final.metrics if final else {}, step)
 
 
 def _test(replica: Replica, load: LoadData, request: _Request, model: Any) -> Score:

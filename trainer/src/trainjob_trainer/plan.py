@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainjob_trainer.errors import InvalidConfiguration
@@ -18,17 +19,28 @@ class TrainingPlan:
         epoch_steps: full batches in one pass over the data, or None when the data is endless.
         checkpoint_every: steps between checkpoints.
         global_batch: examples a step, over all workers.
+        patience: values without an improvement that end it, or None.
+        keep_best: whether the best checkpoint is handed over.
     """
 
     total_steps: int
     epoch_steps: int | None
     checkpoint_every: int
     global_batch: int
+    patience: int | None = None
+    keep_best: bool = False
 
     @property
-    def numbers(self) -> tuple[int, int, int, int]:
-        """All of it as integers, for workers to compare."""
-        return self.total_steps, self.epoch_steps or 0, self.checkpoint_every, self.global_batch
+    def numbers(self) -> Mapping[str, int]:
+        """All of it as integers by name, for workers to compare."""
+        return {
+            "steps": self.total_steps,
+            "steps an epoch": self.epoch_steps or 0,
+            "steps between checkpoints": self.checkpoint_every,
+            "examples a step": self.global_batch,
+            "values without an improvement": self.patience or 0,
+            "best checkpoints to keep": int(self.keep_best),
+        }
 
     @property
     def total_epochs(self) -> int | None:
@@ -73,6 +85,8 @@ def build_plan(
     steps: int | None,
     global_batch: int,
     checkpoint_every: int | None,
+    patience: int | None = None,
+    keep_best: bool = False,
 ) -> TrainingPlan:
     """Count steps. An epoch is as many full batches as the data holds, at least one.
 
@@ -86,4 +100,4 @@ def build_plan(
         )
     total = steps if steps is not None else (epochs or 1) * (epoch_steps or 1)
     every = checkpoint_every or epoch_steps or max(1, total // _CHECKPOINTS_OF_ENDLESS_DATA)
-    return TrainingPlan(total, epoch_steps, every, global_batch)
+    return TrainingPlan(total, epoch_steps, every, global_batch, patience, keep_best)

@@ -38,6 +38,7 @@ class Progress:
         resumed_from: the step that this process started at, if not at 0.
         evaluated_batches: of the evaluation under way.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result.
+        stopped_early: why training ended before `total_steps`, if it did.
         error: `reason` and `message`, one sentence for a person.
     """
 
@@ -56,6 +57,7 @@ class Progress:
     resumed_from: int | None = None
     evaluated_batches: int | None = None
     evaluation: Mapping[str, Any] | None = None
+    stopped_early: str | None = None
     error: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:

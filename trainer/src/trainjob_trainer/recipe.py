@@ -69,6 +69,27 @@ class Recipe:
         "stop",
         among=("stop", "skip", "ignore"),
     )
+    monitor: str = _setting(
+        "metric that patience and keep_best go by: of the training (loss, accuracy) or of held-out examples "
+        "(val_loss, val_accuracy)",
+        str,
+        "val_loss",
+    )
+    mode: str = _setting(
+        "whether smaller (min) or larger (max) values of monitor are better; of Keras's metrics auto knows",
+        str,
+        "auto",
+        among=("auto", "min", "max"),
+    )
+    patience: int | None = _setting(
+        "so many values of monitor without an improvement end the training", int, least=1
+    )
+    min_delta: float = _setting(
+        "what a value of monitor has to be better by to be an improvement", float, 0.0, least=0
+    )
+    keep_best: bool = _setting(
+        "keep the best checkpoint by monitor, and hand over that one instead of the last", bool, False
+    )
     initial_weights: str | None = _setting(
         "a .keras or .weights.h5 file to begin with, in every replica", str
     )
@@ -188,9 +209,11 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     kind, least = field.metadata["kind"], field.metadata["least"]
     if value is None and field.default is None:
         return
-    if least is not None and (isinstance(value, bool) or not isinstance(value, kind) or value < least):
+    accepted = (int, float) if kind is float else kind
+    is_kind = isinstance(value, accepted) and not (isinstance(value, bool) and kind is not bool)
+    if least is not None and not (is_kind and value >= least):
         raise InvalidConfiguration(f"{field.name}: must be a number of at least {least}, got {value!r}")
-    if not isinstance(value, kind):
+    if not is_kind:
         raise InvalidConfiguration(f"{field.name}: must be {_article(kind)}, got {value!r}")
     among = field.metadata["among"]
     if among and value not in among:

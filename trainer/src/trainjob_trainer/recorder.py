@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from trainjob_trainer.course import Ending
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.resume import announce
@@ -73,11 +74,13 @@ class Recorder:
             self._line_at = self._clock()
             announce(self._line(step, metrics))
 
-    def end(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Training reached its end."""
+    def end(self, ending: Ending) -> None:
+        """Training has ended."""
         self._summaries.flush()
-        self._record_metrics(metrics)
-        self._replica.progress.update(state="finished", step=step)
+        self._record_metrics(ending.metrics)
+        self._replica.progress.update(
+            state="finished", step=ending.step, stopped_early=ending.stopped_early or None
+        )
         self._replica.progress.flush()
 
     def _record_metrics(self, metrics: Mapping[str, float]) -> None:

@@ -81,7 +81,9 @@ def _check_output(replica: Replica) -> None:
         return
     before = finished_before(replica.store, replica.environment.uid)
     if before is not None:
-        replica.progress.update(state="finished", step=before.step)
+        final = replica.store.final()
+        why = final.stopped_early if final else ""
+        replica.progress.update(state="finished", step=before.step, stopped_early=why or None)
         refuse_finished(before, replica.store, before.step)
     if replica.task.is_writer:
         replica.store.prepare()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.errors import CheckpointUnreadable, OutputFinished
 from trainjob_trainer.task import Task
 
@@ -55,8 +56,8 @@ def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
         job_uid: this job's.
     """
     final = store.final()
-    if final is not None and final.step >= total_steps:
-        return Start(_verdict(final, job_uid), final.step)
+    if final is not None and final.total_steps >= total_steps:
+        return Start(_verdict(final, job_uid), final.ended_at)
     newest = store.latest()
     return Start(Verdict.TRAIN, newest.step if newest else 0)
 
@@ -93,7 +94,7 @@ def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:
     final = store.final()
     if final is None or _verdict(final, job_uid) is not Verdict.FINISHED_BY_THIS_JOB:
         return None
-    return Start(Verdict.FINISHED_BY_THIS_JOB, final.step)
+    return Start(Verdict.FINISHED_BY_THIS_JOB, final.ended_at)
 
 
 def agree(strategy: Any, task: Task, find: Callable[[], Start]) -> Start:
@@ -131,14 +132,30 @@ def restore(
     """
     if not start.step:
         return {}
+    host = load_agreed(strategy, task, store, start.step, groups, further)
+    if task.is_writer:
+        announce(f"resumed from step {start.step} ({store.at(start.step).path})")
+    return host
+
+
+def load_agreed(
+    strategy: Any,
+    task: Task,
+    store: CheckpointStore,
+    step: int,
+    groups: VariableGroups,
+    further: VariableGroups | None = None,
+) -> HostGroups:
+    """Load the checkpoint of that step on every worker, and prove that all hold the same.
+
+    Args and errors are those of `restore`; `groups` and `further` likewise.
+    """
     from trainjob_trainer.collective import check_same_weights  # noqa: PLC0415 - as above
 
-    checkpoint, host = read_agreed(store, start.step, 0.0 if task.is_writer else ARRIVAL_SECONDS)
+    _, host = read_agreed(store, step, 0.0 if task.is_writer else ARRIVAL_SECONDS)
     loaded = {**groups, **{name: group for name, group in (further or {}).items() if name in host}}
     assign(loaded, host)
     check_same_weights(strategy, task, loaded)
-    if task.is_writer:
-        announce(f"resumed from step {start.step} ({checkpoint.path})")
     return host
 
 
@@ -169,15 +186,17 @@ def refuse_finished(start: Start, store: CheckpointStore, total_steps: int) -> N
         OutputFinished: another job finished here.
         SystemExit: this job did (code 0).
     """
+    if start.verdict is Verdict.TRAIN:
+        return
+    how = (store.final() or FinalMarker(start.step, "")).words  # it may not have come to this machine yet
     if start.verdict is Verdict.FINISHED_BY_THIS_JOB:
-        announce(f"this job has finished before, at step {start.step}: nothing to do")
+        announce(f"this job has finished before ({how}): nothing to do")
         raise SystemExit(0)
-    if start.verdict is Verdict.FINISHED_BY_ANOTHER:
-        raise OutputFinished(
-            f"{store.directory.parent} holds a training that finished at step {start.step}, and "
-            f"{total_steps} steps are asked for: ask for more to go on, or start over in a new folder "
-            "with `trainjob run --fresh` or `output.resume: Never`"
-        )
+    raise OutputFinished(
+        f"{store.directory.parent} holds a training that {how}, and {total_steps} steps are asked for: ask "
+        "for more to go on, or start over in a new folder with `trainjob run --fresh` or "
+        "`output.resume: Never`"
+    )
 
 
 def announce(message: str) -> None:

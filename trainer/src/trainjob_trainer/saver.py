@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from trainjob_trainer.checkpoint.background import BackgroundWriter
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.errors import Preempted
@@ -58,10 +60,24 @@ class Saver:
             if not is_leaving:
                 stop.patience_seconds = 0.0
 
-    def between_steps(self, step: int, epoch: int, due: bool, snapshot: Callable[[], HostGroups]) -> None:
+    def between_steps(
+        self,
+        step: int,
+        epoch: int,
+        due: bool,
+        snapshot: Callable[[], HostGroups],
+        spared: Collection[int] = (),
+    ) -> None:
         """Start a checkpoint if one is due, and end the process if it has been asked to.
 
         The others do not end by themselves here: the writer may be within a step that needs them.
+
+        Args:
+            step: steps done.
+            epoch: whole epochs done.
+            due: whether it is time for one.
+            snapshot: reads what is to be saved.
+            spared: steps of checkpoints that it doesn't replace.
 
         Raises:
             OutputFull, OutputUnwritable: this or an earlier write failed.
@@ -73,10 +89,27 @@ class Saver:
         self.watch()
         stopping = self._replica.stop.requested
         if due or stopping:
-            self._submit(step, epoch, snapshot)
+            self._submit(step, epoch, snapshot, spared)
         if stopping:
-            self._writer.wait()
-            raise Preempted(f"{self._replica.task.replica} was asked to stop; saved step {step}")
+            self._leave(step)
+
+    def watch_last(self, step: int) -> None:
+        """Find out whether the process may go on after its last step, which is saved.
+
+        Raises:
+            Preempted: it has been asked to stop; else as `watch`.
+        """
+        self.watch()
+        if self._replica.stop.requested:
+            self._leave(step)
+
+    def settle(self) -> None:
+        """Wait until no checkpoint is being written.
+
+        Raises:
+            OutputFull, OutputUnwritable: it couldn't be.
+        """
+        self._writer.wait()
 
     def watch(self) -> None:
         """Find out whether training may go on, without saving anything.
@@ -88,34 +121,52 @@ class Saver:
         self._writer.check()
         self._check_claim()
 
-    def finish(
-        self,
-        step: int,
-        epoch: int,
-        snapshot: Callable[[], HostGroups],
-        export: Callable[[HostGroups], None] | None = None,
-    ) -> None:
+    def finish(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
         """Save the end, wait for it, and mark it as final.
 
         Args:
             step: steps done.
             epoch: whole epochs done.
             snapshot: reads what is to be saved.
-            export: called with it before the mark: a job that is marked as finished has all that it leaves.
 
         Raises:
             OutputFull, OutputUnwritable: as above.
         """
-        if not self._replica.task.is_writer:
-            return
+        if self._replica.task.is_writer:
+            self.save_last(step, epoch, snapshot)
+            self.mark(FinalMarker(step, self._replica.environment.uid))
+
+    def save_last(
+        self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int] = ()
+    ) -> HostGroups:
+        """Save the end, and wait for it; the arguments are those of `between_steps`. The writer alone does.
+
+        Returns:
+            What has been saved.
+
+        Raises:
+            OutputFull, OutputUnwritable: as above.
+        """
         self._replica.progress.update(state="saving", step=step)
         groups = snapshot()
-        self._submit(step, epoch, lambda: groups)
-        self._writer.wait()
-        if export is not None:
-            export(groups)
-        self._replica.store.mark_final(step, self._replica.environment.uid)
-        announce(f"training finished at step {step}; checkpoints in {self._replica.store.directory}")
+        self._submit(step, epoch, lambda: groups, spared)
+        self.settle()
+        return groups
+
+    def mark(self, marker: FinalMarker) -> None:
+        """Say that training is finished, with all that it leaves in place. The writer alone does.
+
+        Raises:
+            OutputFull, OutputUnwritable: as above.
+        """
+        store = self._replica.store
+        store.mark_final(marker)
+        best = f"; its result is that of step {marker.step}" if marker.step != marker.ended_at else ""
+        announce(f"training {marker.words}{best}; checkpoints in {store.directory}")
+
+    def _leave(self, step: int) -> NoReturn:
+        self.settle()
+        raise Preempted(f"{self._replica.task.replica} was asked to stop; saved step {step}")
 
     def _check_claim(self) -> None:
         now = time.monotonic()
@@ -123,10 +174,12 @@ class Saver:
             self._checked_at = now
             self._replica.store.check_claim()
 
-    def _submit(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
+    def _submit(
+        self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int]
+    ) -> None:
         if self._saved == step:
             return
-        self._writer.submit(step, epoch, snapshot(), self._replica.environment.uid)
+        self._writer.submit(step, epoch, snapshot(), self._replica.environment.uid, spared)
         self._saved = step
 
     def _report(self, checkpoint: Checkpoint) -> None:

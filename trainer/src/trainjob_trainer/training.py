@@ -9,6 +9,7 @@ from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
 from trainjob_trainer.collective import broadcast
+from trainjob_trainer.course import Course, Ending
 from trainjob_trainer.engine import Engine
 from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.not_finite import FiniteWatch, OnNan
@@ -16,7 +17,7 @@ from trainjob_trainer.pace import Pace, next_call
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.saver import Saver
+from trainjob_trainer.selection import Selection
 
 
 @dataclass
@@ -39,6 +40,7 @@ class TrainingLoop:
         groups: VariableGroups,
         on_nan: OnNan = OnNan.STOP,
         export: Callable[[HostGroups], None] | None = None,
+        selection: Selection | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Put the parts together.
@@ -50,7 +52,8 @@ class TrainingLoop:
             plan: how many.
             groups: what the checkpoints hold.
             on_nan: what to do when a loss or a gradient is NaN or infinite.
-            export: called by the writer with the final ones.
+            export: called by the writer with those that are handed over.
+            selection: which checkpoint that is, and whether training ends early.
             clock: replaced by tests.
         """
         self._replica = replica
@@ -58,27 +61,25 @@ class TrainingLoop:
         self._engine = engine
         self._plan = plan
         self._groups = groups
-        self._export = export
         self._watch = FiniteWatch(on_nan, replica.task)
         self._clock = clock
-        self._saver = Saver(replica)
+        self._course = Course(replica, plan, selection or Selection(), groups, self._snapshot, export)
         self._recorder = Recorder(replica, plan)
         self._last_epoch: Mapping[str, float] = {}
+        self._is_over = False
 
-    def resume(self, saved: HostGroups) -> None:
-        """Go on with the metrics of the run that wrote this checkpoint; nothing in it changes nothing."""
+    def resume(self, saved: HostGroups, step: int) -> None:
+        """Go on at `step` with what the run that wrote its checkpoint knew; nothing in it changes nothing."""
         self._engine.resume_metrics(saved.get(METRICS, ()), is_writer=self._replica.task.is_writer)
         self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
+        self._is_over = self._course.resume(saved, step)
 
-    def run(self, iterator: Any, start_step: int) -> dict[str, float]:
+    def run(self, iterator: Any, start_step: int) -> Ending:
         """Train, save, report.
 
         Args:
             iterator: endless, positioned at `start_step`.
             start_step: steps done before.
-
-        Returns:
-            The metrics of the last epoch, over all workers.
 
         Raises:
             OutputFull, OutputUnwritable: a checkpoint could not be written.
@@ -87,15 +88,14 @@ class TrainingLoop:
         """
         state = _State(start_step, Pace(self._writers))
         self._recorder.begin(start_step)
-        with self._saver.patient():
-            while state.step < self._plan.total_steps:
+        with self._course.patient():
+            while state.step < self._plan.total_steps and not self._is_over:
                 self._call(iterator, state)
                 self._end_epoch(state)
-                self._save(state)
-            epoch = self._plan.epochs_done(state.step)
-            self._saver.finish(state.step, epoch, self._snapshot, self._export)
-        self._recorder.end(state.step, self._last_epoch)
-        return dict(self._last_epoch)
+                self._is_over = self._course.between_steps(state.step)
+            ending = self._course.end(state.step, self._last_epoch)
+        self._recorder.end(ending)
+        return ending
 
     def _call(self, iterator: Any, state: _State) -> None:
         periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
@@ -119,11 +119,7 @@ class TrainingLoop:
             self._engine.reset()
             state.pace.agree()
             self._recorder.record_epoch(state.step, self._last_epoch)
-
-    def _save(self, state: _State) -> None:
-        due = state.step % self._plan.checkpoint_every == 0
-        epoch = self._plan.epochs_done(state.step)
-        self._saver.between_steps(state.step, epoch, due, self._snapshot)
+            self._course.epoch_ended(state.step, self._last_epoch)
 
     def _snapshot(self) -> HostGroups:
         values = read(self._groups)

@@ -67,6 +67,7 @@ def _success(view: JobView, places: Places) -> Iterator[str]:
     yield f"{view.name} is complete: {did}{short_duration(view.elapsed)}" + (
         f", resumed from step {since}" if since else ""
     )
+    yield from (f"  stopped early {r.report.stopped_early}" for r in view.replicas if r.report.stopped_early)
     yield from _scores(view, places)
     if places.has_model:
         yield f"  model         {places.output}/model"

@@ -128,7 +128,7 @@ def _eta(report: Report, before: Progress | None, now: datetime) -> str | None:
     """Return the time left at the speed since the last write; kept as it was while nothing has moved."""
     if report.step is None or report.total_steps is None:
         return None
-    if report.step >= report.total_steps:
+    if report.stopped_early or report.step >= report.total_steps:
         return None
     if before is None or before.step is None or before.time is None:
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainjob.core.lenient import INT64_MAX, integer
+from trainjob.core.wording import quoted
 
 _MOST_METRICS = 32
 _LONGEST_NAME = 128
@@ -35,6 +36,7 @@ class Report:
         step_seconds: what a step took lately.
         work_seconds: what of it was this replica's own work, not waiting for others.
         global_batch: examples a step, of all workers together.
+        stopped_early: why training ended before `total_steps`; empty if it didn't.
     """
 
     state: str = ""
@@ -51,11 +53,12 @@ class Report:
     resumed_from: int | None = None
     global_batch: int | None = None
     evaluation: EvaluationResult | None = None
+    stopped_early: str = ""
 
 
 def read_report(raw: Mapping[str, Any]) -> Report:
     """Return the report; values of an unexpected type are left out."""
-    evaluation = raw.get("evaluation")
+    evaluation, stopped_early = raw.get("evaluation"), raw.get("stoppedEarly")
     return Report(
         state=str(raw.get("state", "")),
         step=integer(raw.get("step")),
@@ -71,6 +74,7 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         resumed_from=integer(raw.get("resumedFrom")),
         global_batch=integer(raw.get("globalBatch")),
         evaluation=_evaluation(evaluation) if isinstance(evaluation, Mapping) else None,
+        stopped_early=quoted(stopped_early) if isinstance(stopped_early, str) else "",
     )
 
 

@@ -6,6 +6,7 @@ is hardly ever the cause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,8 @@ class StallWatch:
     """Whether one process still gets on, by its progress reports.
 
     The first report with a step arms it. That step may be the one it begins at: until it has taken one
-    itself, which compiles the model, it has more time.
+    itself, which compiles the model, it has more time. One that waits, for the evaluator's word on the last
+    checkpoint, knows by itself for how long.
     """
 
     def __init__(self) -> None:
@@ -61,6 +63,8 @@ class StallWatch:
     def _least_seconds(self, report: Mapping[str, Any]) -> float:
         if report.get("state") in ("saving", "finished"):
             return LEAVING_SECONDS
+        if report.get("state") == "waiting":
+            return math.inf
         return 0.0 if has_stepped(report, self._first_step) else FIRST_STEP_SECONDS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups
@@ -19,14 +19,16 @@ class BackgroundWriter:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainjob-checkpoint")
         self._pending: Future[None] | None = None
 
-    def submit(self, step: int, epoch: int, groups: HostGroups, job_uid: str) -> None:
-        """Start a write, after the one before has ended.
+    def submit(
+        self, step: int, epoch: int, groups: HostGroups, job_uid: str, spared: Collection[int] = ()
+    ) -> None:
+        """Start a write, after the one before has ended; the arguments are those of `CheckpointStore.save`.
 
         Raises:
             OutputFull, OutputUnwritable: the one before failed.
         """
         self.wait()
-        self._pending = self._pool.submit(self._write, step, epoch, groups, job_uid)
+        self._pending = self._pool.submit(self._write, step, epoch, groups, job_uid, spared)
 
     def check(self) -> None:
         """Raise the failure of a write that has ended, without waiting for one that has not."""
@@ -39,5 +41,7 @@ class BackgroundWriter:
         if pending is not None:
             pending.result()
 
-    def _write(self, step: int, epoch: int, groups: HostGroups, job_uid: str) -> None:
-        self._written(self._store.save(step, epoch, groups, job_uid))
+    def _write(
+        self, step: int, epoch: int, groups: HostGroups, job_uid: str, spared: Collection[int]
+    ) -> None:
+        self._written(self._store.save(step, epoch, groups, job_uid, spared))

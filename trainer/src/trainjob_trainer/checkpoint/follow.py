@@ -26,7 +26,7 @@ def follow(
         store: the folder to watch.
         poll_seconds: between two looks.
         job_uid: another job's marker is an earlier training's end, and passed over; None takes any.
-        final_step: a marker of an earlier step is passed over: training goes on beyond it.
+        final_step: a marker of a training that was to end before it is passed over: this one goes on.
         sleep: replaced by tests.
     """
     seen: Checkpoint | None = None
@@ -49,7 +49,7 @@ def _final_checkpoint(
     marker = store.final()
     if marker is None or (job_uid is not None and marker.job_uid != job_uid):
         return None
-    if final_step is not None and marker.step < final_step:
+    if final_step is not None and marker.total_steps < final_step:
         return None
     try:
         return store.checked(marker.step)
@@ -60,7 +60,7 @@ def _final_checkpoint(
 def _newest_unseen(store: CheckpointStore, seen: Checkpoint | None) -> Checkpoint | None:
     """Looks at manifests only until one is new: reading a large checkpoint on every poll would cost."""
     steps, marker = store.steps(), store.final()
-    if not steps or (marker is not None and steps[-1] <= marker.step):
+    if not steps or (marker is not None and steps[-1] <= marker.ended_at):
         return None  # training goes on from a marker once its writer has taken it away, if it does at all
     try:
         newest = store.at(steps[-1])

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifest, write_bundle
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.final import FILE as FINAL
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.publishing import Publisher
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.errors import CheckpointUnreadable
 
 _FOLDER = re.compile(r"step-(\d{8,})")
 _DAMAGED = "damaged-"
-_FINAL = "final.json"
 _STATE = "checkpoint"
 
 
@@ -47,19 +47,6 @@ class Checkpoint:
         return str(self.path / PREFIX)
 
 
-@dataclass(frozen=True)
-class FinalMarker:
-    """Training has reached its end.
-
-    Attributes:
-        step: the final checkpoint's.
-        job_uid: the job that finished.
-    """
-
-    step: int
-    job_uid: str
-
-
 class CheckpointStore:
     """Checkpoints below one folder. Only one replica may write; any may read.
 
@@ -81,7 +68,7 @@ class CheckpointStore:
 
         Args:
             directory: the folder.
-            keep: how many of the newest stay; the final one stays as well.
+            keep: how many of the newest stay; the final one and those that are spared stay as well.
             now: seconds since 1970, for tests.
             files: the file operations, for tests.
             fence: the writer's claim to this folder or one above it; without it nobody else may write.
@@ -92,7 +79,14 @@ class CheckpointStore:
         self._files = files or Files()
         self._publisher = Publisher(self.directory, self._files, fence)
 
-    def save(self, step: int, epoch: int, groups: HostGroups, job_uid: str) -> Checkpoint:
+    def save(
+        self,
+        step: int,
+        epoch: int,
+        groups: HostGroups,
+        job_uid: str,
+        spared: Collection[int] = (),
+    ) -> Checkpoint:
         """Write a checkpoint, so that it appears whole or not at all, then drop the oldest.
 
         Args:
@@ -100,6 +94,7 @@ class CheckpointStore:
             epoch: whole epochs done.
             groups: `snapshot.read(variables)`.
             job_uid: the writing job's UID.
+            spared: steps of checkpoints that are not dropped.
 
         Raises:
             OutputFull: no space; OutputUnwritable: no permission, a read-only or vanished volume.
@@ -110,7 +105,7 @@ class CheckpointStore:
         try:
             # What may be there is an older attempt's, perhaps damaged.
             self._publisher.publish(target, lambda place: write_bundle(place, groups, facts, self._files))
-            self._prune(newest=step)
+            self._prune(newest=step, spared=spared)
             self._write_state()
         except Exception as error:
             raise self._publisher.explained(error, target) from error
@@ -188,24 +183,23 @@ class CheckpointStore:
         """
         return read_bundle(checkpoint.path)
 
-    def mark_final(self, step: int, job_uid: str) -> None:
-        """Say that training is finished at `step`, whose checkpoint is in place.
+    def mark_final(self, marker: FinalMarker) -> None:
+        """Say that training is finished; the checkpoint that is its result is in place.
 
         Raises:
             OutputFull, OutputUnwritable, Fenced, OutputTaken: as `save`.
         """
-        marker = {"step": step, "jobUid": job_uid, "time": self._now()}
+        path = self.directory / FINAL
         try:
-            self._publisher.replace(self.directory / _FINAL, json.dumps(marker))
+            self._publisher.replace(path, marker.to_json(self._now()))
         except Exception as error:
-            raise self._publisher.explained(error, self.directory / _FINAL) from error
+            raise self._publisher.explained(error, path) from error
 
     def final(self) -> FinalMarker | None:
         """The final marker, if training is finished."""
         try:
-            marker = json.loads((self.directory / _FINAL).read_text(encoding="utf-8"))
-            return FinalMarker(int(marker["step"]), str(marker["jobUid"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return FinalMarker.from_json((self.directory / FINAL).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return None
 
     def clear_final(self) -> None:
@@ -214,7 +208,7 @@ class CheckpointStore:
         Raises:
             OutputUnwritable, Fenced, OutputTaken: as `save`.
         """
-        path = self.directory / _FINAL
+        path = self.directory / FINAL
         try:
             if path.exists():
                 self._publisher.discard(path)
@@ -275,13 +269,14 @@ class CheckpointStore:
     def _folder(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
 
-    def _prune(self, newest: int) -> None:
+    def _prune(self, newest: int, spared: Collection[int]) -> None:
         """Drop the oldest, and whatever lies beyond the newest: damaged, or else it had been resumed from."""
         steps, final = self.steps(), self.final()
         older = [step for step in steps if step < newest]
         beyond = [step for step in steps if step > newest]
         surplus = older[: max(0, len(older) + 1 - max(1, self.keep))]
-        for step in surplus + beyond:
+        dropped = [step for step in surplus if step not in spared] + beyond
+        for step in dropped:
             if final is None or step != final.step:
                 self._publisher.discard(self._folder(step))
         for damaged in self.directory.glob(_DAMAGED + "*"):

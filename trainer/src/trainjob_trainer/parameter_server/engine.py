@@ -34,13 +34,16 @@ class CoordinatedEngine:
 
     A block whose worker has died is handed to another one. Some of its steps may have been taken: they are
     taken again, and counted once.
+
+    Attributes:
+        model: the compiled one.
     """
 
     def __init__(self, strategy: Any, model: Any) -> None:
         """Trace nothing yet; the model comes from `engine.build_model` with the same strategy."""
         add_on_server(model)
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
-        self._model = model
+        self.model = model
         self._metrics = MetricState(model)
         self._outstanding: deque[tuple[int, Any]] = deque()
         self._steps = _many_steps(strategy, model.train_step)
@@ -74,16 +77,20 @@ class CoordinatedEngine:
 
     def metrics(self) -> dict[str, float]:
         """The metrics since the last `reset`, of all steps that have been taken by now."""
-        return scalars(self._model.get_metrics_result())
+        return scalars(self.model.get_metrics_result())
+
+    def metric_names(self) -> list[str]:
+        """Those of `metrics`."""
+        return list(self.metrics())
 
     def reset(self) -> None:
         """Begin a new epoch of metrics. No block may be outstanding."""
-        self._model.reset_metrics()
+        self.model.reset_metrics()
 
     @property
     def metric_state(self) -> list[NamedArray]:
         """The metrics' variables. No block may be outstanding."""
-        return read({METRICS: metric_variables(self._model)})[METRICS]
+        return read({METRICS: metric_variables(self.model)})[METRICS]
 
     def resume_metrics(self, state: Sequence[NamedArray]) -> None:
         """Go on with the metrics of an epoch that an earlier run has begun, if they are this model's."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
+from trainjob_trainer.course import Course, Ending
 from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.pace import Pace
 from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
@@ -14,7 +15,7 @@ from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.saver import Saver
+from trainjob_trainer.selection import Selection
 
 BLOCKS_AHEAD = 8
 """Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""
@@ -34,6 +35,7 @@ class CoordinatorLoop:
         plan: TrainingPlan,
         groups: VariableGroups,
         export: Callable[[HostGroups], None] | None = None,
+        selection: Selection | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Put the parts together, as `training.TrainingLoop` does."""
@@ -41,29 +43,27 @@ class CoordinatorLoop:
         self._engine = engine
         self._plan = plan
         self._groups = groups
-        self._export = export
         self._clock = clock
         self._workers = replica.task.num_workers
         self._pace = Pace(lambda number: number)
-        self._saver = Saver(replica)
+        self._course = Course(replica, plan, selection or Selection(), groups, self._snapshot, export)
         self._recorder = Recorder(replica, plan)
         self._recorded = (0, 0.0)
         self._last_epoch: Mapping[str, float] = {}
+        self._is_over = False
 
-    def resume(self, saved: HostGroups) -> None:
-        """Go on with the metrics of the run that wrote this checkpoint; nothing in it changes nothing."""
+    def resume(self, saved: HostGroups, step: int) -> None:
+        """Go on at `step` with what the run that wrote its checkpoint knew; nothing in it changes nothing."""
         self._engine.resume_metrics(saved.get(METRICS, ()))
         self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
+        self._is_over = self._course.resume(saved, step)
 
-    def run(self, iterators: Any, start_step: int) -> dict[str, float]:
+    def run(self, iterators: Any, start_step: int) -> Ending:
         """Train, save, report.
 
         Args:
             iterators: from `shares.worker_iterators`, positioned at `start_step`.
             start_step: steps done before.
-
-        Returns:
-            The metrics of the last epoch, over all workers.
 
         Raises:
             OutputFull, OutputUnwritable: a checkpoint could not be written.
@@ -72,16 +72,15 @@ class CoordinatorLoop:
         step, total = start_step, self._plan.total_steps
         self._recorder.begin(step)
         self._recorded = step, self._clock()
-        with self._saver.patient():
-            while step < total:
+        with self._course.patient():
+            while step < total and not self._is_over:
                 periods = self._plan.epoch_steps, self._plan.checkpoint_every
                 step = self._meet(iterators, step, next_meeting(step, total, periods))
                 self._end_epoch(step)
-                due = step % self._plan.checkpoint_every == 0
-                self._saver.between_steps(step, self._plan.epochs_done(step), due, self._snapshot)
-            self._saver.finish(step, self._plan.epochs_done(step), self._snapshot, self._export)
-        self._recorder.end(step, self._last_epoch)
-        return dict(self._last_epoch)
+                self._is_over = self._course.between_steps(step)
+            ending = self._course.end(step, self._last_epoch)
+        self._recorder.end(ending)
+        return ending
 
     def _meet(self, iterators: Any, step: int, until: int) -> int:
         """Have steps taken until no block is outstanding: at `until`, or sooner when asked to stop."""
@@ -97,7 +96,7 @@ class CoordinatorLoop:
             step += block.steps
             self._pace.record(block.steps, block.seconds)
             self._record(step, is_meeting=step == until)
-            self._saver.watch()
+            self._course.watch()
 
     def _may_hand_out(self, handed_out: int, until: int) -> bool:
         is_full = self._engine.outstanding >= BLOCKS_AHEAD * self._workers
@@ -115,6 +114,7 @@ class CoordinatorLoop:
             self._last_epoch = self._engine.metrics()
             self._engine.reset()
             self._recorder.record_epoch(step, self._last_epoch)
+            self._course.epoch_ended(step, self._last_epoch)
 
     def _snapshot(self) -> HostGroups:
         return {

@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import Any
 
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.edge import leave
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.fit_call import ModelRecord
@@ -32,7 +33,7 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
         return
     if process.is_writer:
         try:
-            record.store.mark_final(record.step, process.environment.uid)
+            record.store.mark_final(FinalMarker(record.step, process.environment.uid))
         except TrainerError as error:
             remove_private_folder()
             leave(process.task, process.progress, error)

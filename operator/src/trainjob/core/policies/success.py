@@ -12,7 +12,7 @@ from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
-from trainjob.core.topology import EVALUATOR, finishing_roles
+from trainjob.core.topology import EVALUATOR, finishing_roles, leader
 from trainjob.core.wording import quoted
 
 
@@ -40,7 +40,7 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     if not seats <= ended:
         return None
     scoring = bool(observed.job.spec.evaluator.replicas)
-    message = "training has finished" + ("; the evaluator scores the final checkpoint" if scoring else "")
+    message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
     return Plan(
         transitions.meet_success_criteria(observed, message, now),
         events=(Event("Normal", "TrainingFinished", message),),
@@ -55,7 +55,7 @@ def _evaluator_time_left(observed: Observed, now: datetime) -> timedelta:
 
 
 def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str:
-    done = "training has finished"
+    done = _training_done(observed)
     if step.trouble:
         return f"{done}; {step.trouble}"
     if timed_out:
@@ -66,3 +66,11 @@ def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str
         return done
     scores = ", ".join(f"{name} {value}" for name, value in sorted(evaluation.metrics.items()))
     return f"{done}; the checkpoint of step {evaluation.step} scores {quoted(scores)}"
+
+
+def _training_done(observed: Observed) -> str:
+    report = observed.report_of(leader(observed.job.spec))
+    if report is None or not report.stopped_early:
+        return "training has finished"
+    of = f" of {report.total_steps}" if report.total_steps else ""
+    return f"training stopped early at step {report.step}{of}: {report.stopped_early}"
