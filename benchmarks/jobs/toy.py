@@ -109,4 +109,5 @@ train_and_evaluate(
     steps=int(os.environ["STEPS"]),
     global_batch=BATCH,
     checkpoint_every=int(os.environ["CHECKPOINT_EVERY"]),
+    export=False,
 )

@@ -138,7 +138,7 @@ def train(
     replica = Replica(task, environment, CheckpointStore(environment.checkpoint_dir), progress, stop)
     keras.utils.clear_session()  # names of layers are numbered within a process
     keras.utils.set_random_seed(42)
-    recipe = Recipe(steps=STEPS, global_batch=BATCH, checkpoint_every=EVERY, shuffle=shuffle)
+    recipe = Recipe(steps=STEPS, global_batch=BATCH, checkpoint_every=EVERY, shuffle=shuffle, export=False)
     return _train(replica, STRATEGY, _Request(build, data, examples, recipe))
 
 

@@ -172,8 +172,8 @@ def test_an_unknown_direction_is_asked_for() -> None:
 
 
 def test_a_metric_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    check_known("val_mae", ["loss", "mae"])
+    check_known("val_mae", ["mae", "loss"])
     with pytest.raises(
         InvalidConfiguration, match=r"no metric 'val_acc', only loss, mae, val_loss, val_mae$"
     ):
-        check_known("val_acc", ["loss", "mae"])
+        check_known("val_acc", ["mae", "loss"])

@@ -40,5 +40,6 @@ result = train_and_evaluate(
     steps=int(os.environ["STEPS"]),
     global_batch=32,
     checkpoint_every=100,
+    export=False,
 )
 print(f"counted {result.step} steps, applied {int(result.model.optimizer.iterations)}", flush=True)

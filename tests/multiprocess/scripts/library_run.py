@@ -94,4 +94,5 @@ train_and_evaluate(
     # A buffer takes its time once an epoch, not at each step.
     shuffle=not arguments.slow_worker_1 and arguments.nan_example is None,
     on_nan=arguments.on_nan,
+    export=False,  # it takes longer than these trainings
 )

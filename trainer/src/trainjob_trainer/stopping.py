@@ -185,5 +185,6 @@ def check_known(monitor: str, names: Sequence[str]) -> None:
         InvalidConfiguration: listing those that there are.
     """
     if metric_of(monitor) not in names:
-        known = ", ".join([*names, *(VALIDATION + name for name in names)])
+        trained = sorted(names, key=lambda name: (name != "loss", name))
+        known = ", ".join([*trained, *(VALIDATION + name for name in trained)])
         raise InvalidConfiguration(f"monitor: the model has no metric {monitor!r}, only {known}")
