@@ -24,7 +24,7 @@ COMMANDS = [
 
 def test_help_names_every_command_and_cuts_no_sentence() -> None:
     result = CliRunner().invoke(main, ["--help"])
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.output
     rows = [line.split(maxsplit=1) for line in result.stdout.partition("Commands:\n")[2].splitlines()]
     assert [name for name, _ in rows] == COMMANDS
     assert all(told.endswith(".") and not told.endswith("...") for _, told in rows)
@@ -33,7 +33,7 @@ def test_help_names_every_command_and_cuts_no_sentence() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
     result = CliRunner().invoke(main, [command, "-h"])
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.output
     assert "Usage:" in result.stdout
 
 

@@ -13,6 +13,7 @@ from support_processes import jsonl
 from support_run import SCRIPTS, finished_run, processes_of, started_run, write_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]
 CRASHED = r"worker 1 crashed \(exit code 1: ValueError: told to crash\) at step \d+"
 
 
@@ -44,7 +45,7 @@ def test_the_main_job_trains_scores_and_is_not_trained_again(tmp_path: Path) -> 
     assert evaluations(output)[-1] == final
 
 
-@pytest.mark.parametrize("name", ["plain_keras", "custom_loop", "parameter_server"])
+@pytest.mark.parametrize("name", SMALL_EXAMPLES)
 def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / f"{name}.yaml", tmp_path)
     assert code == 0, printed
@@ -56,12 +57,7 @@ def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
 def test_every_example_is_run() -> None:
     # What asks for GPUs and claims of a cluster is given to an API server: tests/cluster/control_plane.
     for_clusters = {"gpu"}
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} - for_clusters == {
-        "digits",
-        "plain_keras",
-        "custom_loop",
-        "parameter_server",
-    }
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} - for_clusters == {"digits", *SMALL_EXAMPLES}
 
 
 def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) -> None:

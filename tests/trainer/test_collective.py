@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import CheckpointMismatch, InvalidConfiguration, Task, collective
-from trainjob_trainer.collective import check_same_plan, check_same_weights, weights_hash
+from trainjob_trainer.collective import check_same_plan, check_same_weights, gather, weights_hash
 from trainjob_trainer.plan import TrainingPlan
 
 PLAN = TrainingPlan(total_steps=30, epoch_steps=10, checkpoint_every=5, global_batch=8)
@@ -43,6 +43,21 @@ def test_endless_data_on_one_worker_alone_is_noticed(monkeypatch: pytest.MonkeyP
 def test_a_worker_that_would_not_ask_whether_to_stop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidConfiguration, match="0 values without an improvement here, 3 there;"):
         check(monkeypatch, patience=3)
+
+
+def test_what_each_worker_gives_comes_in_the_order_of_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [7, 0, 9]
+    cluster = {"chief": ("a:1",), "worker": ("b:1", "c:1")}
+
+    def added(_strategy: Any, _task: Task, offered: list[int]) -> list[int]:
+        return [mine + theirs for mine, theirs in zip(offered, others, strict=True)]
+
+    monkeypatch.setattr(collective, "_added", added)
+    assert gather(None, Task("worker", 0, cluster), 8) == [7, 8, 9]
+
+
+def test_one_worker_agrees_with_itself() -> None:
+    assert gather(None, Task("worker", 0, {}), 8) == [8]
 
 
 def test_a_worker_that_restored_other_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

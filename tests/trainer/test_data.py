@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.data import endless_stream, measure, shuffle_buffer, worker_batches
+from trainjob_trainer.data import measure, shuffle_buffer, worker_batches
+from trainjob_trainer.source import TrainingSource
 
 EXAMPLES = 10
 
@@ -22,10 +24,16 @@ def first(stream: Any, count: int) -> list[int]:
     return [int(value) for value in stream.take(count)]
 
 
+def endless(
+    load: Callable[[], Any] = numbers, *, seed: int = 1, position: int = 0, shuffle: bool = True
+) -> Any:
+    return TrainingSource(load).stream(step=position, global_batch=1, seed=seed, shuffle=shuffle)
+
+
 def batches(
     position: int, *, workers: int, worker: int, batch: int, count: int, seed: int = 7
 ) -> list[list[int]]:
-    stream = endless_stream(measure(numbers(), "train"), seed=seed, position=position, shuffle=True)
+    stream = endless(seed=seed, position=position)
     shares = worker_batches(stream, workers=workers, worker=worker, batch=batch)
     return [values.numpy().tolist() for values in shares.take(count)]
 
@@ -34,16 +42,15 @@ def batches(
 @given(position=st.integers(0, 45), seed=st.sampled_from([0, 1, 42]))
 def test_a_stream_goes_on_where_it_was_left(position: int, seed: int) -> None:
     tf.random.set_seed(seed)
-    data = measure(numbers(), "train")
 
-    whole = first(endless_stream(data, seed=seed, position=0, shuffle=True), 50)
-    rest = first(endless_stream(data, seed=seed, position=position, shuffle=True), 50 - position)
+    whole = first(endless(seed=seed), 50)
+    rest = first(endless(seed=seed, position=position), 50 - position)
 
     assert rest == whole[position:]
 
 
 def test_every_epoch_has_each_example_once_in_another_order() -> None:
-    values = first(endless_stream(measure(numbers(), "train"), seed=1, position=0, shuffle=True), 30)
+    values = first(endless(), 30)
     epochs = [tuple(values[start : start + EXAMPLES]) for start in (0, 10, 20)]
 
     assert all(sorted(epoch) == list(range(EXAMPLES)) for epoch in epochs)
@@ -51,10 +58,8 @@ def test_every_epoch_has_each_example_once_in_another_order() -> None:
 
 
 def test_the_order_depends_on_the_seed_and_can_be_left_alone() -> None:
-    data = measure(numbers(), "train")
-
-    one, other = (first(endless_stream(data, seed=s, position=0, shuffle=True), 10) for s in (1, 2))
-    plain = first(endless_stream(data, seed=1, position=8, shuffle=False), 4)
+    one, other = (first(endless(seed=seed), 10) for seed in (1, 2))
+    plain = first(endless(position=8, shuffle=False), 4)
 
     assert one != other
     assert plain == [8, 9, 0, 1]
@@ -72,14 +77,26 @@ def test_workers_share_each_global_batch(workers: int) -> None:
 
 
 def test_endless_data_is_taken_as_it_comes() -> None:
-    data = measure(numbers(4).repeat(), "train")
+    def load() -> Any:
+        return numbers(4).repeat()
 
-    assert data.examples is None
-    assert first(endless_stream(data, seed=1, position=6, shuffle=True), 4) == [2, 3, 0, 1]
+    assert TrainingSource(load).examples is None
+    assert first(endless(load, position=6), 4) == [2, 3, 0, 1]
 
 
 def test_what_tensorflow_cannot_count_is_counted() -> None:
     assert measure(numbers().filter(lambda value: value % 2 == 0), "train").examples == 5
+
+
+def test_counting_does_not_take_what_makes_examples_of_records() -> None:
+    def parse(value: Any) -> Any:
+        tf.debugging.Assert(False, ["parsed"])
+        return value
+
+    odd = numbers().filter(lambda value: value % 2 == 1)
+    parsed = odd.map(parse, num_parallel_calls=2).shuffle(3).map(parse).prefetch(1)
+
+    assert measure(parsed, "train").examples == 5
 
 
 @pytest.mark.parametrize(

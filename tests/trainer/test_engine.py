@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration
 from trainjob_trainer.collective import weights_hash
-from trainjob_trainer.data import endless_stream, measure, worker_batches
+from trainjob_trainer.data import worker_batches
 from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.model_state import variable_groups
+from trainjob_trainer.source import TrainingSource
 
 BATCH = 4
 INPUTS = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
@@ -37,7 +38,7 @@ def built(build: Callable[[], Any] = regression) -> tuple[Any, Engine]:
 
 
 def batches(position: int = 0) -> Any:
-    stream = endless_stream(measure(examples(), "train"), seed=1, position=position, shuffle=True)
+    stream = TrainingSource(examples).stream(step=position, global_batch=1, seed=1, shuffle=True)
     return iter(worker_batches(stream, workers=1, worker=0, batch=BATCH))
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Task
+from trainjob_trainer.cache import Cache
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.data import endless_stream, measure
 from trainjob_trainer.monitoring import Monitoring, Source
 from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
 from trainjob_trainer.parameter_server.cluster import server_addresses, wait_for_servers
@@ -29,6 +29,7 @@ from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.selection import MonitoredSelection
+from trainjob_trainer.source import TrainingSource
 from trainjob_trainer.stop import StopRequest
 from trainjob_trainer.stopping import Rule
 
@@ -99,14 +100,21 @@ def test_a_server_waits_for_a_chief_that_has_not_finished() -> None:
 
 
 def stream(count: int, position: int = 0) -> Any:
-    data = measure(tf.data.Dataset.range(count), "train")
-    return endless_stream(data, seed=1, position=position, shuffle=False)
+    source = TrainingSource(lambda: tf.data.Dataset.range(count))
+    return source.stream(step=position, global_batch=1, seed=1, shuffle=False)
 
 
 def test_each_worker_reads_its_own_share() -> None:
     share = build_share(stream(12), workers=3, batch=2)
     shares = [[b.numpy().tolist() for b in share(tf.constant(i, tf.int64)).take(2)] for i in range(3)]
     assert shares == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
+
+
+def test_a_worker_keeps_examples_in_memory() -> None:
+    source = TrainingSource(lambda: tf.data.Dataset.range(4), cache=Cache())
+    share = build_share(source.stream(step=0, global_batch=1, seed=1, shuffle=False), workers=2, batch=2)
+    batches = share(tf.constant(1, tf.int64)).take(3)
+    assert [batch.numpy().tolist() for batch in batches] == [[1, 3]] * 3
 
 
 def generated() -> Any:

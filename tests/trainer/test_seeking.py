@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.data import TrainingSource, worker_batches
-from trainjob_trainer.seeking import ReadOver, reorders_itself, takes_step
+from trainjob_trainer.data import worker_batches
+from trainjob_trainer.seeking import ReadOver, reorders_itself
+from trainjob_trainer.source import STEP, TrainingSource, takes
 
 EXAMPLES = 10
 
@@ -38,7 +39,7 @@ def first(stream: Any, count: int) -> list[int]:
     ],
 )
 def test_a_parameter_named_step_is_asked_for(load: Callable[..., Any], expected: bool) -> None:
-    assert takes_step(load) is expected
+    assert takes(load, STEP) is expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The TensorFlow half of TrainJob: one Keras model, one tf.data pipeline, as many workers as the job has.
 
     train_and_evaluate(model, train, heldout, epochs=20, global_batch=64)      the short way
+    interleaved(files, parse, part=part)                                       examples that lie in many files
     run = init()                                                               a training loop of your own
     Task, Environment, ExitCode, TrainerError ...                              usable without TensorFlow
 
@@ -34,7 +35,9 @@ from trainjob_trainer.exits import ExitCode
 if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
     from trainjob_trainer.environment import Environment
+    from trainjob_trainer.files import interleaved
     from trainjob_trainer.library import Result, train_and_evaluate
+    from trainjob_trainer.part import Part
     from trainjob_trainer.recipe import Recipe
     from trainjob_trainer.task import Task
 
@@ -50,6 +53,7 @@ __all__ = [
     "OutputFull",
     "OutputTaken",
     "OutputUnwritable",
+    "Part",
     "PeerLost",
     "PortInUse",
     "Preempted",
@@ -60,16 +64,19 @@ __all__ = [
     "Task",
     "TrainerError",
     "init",
+    "interleaved",
     "train_and_evaluate",
 ]
 
 _LAZY = {
     "Environment": "trainjob_trainer.environment",
+    "Part": "trainjob_trainer.part",
     "Recipe": "trainjob_trainer.recipe",
     "Result": "trainjob_trainer.library",
     "Run": "trainjob_trainer.custom_loop",
     "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
+    "interleaved": "trainjob_trainer.files",
     "train_and_evaluate": "trainjob_trainer.library",
 }
 

@@ -27,8 +27,25 @@ def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
     """
     if task.num_workers == 1 or task.is_coordinator:
         return list(values)
-    offered = list(values) if task.is_writer else [0] * len(values)
-    summed = strategy.experimental_local_results(_sum(strategy)(tf.constant(offered, tf.int64)))[0].numpy()
+    return _added(strategy, task, values if task.is_writer else [0] * len(values))
+
+
+def gather(strategy: Any, task: Task, number: int) -> list[int]:
+    """Each worker's number, in the order of their ranks, on every worker. All call it at the same point.
+
+    Args:
+        strategy: built by `strategy.build_strategy`.
+        task: this replica.
+        number: a 64-bit integer.
+    """
+    if task.num_workers == 1 or task.is_coordinator:
+        return [number]
+    return _added(strategy, task, [number if rank == task.rank else 0 for rank in range(task.num_workers)])
+
+
+def _added(strategy: Any, task: Task, offered: Sequence[int]) -> list[int]:
+    total = _sum(strategy)(tf.constant(list(offered), tf.int64))
+    summed = strategy.experimental_local_results(total)[0].numpy()
     replicas_a_worker = max(1, strategy.num_replicas_in_sync // task.num_workers)
     return [int(value) // replicas_a_worker for value in summed]
 

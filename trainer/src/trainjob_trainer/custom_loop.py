@@ -11,6 +11,7 @@ from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.parameter_server.server import serve
+from trainjob_trainer.part import part_of
 from trainjob_trainer.profiler import Profiler
 from trainjob_trainer.replica import Replica, join
 from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
@@ -33,6 +34,7 @@ class Run:
         role: `worker`, `chief` or `evaluator`.
         index: the replica's number within the role.
         num_workers: processes that train together.
+        part: this worker's part of the training data, for `interleaved(files, parse, part=run.part)`.
         start_step: steps done by an earlier run: where the data has to begin.
         is_evaluator: whether this process scores checkpoints instead of training.
     """
@@ -49,6 +51,7 @@ class Run:
         self.role = replica.task.type
         self.index = replica.task.index
         self.num_workers = replica.task.num_workers
+        self.part = part_of(replica.task)
         self.is_evaluator = replica.task.is_evaluator
         self.start_step = start.step
 

@@ -3,25 +3,32 @@
 The stream is the data set over and over, shuffled anew each epoch by a function of seed and epoch. Step s
 takes the examples [s * global batch, (s + 1) * global batch) of it, and worker i of n every n-th of them,
 beginning with the i-th. So the position is a function of the step alone, and every batch is full.
+
+Where workers read parts of their own, each has a stream of its own, and takes global batch / n of it a step.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.part import Part
 from trainjob_trainer.resume import announce
-from trainjob_trainer.seeking import ReadOver, reorders_itself, takes_step
+from trainjob_trainer.seeking import ReadOver
+from trainjob_trainer.turns import Place
 
 SHUFFLE_BYTES = 256 * 2**20
 """Upper bound of the shuffle buffer; data sets up to that size are shuffled perfectly."""
 _UNKNOWN_EXAMPLE_BYTES = 64 * 1024
 _SEED_STRIDE = 1_000_003
+_ONE_TO_ONE = ("MapDataset", "ParallelMapDataset", "PrefetchDataset", "ShuffleDataset", "OptionsDataset")
+"""TensorFlow's names for stages that return one element for each they take."""
 
 
 @dataclass(frozen=True)
@@ -37,81 +44,52 @@ class TrainingData:
     examples: int | None
 
 
-class TrainingSource:
-    """The user's function of the training data."""
-
-    def __init__(self, load: Callable[..., Any]) -> None:
-        """Call it, unless it wants to know the step.
-
-        Args:
-            load: takes nothing, and returns all examples; or takes `step`, and returns examples without end,
-                the first ones being those of that step.
-
-        Raises:
-            InvalidConfiguration: as `measure`.
-        """
-        self._load = load
-        self._seeks = takes_step(load)
-        self._data: dict[int, TrainingData] = {} if self._seeks else {0: measure(load(), "train")}
-
-    @property
-    def examples(self) -> int | None:
-        """How many examples there are, or None when they are endless."""
-        return None if self._seeks else self._data[0].examples
-
-    def at(self, step: int) -> TrainingData:
-        """What the function returns when so many steps are done.
-
-        Raises:
-            InvalidConfiguration: as `check_examples`; or what begins at a step ends.
-        """
-        if not self._seeks:
-            return self._data[0]
-        if step not in self._data:
-            self._data[step] = self._from_step(step)
-        return self._data[step]
-
-    def stream(self, *, step: int, global_batch: int, seed: int, shuffle: bool) -> Any:
-        """Examples from a step on, for ever."""
-        data = self.at(step)
-        if self._seeks:
-            return data.dataset
-        return endless_stream(data, seed=seed, position=step * global_batch, shuffle=shuffle)
-
-    def read_over(self, step: int, global_batch: int) -> ReadOver | None:
-        """Who tells what coming to that step takes; None where it takes nothing."""
-        if self._seeks or step == 0:
-            return None
-        data, position = self.at(step), step * global_batch
-        return ReadOver(step, position - _first_epoch(data, position) * (data.examples or 0))
-
-    def _from_step(self, step: int) -> TrainingData:
-        dataset = self._load(step=step)
-        check_examples(dataset, "train")
-        if int(dataset.cardinality()) not in (tf.data.INFINITE_CARDINALITY, tf.data.UNKNOWN_CARDINALITY):
-            raise InvalidConfiguration(
-                "train(step) must return examples without end, as .repeat() does: how many epochs they are "
-                "is yours to say, by steps=..."
-            )
-        return TrainingData(dataset, None)
-
-
 def measure(dataset: Any, name: str) -> TrainingData:
+    """Find out how many examples there are, of which there must be some.
+
+    Raises:
+        InvalidConfiguration: as `check_examples`, or there are none.
+    """
+    data = count(dataset, name)
+    refuse_empty(data, name)
+    return data
+
+
+def count(dataset: Any, name: str) -> TrainingData:
     """Find out how many examples there are; where TensorFlow can't tell, by reading all of them once.
 
     Raises:
-        InvalidConfiguration: as `check_examples`, or an empty one.
+        InvalidConfiguration: as `check_examples`.
     """
     check_examples(dataset, name)
-    count = int(dataset.cardinality())
-    if count == tf.data.INFINITE_CARDINALITY:
+    examples = int(dataset.cardinality())
+    if examples == tf.data.INFINITE_CARDINALITY:
         return TrainingData(dataset, None)
-    if count == tf.data.UNKNOWN_CARDINALITY:
+    if examples == tf.data.UNKNOWN_CARDINALITY:
         announce(f"counting the examples of {name}(); `tf.data.experimental.assert_cardinality` saves that")
-        count = int(dataset.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
-    if count == 0:
+        records = equally_many(dataset)
+        examples = int(records.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+    return TrainingData(dataset, examples)
+
+
+def equally_many(dataset: Any) -> Any:
+    """The earliest stage of a pipeline with as many elements: counting needs none of what comes after.
+
+    Decoding images takes far longer than reading them.
+    """
+    while type(dataset).__name__.lstrip("_") in _ONE_TO_ONE and len(dataset._inputs()) == 1:
+        (dataset,) = dataset._inputs()
+    return dataset
+
+
+def refuse_empty(data: TrainingData, name: str) -> None:
+    """Refuse data without any example.
+
+    Raises:
+        InvalidConfiguration: there is none.
+    """
+    if data.examples == 0:
         raise InvalidConfiguration(f"{name}() has no examples")
-    return TrainingData(dataset, count)
 
 
 def check_examples(dataset: Any, name: str) -> None:
@@ -133,28 +111,45 @@ def check_examples(dataset: Any, name: str) -> None:
         )
 
 
-def endless_stream(data: TrainingData, *, seed: int, position: int, shuffle: bool) -> Any:
-    """Examples from `position` on, for ever; what must be read before it is read and dropped."""
-    if data.examples is None:
-        return data.dataset.skip(position)
-    epoch = _first_epoch(data, position)
-    offset = position - epoch * data.examples
-    buffer = shuffle_buffer(data)
+def stream_in_turn(
+    turns: Sequence[TrainingData], place: Place, *, part: Part, seed: int, shuffle: bool
+) -> Any:
+    """Examples from a place on: one data set after the other, over and over.
 
-    def one_epoch(number: Any) -> Any:
+    What must be read to come to the place is read and dropped.
+
+    Args:
+        turns: what is read, in order; one that is endless is alone.
+        place: where to begin; what is read first may be passed by its offset.
+        part: the worker's, so that no two shuffle alike.
+        seed: of the order.
+        shuffle: whether each pass has another order.
+    """
+    if turns[0].examples is None:
+        return turns[0].dataset.skip(place.offset)
+
+    def one_pass(data: TrainingData, number: Any) -> Any:
         if not shuffle:
             return data.dataset
-        # Within this traced function only: the order must not depend on TensorFlow's global seed, which the
+        # Within a traced function only: the order must not depend on TensorFlow's global seed, which the
         # user may set anywhere, and which may not be 0 beside a seed that is a tensor.
         tf.random.set_seed(1)
-        return data.dataset.shuffle(buffer, seed=number + seed * _SEED_STRIDE, reshuffle_each_iteration=False)
+        order = number * part.count + part.index + seed * _SEED_STRIDE
+        return data.dataset.shuffle(shuffle_buffer(data), seed=order, reshuffle_each_iteration=False)
 
-    return tf.data.Dataset.range(epoch, tf.int64.max).flat_map(one_epoch).skip(offset)
+    def from_turn(first: int) -> Callable[[Any], Any]:
+        def rest_of_cycle(cycle: Any) -> Any:
+            passes = [one_pass(turns[at], cycle * len(turns) + at) for at in range(first, len(turns))]
+            return functools.reduce(lambda one, next_one: one.concatenate(next_one), passes)
 
+        return rest_of_cycle
 
-def _first_epoch(data: TrainingData, position: int) -> int:
-    """The epoch to read from: the one of the position, unless earlier ones decide on its order."""
-    return 0 if data.examples is None or reorders_itself(data.dataset) else position // data.examples
+    cycles = tf.data.Dataset.range(place.cycle + bool(place.turn), tf.int64.max)
+    stream = cycles.flat_map(from_turn(0))
+    if place.turn:
+        begun = tf.data.Dataset.range(place.cycle, place.cycle + 1)
+        stream = begun.flat_map(from_turn(place.turn)).concatenate(stream)
+    return stream.skip(place.offset)
 
 
 def worker_batches(

@@ -62,7 +62,9 @@ class KerasScoring:
         if data.examples is None:
             raise InvalidConfiguration(f"{name}() is endless: evaluation needs a data set that ends")
         self._model = model
-        self._batches = data.dataset.batch(batch).prefetch(tf.data.AUTOTUNE)
+        # Keras warns of data that ends where TensorFlow doesn't know by itself how much there is.
+        counted = data.dataset.apply(tf.data.experimental.assert_cardinality(data.examples))
+        self._batches = counted.batch(batch).prefetch(tf.data.AUTOTUNE)
         self._store = replica.store
         self._told = BatchesTold(replica.progress, replica.environment.output_dir)
 

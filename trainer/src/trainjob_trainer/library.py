@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
 from trainjob_trainer.collective import check_same_plan
-from trainjob_trainer.data import TrainingData, TrainingSource, measure, worker_batches
+from trainjob_trainer.data import TrainingData, measure
 from trainjob_trainer.engine import Engine, build_model
 from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints, score_here
 from trainjob_trainer.export import export_model
@@ -25,13 +25,14 @@ from trainjob_trainer.normalization import tell_unsynchronized
 from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.parameter_server.server import serve
-from trainjob_trainer.parameter_server.shares import worker_iterators
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
+from trainjob_trainer.reading import distributed_batches, open_training_data, policy_of
 from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
-from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
+from trainjob_trainer.resume import agree, announce, choose_start, refuse_finished, restore
 from trainjob_trainer.selection import MonitoredSelection, Selection
+from trainjob_trainer.source import TrainingSource
 from trainjob_trainer.strategy import build_strategy
 from trainjob_trainer.training import TrainingLoop
 from trainjob_trainer.wandb_run import with_wandb
@@ -104,8 +105,10 @@ def train_and_evaluate(
         model: returns a compiled Keras model. Called within the strategy's scope.
         train: returns a tf.data set of single examples (not batches), such as (image, label). To resume, it
             is read up to where training goes on, within the epoch. If it has a parameter named `step`, it is
-            called with the steps done, and returns without end the examples from there on. A shuffle of your
-            own resumes exactly only if it is seeded, and then all earlier epochs are read over.
+            called with the steps done, and returns without end the examples from there on. If it has one
+            named `part`, it is called with a `Part` and returns those of that part, which other workers
+            don't read. A shuffle of your own resumes exactly only if it is seeded, and then all earlier
+            epochs are read over.
         heldout: the same, for evaluation; each example counts once.
         recipe: how it is trained.
         test: as `heldout`, but only the final checkpoint is evaluated on it, under names with `test_`.
@@ -136,7 +139,7 @@ def train_and_evaluate(
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     per_device = batch_of_a_device(request.batch, strategy.num_replicas_in_sync)
-    source = TrainingSource(request.train)
+    source = open_training_data(replica, strategy, request.train, request.recipe)
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
     values = _source_of_values(replica, request, plan)
@@ -160,10 +163,12 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         tell_unsaved(model)
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
+        announce(policy_of(replica, source, request.recipe).sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
     loop = _loop(replica, strategy, engine, plan, {**groups, **further}, request, export, selection)
     loop.resume(saved, start.step)
-    ending = loop.run(_batches(replica, strategy, source, request, start.step), start.step)
+    batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
+    ending = loop.run(batches, start.step)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, ending.step, ending.metrics, ending.model_step)
@@ -236,27 +241,6 @@ def _score_here(replica: Replica, strategy: Any, request: _Request) -> Callable[
     heldout = measure(request.heldout(), "heldout")
     model = build_model(strategy, request.build, _batch_spec(heldout, None), request.recipe.seed)
     return score_here(evaluator, KerasScoring(model, "heldout", heldout, request.batch, evaluator).score)
-
-
-def _batches(replica: Replica, strategy: Any, source: TrainingSource, request: _Request, step: int) -> Any:
-    stream = source.stream(
-        step=step, global_batch=request.batch, seed=request.recipe.seed, shuffle=request.recipe.shuffle
-    )
-    if replica.task.is_coordinator:
-        workers = replica.task.num_workers
-        return worker_iterators(strategy, stream, workers=workers, batch=request.batch)
-    teller = source.read_over(step, request.batch) if replica.task.is_writer else None
-
-    def of_worker(context: Any) -> Any:
-        return worker_batches(
-            stream,
-            workers=context.num_input_pipelines,
-            worker=context.input_pipeline_id,
-            batch=batch_of_a_device(request.batch, strategy.num_replicas_in_sync),
-            read_over=teller,
-        )
-
-    return iter(strategy.distribute_datasets_from_function(of_worker))
 
 
 def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:

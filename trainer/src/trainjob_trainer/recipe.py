@@ -46,6 +46,9 @@ class Recipe:
     shuffle: bool = _setting(
         "reshuffle the training data each epoch, unless train() takes the step", bool, True
     )
+    cache: str | None = _setting(
+        "keep the examples of train() once they are read: in `memory`, or in files below this folder", str
+    )
     checkpoint_every: int | None = _setting(
         "steps between checkpoints; once an epoch by default", int, least=1
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +11,7 @@ import tensorflow as tf
 
 from trainjob_trainer.resume import announce
 
-STEP = "step"
-"""A function of the training data with a parameter of this name returns what comes from that step on."""
 _SECONDS_WORTH_TELLING = 1.0
-
-
-def takes_step(load: Callable[..., Any]) -> bool:
-    """Whether the user's function can begin anywhere."""
-    try:
-        return STEP in inspect.signature(load).parameters
-    except (TypeError, ValueError):  # built in
-        return False
 
 
 def reorders_itself(dataset: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -15,28 +16,32 @@ from trainjob_trainer.early_operation import (
 )
 from trainjob_trainer.errors import PortInUse
 from trainjob_trainer.first_worker import wait_for_first_worker
+from trainjob_trainer.strategy_kind import Kind, choose_kind
 from trainjob_trainer.task import Task
+from trainjob_trainer.tpu import build_tpu_strategy, named_tpu
 
 __all__ = ["build_strategy", "explain_early_operation"]
 
 watch_first_operation()
 
 
-def build_strategy(task: Task) -> Any:
+def build_strategy(task: Task, env: Mapping[str, str] | None = None) -> Any:
     """Build it, before any TensorFlow operation runs. Workers wait here for each other.
 
-    A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing. The evaluator gets
-    a strategy of its own, on one device: a second one would need its batches padded, and metrics that are
-    not weighted would count the padding.
+    Args:
+        task: this replica.
+        env: the process's environment, replaced by tests.
 
     Raises:
-        InvalidConfiguration, PortInUse: as `explained` has them.
+        InvalidConfiguration, PortInUse: as `explained` has them, `choose_kind` and `tpu.named_tpu`.
     """
-    if not task.is_coordinator:
+    tpu = None if task.is_evaluator else named_tpu(os.environ if env is None else env)
+    kind = choose_kind(task, devices=len(_devices()), tpu=tpu)
+    if kind is not Kind.COORDINATED:
         wait_for_first_worker(task)
     with explained(task):
         _grow_memory_on_demand()
-        return _strategy(task)
+        return _build(kind, task, tpu)
 
 
 @contextlib.contextmanager
@@ -61,17 +66,28 @@ def explained(task: Task) -> Iterator[None]:
         raise
 
 
-def _strategy(task: Task) -> Any:
-    gpus = tf.config.list_physical_devices("GPU")
-    if task.is_coordinator:
+def _build(kind: Kind, task: Task, tpu: str | None) -> Any:
+    if kind is Kind.COORDINATED:
         from trainjob_trainer.parameter_server.cluster import build_coordinated_strategy  # noqa: PLC0415
 
         return build_coordinated_strategy(task)
-    if task.is_distributed:
+    if kind is Kind.TPU and tpu is not None:
+        return build_tpu_strategy(tpu)
+    if kind is Kind.MULTI_WORKER:
         return tf.distribute.MultiWorkerMirroredStrategy()
-    if task.is_evaluator:
-        return tf.distribute.OneDeviceStrategy("/GPU:0" if gpus else "/CPU:0")
-    return tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
+    if kind is Kind.MIRRORED:
+        return tf.distribute.MirroredStrategy(_devices())
+    if kind is Kind.EVALUATOR:
+        return tf.distribute.OneDeviceStrategy(_devices()[0])
+    return tf.distribute.get_strategy()
+
+
+def _devices() -> list[str]:
+    """GPUs, or the processor; each as many times as it has been divided. Asking starts nothing."""
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    divided = tf.config.get_logical_device_configuration
+    count = sum(len(divided(one) or [one]) for one in tf.config.list_physical_devices(kind))
+    return [f"{kind}:{number}" for number in range(count)]
 
 
 def _grow_memory_on_demand() -> None:

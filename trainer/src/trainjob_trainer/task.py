@@ -91,6 +91,12 @@ class Task:
         return max(1, len(self.cluster.get("worker", ())) + chiefs)
 
     @property
+    def rank(self) -> int:
+        """This process's number among those that take steps: a chief who does comes first."""
+        is_after_chief = self.type == "worker" and not self.has_parameter_servers
+        return self.index + (len(self.cluster.get("chief", ())) if is_after_chief else 0)
+
+    @property
     def has_peers(self) -> bool:
         """Whether training needs other processes than this one."""
         return self.num_workers > 1 or self.has_parameter_servers

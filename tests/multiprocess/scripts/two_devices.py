@@ -1,0 +1,60 @@
+"""The same training on a processor that is divided into two devices and on one of them, in one process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from support_alone import replica
+
+from trainjob_trainer import Recipe, Task
+from trainjob_trainer.library import _Request, _train
+from trainjob_trainer.strategy import build_strategy
+
+# In batches of 32 the last one is a single example: of two devices one has none.
+HELD_OUT = np.random.default_rng(1).normal(size=(33, 4)).astype("float32")
+TRAINING = np.random.default_rng(0).normal(size=(100, 4)).astype("float32")
+
+
+def examples(inputs: np.ndarray) -> Any:
+    return tf.data.Dataset.from_tensor_slices((inputs, inputs.sum(axis=1, keepdims=True)))
+
+
+def model() -> Any:
+    net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    net.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return net
+
+
+def train(strategy: Any, folder: Path) -> dict[str, Any]:
+    keras.utils.clear_session()  # names of layers are numbered within a process
+    keras.utils.set_random_seed(42)
+    recipe = Recipe(epochs=4, global_batch=32, export=False)
+    request = _Request(model, lambda: examples(TRAINING), lambda: examples(HELD_OUT), recipe)
+    result = _train(replica(folder), strategy, request)
+    first, bias, second, last = weights = result.model.get_weights()
+    away = np.tanh(HELD_OUT @ first + bias) @ second + last - HELD_OUT.sum(axis=1, keepdims=True)
+    return {
+        "strategy": type(strategy).__name__,
+        "devices": strategy.num_replicas_in_sync,
+        "metrics": dict(result.metrics),
+        "weights": np.concatenate([array.ravel() for array in weights]).tolist(),
+        "scores": {"loss": float(np.square(away).mean()), "mae": float(np.abs(away).mean())},
+    }
+
+
+if __name__ == "__main__":
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    chosen = build_strategy(Task("worker", 0, {}))
+    output = Path(sys.argv[1])
+    seen = {
+        "two": train(chosen, output / "two"),
+        "one": train(tf.distribute.get_strategy(), output / "one"),
+    }
+    (output / "seen.json").write_text(json.dumps(seen))
