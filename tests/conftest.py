@@ -27,6 +27,8 @@ settings.register_profile(
 settings.load_profile("trainjob")
 
 CLUSTER = "tests/cluster/"
+CLUSTERS = (f"{CLUSTER}node/", CLUSTER)
+"""Folders of tests that share a cluster: one with pods, one without."""
 
 # A shell ignores them for what it starts with `&`, and processes that tests start would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -35,18 +37,19 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(CLUSTER))
+    """Begin with what takes longest: pods."""
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in CLUSTERS])
 
 
-class OneClusterScheduling(LoadScopeScheduling):
-    """Which tests stay together in one process: those of a file, and all on a cluster, for there is one."""
+class ClusterScheduling(LoadScopeScheduling):
+    """Which tests stay together in one process: those of a file, and all on the same cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return CLUSTER if nodeid.startswith(CLUSTER) else nodeid.partition("::")[0]
+        clusters = (folder for folder in CLUSTERS if nodeid.startswith(folder))
+        return next(clusters, nodeid.partition("::")[0])
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneClusterScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ClusterScheduling:
     """Called by pytest-xdist."""
-    return OneClusterScheduling(config, log)
+    return ClusterScheduling(config, log)

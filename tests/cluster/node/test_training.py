@@ -19,6 +19,14 @@ def until_ended(cluster: NodeCluster, namespace: str, name: str) -> dict[str, An
     return cluster.get("tj", name, namespace=namespace)
 
 
+def example(cluster: NodeCluster, name: str) -> dict[str, Any]:
+    """The example's job, to be changed."""
+    file = EXAMPLES / f"{name.replace('-', '_')}.yaml"
+    printed = cluster.kubectl("create", "-f", str(file), "--dry-run=client", "-o", "json")
+    manifest: dict[str, Any] = json.loads(printed)
+    return {**manifest, "metadata": {"name": name}}
+
+
 def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) -> None:
     installed.apply(EXAMPLES / "digits.yaml", namespace=restricted)
     job = until_ended(installed, restricted, "digits")
@@ -65,7 +73,10 @@ def _a_second_look_is_a_table(cluster: NodeCluster, namespace: str) -> None:
 
 def test_parameter_servers_and_a_worker_that_goes(installed: NodeCluster, restricted: str) -> None:
     name = "parameter-server"
-    installed.apply(EXAMPLES / "parameter_server.yaml", namespace=restricted)
+    manifest = example(installed, name)
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["resources"]["requests"] = {"cpu": "100m", "memory": "256Mi"}  # five pods on two processors
+    installed.apply(manifest, namespace=restricted)
     saved = ("wait", f"tj/{name}", "-n", restricted, "--for=jsonpath={.status.output.checkpointStep}")
     installed.kubectl(*saved, f"--timeout={MINUTES}m", timeout=MINUTES * 60 + 10)
     worker = f"trainjob.dev/job={name},trainjob.dev/role=worker,trainjob.dev/index=1"
@@ -91,9 +102,7 @@ def test_parameter_servers_and_a_worker_that_goes(installed: NodeCluster, restri
 def test_a_failing_script_is_named(
     installed: NodeCluster, restricted: str, command: list[str], words: list[str]
 ) -> None:
-    job = installed.kubectl("create", "-f", str(EXAMPLES / "digits.yaml"), "--dry-run=client", "-o", "json")
-    manifest = json.loads(job)
-    manifest["metadata"] = {"name": "digits"}
+    manifest = example(installed, "digits")
     manifest["spec"]["maxRestarts"] = 0
     manifest["spec"]["template"]["spec"]["containers"][0]["command"] = command
     installed.apply(manifest, namespace=restricted)
