@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from calls import after_each_call
+
 WAY, VARIABLES = sys.argv[1], int(sys.argv[2])
 STEPS, GLOBAL_BATCH, UNITS = 10, 64, 32
 
@@ -39,16 +41,10 @@ def main() -> None:
 
 def library() -> float:
     """Return this process's age after its first step."""
-    from trainjob_trainer import recorder, train_and_evaluate
+    from trainjob_trainer import train_and_evaluate
 
     stepped: list[float] = []
-    record = recorder.Recorder.record_call
-
-    def record_moment(self: Any, *call: Any) -> None:
-        stepped.append(age())
-        record(self, *call)
-
-    recorder.Recorder.record_call = record_moment  # type: ignore[method-assign]
+    after_each_call(lambda _: stepped.append(age()))
     train_and_evaluate(model, examples, examples, steps=STEPS, global_batch=GLOBAL_BATCH, export=False)
     return stepped[0]
 

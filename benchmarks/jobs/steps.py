@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from calls import after_each_call
+
 CONTESTANT, MODEL = sys.argv[1:3]
 EPOCH_STEPS, CHECKPOINT_EVERY = (int(argument) for argument in sys.argv[3:5])
 GLOBAL_BATCH = int(sys.argv[5]) if len(sys.argv) > 5 else 64
@@ -107,16 +109,10 @@ def library() -> tuple[float, float]:
     """`train_and_evaluate`, with metrics, reports and checkpoints."""
     import keras
 
-    from trainjob_trainer import recorder, train_and_evaluate
+    from trainjob_trainer import train_and_evaluate
 
     moments: list[tuple[int, float]] = []
-    record = recorder.Recorder.record_call
-
-    def record_moment(self: Any, step: int, *rest: Any) -> None:
-        moments.append((step, time.perf_counter()))
-        record(self, step, *rest)
-
-    recorder.Recorder.record_call = record_moment  # type: ignore[method-assign]
+    after_each_call(lambda step: moments.append((step, time.perf_counter())))
 
     def train() -> Any:
         return examples().repeat().take(EPOCH_STEPS * GLOBAL_BATCH) if EPOCH_STEPS else examples().repeat()

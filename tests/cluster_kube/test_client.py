@@ -110,6 +110,27 @@ async def test_every_request_is_reported(server: FakeApiServer) -> None:
     assert all(call.seconds >= 0 for call in calls)
 
 
+async def test_a_request_that_is_cancelled_is_not_taken_for_a_silent_server() -> None:
+    calls: list[Call] = []
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        async with open_client(f"http://127.0.0.1:{port}", on_call=calls.append) as api:
+            asking = asyncio.ensure_future(api.list(PODS, None))
+            await asked.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+    assert calls == []
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "kind"),
     [

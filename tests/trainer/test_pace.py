@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainjob_trainer.pace import CALLS_A_LOOK, TIMED_STEPS, Pace
+from trainjob_trainer.pace import CALLS_A_LOOK, TIMED_STEPS, Pace, next_stop, steps_a_call
 
 
 def run(pace: Pace, seconds_a_step: Sequence[float]) -> list[int]:
@@ -44,32 +46,63 @@ def test_workers_of_unequal_clocks_make_equal_calls() -> None:
         fast.record(fast.wanted, fast.wanted * 0.002)
         slow.record(slow.wanted, slow.wanted * 0.2)
     assert fast.wanted == slow.wanted == 250
-    fast.agree()
-    slow.agree()
-    assert len(writers) == 2
+    assert len(writers) == 1
 
 
-def test_the_speed_is_looked_at_again_when_all_meet() -> None:
+def test_the_speed_is_looked_at_soon_and_then_now_and_then() -> None:
+    counts = run(Pace(lambda number: number), [1.0, *[0.05] * 2, *[0.01] * 5, *[0.1] * CALLS_A_LOOK])
+    assert counts[:9] == [1, TIMED_STEPS, 10, 10, *[16] * 4, 50]  # the fourth call's look sees 20 steps
+    assert counts[8:17] == [50] * 8 + [5]
+
+
+def test_a_look_sees_all_steps_since_the_last_one() -> None:
+    """A call that an epoch's end has cut short is not the measure of all."""
     pace = Pace(lambda number: number)
-    run(pace, [1.0, 0.01, 0.1])
-    pace.agree()
-    assert pace.wanted == 5
-
-
-def test_without_epochs_the_speed_is_looked_at_now_and_then() -> None:
-    counts = run(Pace(lambda number: number), [1.0, *[0.01] * 5, *[0.1] * CALLS_A_LOOK])
-    assert counts == [1, TIMED_STEPS, *[50] * (CALLS_A_LOOK - 2), *[5] * 6]
-
-
-def test_before_a_second_call_there_is_nothing_to_agree_on() -> None:
-    pace = Pace(lambda _: pytest.fail("asked"))
-    pace.agree()
-    assert run(pace, [1.0]) == [1]
-    pace.agree()
-    assert pace.wanted == TIMED_STEPS
+    for count, seconds in ((1, 9.0), (4, 0.04), (49, 0.49), (1, 0.51)):
+        pace.record(count, seconds)
+    assert pace.wanted == 25
 
 
 def test_a_fixed_one_stays() -> None:
     pace = Pace.fixed(7)
     assert run(pace, [1.0, 0.001, 0.001]) == [7, 7, 7]
     assert pace.is_fixed
+    assert [pace.next_call(left) for left in (3, 7, 8)] == [3, 7, 7]
+
+
+def test_a_short_rest_is_taken_along() -> None:
+    pace = Pace(lambda number: number)
+    run(pace, [1.0, 0.025])
+    assert pace.wanted == 20
+    assert [pace.next_call(left) for left in (100, 31, 30, 20, 1)] == [20, 20, 30, 20, 1]
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "periods", "stop"),
+    [
+        (0, 100, (None, 30), 30),
+        (30, 100, (None, 30), 60),
+        (90, 100, (None, 30), 100),
+        (0, 100, (20, 30), 20),
+        (20, 100, (20, 30), 30),
+        (35, 36, (20, 30), 36),
+    ],
+)
+def test_where_something_else_is_to_be_done(
+    step: int, total: int, periods: tuple[int | None, ...], stop: int
+) -> None:
+    assert next_stop(step, total, periods) == stop
+
+
+@given(left=st.integers(1, 3000), seconds=st.floats(1e-5, 2.0))
+def test_a_call_never_passes_an_end(left: int, seconds: float) -> None:
+    pace = Pace(lambda number: number)
+    while left:
+        count = pace.next_call(left)
+        assert 1 <= count <= min(left, pace.longest)
+        pace.record(count, count * seconds)
+        left -= count
+
+
+def test_a_call_takes_about_half_a_second() -> None:
+    assert [steps_a_call(seconds) for seconds in (0.0, 0.005, 0.3, 9.0)] == [1000, 100, 1, 1]

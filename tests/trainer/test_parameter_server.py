@@ -18,7 +18,7 @@ from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Task
 from trainjob_trainer.cache import Cache
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.monitoring import Monitoring, Source
-from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
+from trainjob_trainer.parameter_server.blocks import next_block
 from trainjob_trainer.parameter_server.cluster import server_addresses, wait_for_servers
 from trainjob_trainer.parameter_server.counting import add_on_server
 from trainjob_trainer.parameter_server.engine import Block
@@ -41,21 +41,6 @@ def test_a_block_leaves_work_for_all(left: int, wanted: int, workers: int) -> No
     block = next_block(left, wanted, workers)
     assert 1 <= block <= min(left, wanted)
     assert block == 1 or block * (workers - 1) < left
-
-
-@pytest.mark.parametrize(
-    ("step", "total", "periods", "meeting"),
-    [
-        (0, 100, (None, 30), 30),
-        (30, 100, (None, 30), 60),
-        (90, 100, (None, 30), 100),
-        (0, 100, (20, 30), 20),
-        (20, 100, (20, 30), 30),
-        (35, 36, (20, 30), 36),
-    ],
-)
-def test_where_all_meet(step: int, total: int, periods: tuple[int | None, ...], meeting: int) -> None:
-    assert next_meeting(step, total, periods) == meeting
 
 
 def test_the_chief_waits_for_each_server_and_says_for_whom() -> None:

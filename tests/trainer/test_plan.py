@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.pace import next_call, steps_a_call
 from trainjob_trainer.plan import batch_of_a_device, build_plan
 
 
@@ -44,20 +41,3 @@ def test_a_batch_that_the_workers_do_not_divide_is_refused_with_what_fits() -> N
         batch_of_a_device(64, 3)
     with pytest.raises(InvalidConfiguration, match=r"use 4$"):
         batch_of_a_device(3, 4)
-
-
-@given(
-    step=st.integers(0, 500),
-    wanted=st.integers(1, 100),
-    more=st.integers(1, 500),
-    period=st.integers(1, 50) | st.none(),
-)
-def test_a_call_never_passes_an_end(step: int, wanted: int, more: int, period: int | None) -> None:
-    count = next_call(step, wanted, step + more, (period,))
-
-    assert 1 <= count <= min(wanted, more)
-    assert period is None or step // period == (step + count - 1) // period
-
-
-def test_a_call_takes_about_half_a_second() -> None:
-    assert [steps_a_call(seconds) for seconds in (0.0, 0.005, 0.3, 9.0)] == [1000, 100, 1, 1]

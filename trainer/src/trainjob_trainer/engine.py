@@ -13,7 +13,7 @@ from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.compiled_step import build_step
 from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.gradient_path import GradientPath
-from trainjob_trainer.metric_state import MetricState
+from trainjob_trainer.metric_state import MetricState, OverAll
 from trainjob_trainer.metrics import scalars
 from trainjob_trainer.not_finite import Found, OnNan
 from trainjob_trainer.stepping import ManySteps
@@ -48,7 +48,7 @@ class Engine:
             lambda: (model.get_metrics_result(), self._metrics.reduced()),
             GradientPath.of(model, strategy, on_nan),
         )
-        self._reduced = tf.function(model.get_metrics_result, autograph=False)
+        self._over_all = OverAll(strategy, model)
 
     def run(self, iterator: Any, count: int) -> dict[str, float]:
         """Take `count` steps; the same count on every worker.
@@ -86,16 +86,16 @@ class Engine:
 
     def reduced_metrics(self) -> dict[str, float]:
         """The metrics since the last `reset`, over all workers' examples. All workers call it together."""
-        return scalars(self._reduced())
+        return scalars(self._over_all.results())
 
     def metric_names(self) -> list[str]:
         """Those of `reduced_metrics`, without computing them."""
-        outputs = self._reduced.get_concrete_function().structured_outputs
+        outputs = self._over_all.results.get_concrete_function().structured_outputs
         return [str(name) for name, value in outputs.items() if value.shape.rank == 0]
 
     def reset(self) -> None:
         """Begin a new epoch of metrics."""
-        self.model.reset_metrics()
+        self._over_all.reset()
         self._metric_state = []
 
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable
 SECONDS_A_CALL = 0.5
 """Reports, SIGTERM and failed writes are looked at between calls."""
 TIMED_STEPS = 4
-"""Steps of the call by which the speed is judged; the one before it traces."""
+"""Steps of the call by which the speed is first judged; the one before it traces."""
 CALLS_A_LOOK = 16
-"""After so many calls the speed is looked at again, if no epoch has ended."""
+"""After so many calls the speed is looked at again, in the beginning sooner."""
+LONGEST = 1.5
+"""So many times the wanted length a call may have, where one of the rest alone would follow."""
+_FIRST_LOOKS = (2, 4, 8)
 _MAX_STEPS = 1000
 _NANOSECONDS = 1_000_000_000
 
@@ -32,7 +35,8 @@ class Pace:
         self.is_fixed = False
         self._agree = agree
         self._calls = 0
-        self._seconds_a_step = 1.0
+        self._steps = 0
+        self._seconds = 0.0
 
     @classmethod
     def fixed(cls, steps: int) -> Pace:
@@ -41,21 +45,29 @@ class Pace:
         pace.wanted, pace.is_fixed = steps, True
         return pace
 
+    @property
+    def longest(self) -> int:
+        """The most steps that the next call may take."""
+        return self.wanted if self.is_fixed else int(self.wanted * LONGEST)
+
+    def next_call(self, left: int) -> int:
+        """Steps of the next call, where so many are left until something else is to be done."""
+        return left if left <= self.longest else self.wanted
+
     def record(self, count: int, seconds: float) -> None:
         """A call of `count` steps took so long. All workers call it together."""
         self._calls += 1
-        if self._calls > 1:  # the first one traces
-            self._seconds_a_step = seconds / count
-        if self._calls == 1 and not self.is_fixed:
+        if self.is_fixed:
+            return
+        if self._calls == 1:  # it traces
             self.wanted = TIMED_STEPS
-        elif self._calls == 2 or self._calls % CALLS_A_LOOK == 0:
-            self.agree()
-
-    def agree(self) -> None:
-        """Choose anew, at the end of an epoch or whenever all workers call it together."""
-        if not self.is_fixed and self._calls > 1:
-            nanoseconds = self._agree(int(self._seconds_a_step * _NANOSECONDS))
+            return
+        self._steps += count
+        self._seconds += seconds
+        if self._calls in _FIRST_LOOKS or self._calls % CALLS_A_LOOK == 0:
+            nanoseconds = self._agree(int(self._seconds / self._steps * _NANOSECONDS))
             self.wanted = steps_a_call(nanoseconds / _NANOSECONDS)
+            self._steps, self._seconds = 0, 0.0
 
 
 def steps_a_call(seconds_a_step: float) -> int:
@@ -63,14 +75,12 @@ def steps_a_call(seconds_a_step: float) -> int:
     return max(1, min(_MAX_STEPS, int(SECONDS_A_CALL / max(seconds_a_step, 1e-6))))
 
 
-def next_call(step: int, wanted: int, total: int, periods: Iterable[int | None]) -> int:
-    """Steps of the next call: `wanted`, cut at the end and at the next multiple of each period.
+def next_stop(step: int, total: int, periods: Iterable[int | None]) -> int:
+    """The step at which something other than steps is to be done next.
 
     Args:
         step: steps done.
-        wanted: at least 1.
         total: the last step.
         periods: such as steps an epoch and steps between checkpoints; None is no period.
     """
-    ends = [step + wanted, total] + [(step // period + 1) * period for period in periods if period]
-    return min(ends) - step
+    return min([total] + [(step // period + 1) * period for period in periods if period])

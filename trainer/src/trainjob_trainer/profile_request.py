@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainjob_trainer.atomic_file import write_atomically
+
 FOLDER = "profile"
 _MOST_BYTES = 4096
 
@@ -86,10 +88,8 @@ class RequestFiles:
 
     def answer(self, **facts: Any) -> None:
         """Replace the answer."""
-        temporary = self._answer.with_name(f".tmp-{self._answer.name}")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(facts), encoding="utf-8")
-            temporary.replace(self._answer)
+            write_atomically(self._answer, json.dumps(facts))
 
     def remove(self) -> None:
         """The request has been dealt with; another one that has come meanwhile stays."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from trainjob_trainer.atomic_file import write_atomically
+
 MIN_SECONDS_BETWEEN_WRITES = 0.5
 MAX_SECONDS_BETWEEN_WRITES = 1.0
 """And a look: while the process lives, the file is never older than two seconds."""
@@ -163,10 +165,8 @@ class ProgressFile:
                 _leave_last_words(self._termination_log, report)
 
     def _write(self, path: Path, text: str) -> None:
-        temporary = path.with_name(f".tmp-{path.name}")
         with contextlib.suppress(OSError):  # a full disk must not end a training that could go on
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+            write_atomically(path, text)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.checkpoint.files import explain_write_error
 
 FOLDER = "evaluator"
@@ -78,11 +79,9 @@ def tell_scoring(folder: Path, step: int) -> None:
         OutputFull, OutputUnwritable: it can't be written.
     """
     path = folder / SCORING
-    temporary = path.with_name(f".tmp-{SCORING}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"step": step}), encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, json.dumps({"step": step}))
     except OSError as error:
         raise explain_write_error(error, path) or error from error
 

@@ -13,7 +13,7 @@ from trainjob_trainer.course import Course, Ending
 from trainjob_trainer.engine import Engine
 from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.not_finite import FiniteWatch, OnNan
-from trainjob_trainer.pace import Pace, next_call
+from trainjob_trainer.pace import Pace, next_stop
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.profiler import Profiler
 from trainjob_trainer.recorder import Recorder
@@ -102,7 +102,7 @@ class TrainingLoop:
 
     def _call(self, iterator: Any, state: _State) -> None:
         periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
-        count = next_call(state.step, state.pace.wanted, self._plan.total_steps, periods)
+        count = state.pace.next_call(next_stop(state.step, self._plan.total_steps, periods) - state.step)
         self._profiler.between_calls(state.step, count)
         began = self._clock()
         with self._profiler.mark(state.step):
@@ -122,7 +122,6 @@ class TrainingLoop:
         if self._plan.is_epoch_end(state.step):
             self._last_epoch = {**self._engine.reduced_metrics(), **self._watch.metrics}
             self._engine.reset()
-            state.pace.agree()
             self._recorder.record_epoch(state.step, self._last_epoch)
             self._course.epoch_ended(state.step, self._last_epoch)
 

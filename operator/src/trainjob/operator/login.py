@@ -102,7 +102,8 @@ def _trace(on_call: Callable[[Call], None]) -> aiohttp.TraceConfig:
     async def fail(
         _session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams
     ) -> None:
-        tell(context, params.url.path, "watch" in params.url.query, 0)
+        if not isinstance(params.exception, asyncio.CancelledError):  # else by ourselves
+            tell(context, params.url.path, "watch" in params.url.query, 0)
 
     def tell(context: SimpleNamespace, path: str, is_watch: bool, code: int) -> None:
         if path.endswith(f"/{TRAINJOBS.plural}"):

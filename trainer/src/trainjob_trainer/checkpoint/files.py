@@ -9,9 +9,6 @@ from pathlib import Path
 
 from trainjob_trainer.errors import OutputFull, OutputUnwritable, TrainerError
 
-TEMPORARY = ".tmp-"
-"""Prefix of everything that is not there yet, or not any more."""
-
 
 class Files:
     """Durable writes: what `rename` has published survives a power cut, what it has not is ignored."""

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from trainjob_trainer.atomic_file import TEMPORARY
 from trainjob_trainer.checkpoint.fence import Fence
-from trainjob_trainer.checkpoint.files import TEMPORARY, Files, explain_write_error
+from trainjob_trainer.checkpoint.files import Files, explain_write_error
 from trainjob_trainer.errors import TrainerError
 
 

@@ -16,14 +16,3 @@ def next_block(left: int, wanted: int, workers: int) -> int:
     """
     fair = -(-left // (workers * BLOCKS_A_WORKER))
     return max(1, min(wanted, fair, left))
-
-
-def next_meeting(step: int, total: int, periods: tuple[int | None, ...]) -> int:
-    """Return the step at which all wait for each other: an epoch's end, a checkpoint, or the end.
-
-    Args:
-        step: steps done.
-        total: the last step.
-        periods: steps an epoch, steps between checkpoints; None is no period.
-    """
-    return min([total] + [(step // period + 1) * period for period in periods if period])

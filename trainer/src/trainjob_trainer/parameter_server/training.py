@@ -9,8 +9,8 @@ from typing import Any
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
 from trainjob_trainer.course import Course, Ending
 from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
-from trainjob_trainer.pace import Pace
-from trainjob_trainer.parameter_server.blocks import next_block, next_meeting
+from trainjob_trainer.pace import Pace, next_stop
+from trainjob_trainer.parameter_server.blocks import next_block
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
@@ -76,7 +76,7 @@ class CoordinatorLoop:
         with self._course.patient():
             while step < total and not self._is_over:
                 periods = self._plan.epoch_steps, self._plan.checkpoint_every
-                step = self._meet(iterators, step, next_meeting(step, total, periods))
+                step = self._meet(iterators, step, next_stop(step, total, periods))
                 self._end_epoch(step)
                 self._is_over = self._course.between_steps(step)
             ending = self._course.end(step, self._last_epoch)

@@ -88,7 +88,9 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             **self._clock.look(self._call.record.step, self._call.batch_size),
             **self._figures(logs),
         )
-        self._profiler.between_calls(self._call.record.step, self._call.pace.wanted if self._call.pace else 1)
+        self._profiler.between_calls(
+            self._call.record.step, self._call.pace.longest if self._call.pace else 1
+        )
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; the script may go on with another `fit`."""

@@ -65,6 +65,7 @@ def take_many_batches(trainer: ModuleType) -> None:
         return
     kind._make_function = _making(kind._make_function)
     kind._get_metrics_result_or_logs = _reading(kind._get_metrics_result_or_logs)
+    kind.reset_metrics = _resetting(kind.reset_metrics)
     trainer.TFEpochIterator._enumerate_iterator = _enumerating(trainer.TFEpochIterator._enumerate_iterator)
 
 
@@ -147,7 +148,7 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
                 logs = one_call(iterator.iterator)
             return logs
 
-        function.results = steps and steps.results  # type: ignore[attr-defined]
+        function.over_all = steps and steps.over_all  # type: ignore[attr-defined]
         return function
 
     return _make_function
@@ -179,14 +180,31 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        call = current_process().call
-        results = getattr(self.train_function or self.test_function, "results", None)
-        if call is None or call.pace is None or results is None:
-            return original(self, logs)
-        call.pace.agree()
-        return results()
+        over_all = _over_all(self)
+        return original(self, logs) if over_all is None else over_all.results()
 
     return _get_metrics_result_or_logs
+
+
+def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """At the start of an epoch or evaluation, where Keras meets the other workers once a variable."""
+
+    @functools.wraps(original)
+    def reset_metrics(self: Any) -> None:
+        over_all = _over_all(self)
+        original(self) if over_all is None else over_all.reset()
+
+    return reset_metrics
+
+
+def _over_all(model: Any) -> Any:
+    """Of a model whose calls take many batches; else None."""
+    call = current_process().call
+    if call is None or call.pace is None:
+        return None
+    return getattr(
+        getattr(model, "train_function", None) or getattr(model, "test_function", None), "over_all", None
+    )
 
 
 def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,12 +232,12 @@ def _stretches(epoch: Any, steps: int, pace: Pace) -> Iterator[tuple[int, int, S
     """The calls of one epoch: numbers of the first and the last batch, and the data."""
     step = 0
     while step < steps:
-        wanted = pace.wanted if epoch._trainjob_use is Use.FIT else EVALUATION_BATCHES
         left = (epoch._num_batches or math.inf) - epoch._steps_seen
         if left <= 0:
             epoch._interrupted_warning()
             break
-        count = int(min(wanted, steps - step, left))
+        left = int(min(left, steps - step))
+        count = pace.next_call(left) if epoch._trainjob_use is Use.FIT else min(left, EVALUATION_BATCHES)
         epoch._steps_seen += count
         yield step, step + count - 1, Stretch(epoch._current_iterator, count)
         step += count

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from trainjob_trainer.compiled_step import build_step
 from trainjob_trainer.gradient_path import GradientPath
+from trainjob_trainer.metric_state import OverAll
 from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.plain.calls import Stretch
 from trainjob_trainer.plain.process import current_process
@@ -17,7 +16,11 @@ from trainjob_trainer.stepping import ManySteps
 
 
 class TracedSteps:
-    """Takes many batches in one call of TensorFlow."""
+    """Takes many batches in one call of TensorFlow.
+
+    Attributes:
+        over_all: the model's metrics.
+    """
 
     def __init__(self, model: Any, step: Callable[..., Any]) -> None:
         """Trace nothing yet.
@@ -36,8 +39,7 @@ class TracedSteps:
         step = with_optionals(step) if with_optionals else step
         self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
         self._averaged = ManySteps(self._strategy, step, model.get_metrics_result, path, averaged=True)
-        self.results = tf.function(model.get_metrics_result, autograph=False)
-        """The metrics over all workers, who call it together."""
+        self.over_all = OverAll(self._strategy, model)
 
     def take(self, stretch: Stretch) -> dict[str, Any]:
         """Take the batches; return figures of this worker, or of all where somebody sees each batch.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that was answered, or given up.
+    """One request that was answered, or got no answer; one that we cancelled is not told of.
 
     Attributes:
         verb: as RBAC writes it: `get`, `list`, `watch`, `create`, `update`, `patch` or `delete`.

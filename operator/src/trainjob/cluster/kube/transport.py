@@ -176,7 +176,8 @@ class Transport:
         if self._session is None:
             raise RuntimeError("the client is used outside its context")
         loop = asyncio.get_running_loop()
-        began, code = loop.time(), 0
+        began = loop.time()
+        code: int | None = None
         try:
             async with self._session.request(
                 request.method,
@@ -195,7 +196,8 @@ class Transport:
             code = 0
             raise _unavailable(request, error) from error
         finally:
-            if limits is self._timeout or code == 0:
+            # None: it was cancelled by ourselves before an answer came, and says nothing of the server
+            if code == 0 or (code is not None and limits is self._timeout):
                 self._tell(request, code, loop.time() - began)
 
     def _tell(self, request: Request, code: int, seconds: float) -> None:

@@ -1,0 +1,21 @@
+"""Small files that others read at any moment: they see the old text or the new one, never a part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TEMPORARY = ".tmp-"
+"""Prefix of what is not there yet, or not any more."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by one with this text; the only one who writes it does so.
+
+    It is not forced down to the disk: a power cut may bring the old text back.
+
+    Raises:
+        OSError: the folder is missing, or can't be written.
+    """
+    temporary = path.with_name(TEMPORARY + path.name)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
