@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainjob_trainer.agent.progress_watch import ProgressWatch
-from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile
 
 
 class Clock:

@@ -12,7 +12,7 @@ REPORTS = """
 import threading
 from trainjob_trainer.edge import leave
 from trainjob_trainer.errors import InvalidConfiguration, OutputUnwritable
-from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile
 job, first = os.environ["TRAINJOB_NAME"], attempt == "1"
 progress = ProgressFile.from_environment(os.environ)
 progress.keep_fresh()

@@ -14,7 +14,7 @@ from trainjob.cli.profiling.asking import NO_ANSWER_SECONDS, Asking
 from trainjob.cli.profiling.desk import Away
 from trainjob.cli.profiling.local_desk import LocalDesk
 from trainjob_trainer import Environment, Task
-from trainjob_trainer.profiler import Profiler
+from trainjob_trainer.reporting.profiler import Profiler
 
 
 class NoTrace:

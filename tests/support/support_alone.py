@@ -13,9 +13,9 @@ import tensorflow as tf
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.library import _Request, _train
-from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
 
 STRATEGY = tf.distribute.get_strategy()

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.cache import Cache
-from trainjob_trainer.source import TrainingSource
+from trainjob_trainer.data.cache import Cache
+from trainjob_trainer.data.source import TrainingSource
 
 EXAMPLES = 4
 

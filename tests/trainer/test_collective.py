@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer import CheckpointMismatch, InvalidConfiguration, Task, collective
-from trainjob_trainer.collective import check_same_plan, check_same_weights, gather, weights_hash
+from trainjob_trainer import CheckpointMismatch, InvalidConfiguration, Task
+from trainjob_trainer.distribution import collective
+from trainjob_trainer.distribution.collective import check_same_plan, check_same_weights, gather, weights_hash
 from trainjob_trainer.plan import TrainingPlan
 
 PLAN = TrainingPlan(total_steps=30, epoch_steps=10, checkpoint_every=5, global_batch=8)

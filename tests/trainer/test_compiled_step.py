@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine import Engine, build_model
+from trainjob_trainer.engine.engine import Engine, build_model
 
 BATCH, STEPS = 4, 7
 SPEC = (

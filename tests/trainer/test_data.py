@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.data import measure, shuffle_buffer, worker_batches
-from trainjob_trainer.source import TrainingSource
+from trainjob_trainer.data.batches import measure, shuffle_buffer, worker_batches
+from trainjob_trainer.data.source import TrainingSource
 
 EXAMPLES = 10
 

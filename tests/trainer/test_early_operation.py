@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainjob_trainer import early_operation
-from trainjob_trainer.early_operation import explain_early_operation, is_early_operation
+from trainjob_trainer.distribution import early_operation
+from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
 
 SCRIPTS = [
     ("import tensorflow as tf\nprint('x')\nx = tf.constant(1)\n", ":3: x = tf.constant(1)"),

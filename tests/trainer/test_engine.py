@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.collective import weights_hash
-from trainjob_trainer.data import worker_batches
-from trainjob_trainer.engine import Engine, build_model
-from trainjob_trainer.model_state import variable_groups
-from trainjob_trainer.source import TrainingSource
+from trainjob_trainer.data.batches import worker_batches
+from trainjob_trainer.data.source import TrainingSource
+from trainjob_trainer.distribution.collective import weights_hash
+from trainjob_trainer.engine.engine import Engine, build_model
+from trainjob_trainer.engine.model_state import variable_groups
 
 BATCH = 4
 INPUTS = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")

@@ -16,9 +16,9 @@ from support_checkpoints import final_variables, largest_difference
 from trainjob_trainer import Environment, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.library import Result, _Request, _train
-from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
 
 STRATEGY = tf.distribute.get_strategy()

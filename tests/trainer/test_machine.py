@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.machine import Machine
+from trainjob_trainer.reporting.machine import Machine
 
 
 class FakeNvml:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.metric_state import MetricState, OverAll
+from trainjob_trainer.engine.metric_state import MetricState, OverAll
 
 STRATEGY = tf.distribute.get_strategy()
 

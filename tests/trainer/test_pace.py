@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.pace import CALLS_A_LOOK, TIMED_STEPS, Pace, next_stop, steps_a_call
+from trainjob_trainer.engine.pace import CALLS_A_LOOK, TIMED_STEPS, Pace, next_stop, steps_a_call
 
 
 def run(pace: Pace, seconds_a_step: Sequence[float]) -> list[int]:

@@ -15,23 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Task
-from trainjob_trainer.cache import Cache
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.monitoring import Monitoring, Source
+from trainjob_trainer.data.cache import Cache
+from trainjob_trainer.data.shares import build_share
+from trainjob_trainer.data.source import TrainingSource
+from trainjob_trainer.distribution.coordinated import server_addresses, wait_for_servers
+from trainjob_trainer.early_stopping.monitoring import Monitoring, Source
+from trainjob_trainer.early_stopping.selection import MonitoredSelection
+from trainjob_trainer.early_stopping.stopping import Rule
 from trainjob_trainer.parameter_server.blocks import next_block
-from trainjob_trainer.parameter_server.cluster import server_addresses, wait_for_servers
 from trainjob_trainer.parameter_server.counting import add_on_server
 from trainjob_trainer.parameter_server.engine import Block
 from trainjob_trainer.parameter_server.server import wait_for_end
-from trainjob_trainer.parameter_server.shares import build_share
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan
-from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.selection import MonitoredSelection
-from trainjob_trainer.source import TrainingSource
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
-from trainjob_trainer.stopping import Rule
 
 TASK = Task("chief", 0, {"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)})
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from trainjob_trainer.data.policy import Policy
 from trainjob_trainer.plan import TrainingPlan
-from trainjob_trainer.policy import Policy
 
 WHOLE = {
     "workers": 2,

@@ -16,7 +16,7 @@ from trainjob_trainer.custom_loop import Run
 from trainjob_trainer.plain.callbacks import AtEnd
 from trainjob_trainer.plain.fit_call import FitCall, ModelRecord
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.resume import Start
 
 STEPS = 4

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import Environment, Task
-from trainjob_trainer.profiler import MOST_SECONDS, Profiler, TensorFlowTrace
+from trainjob_trainer.reporting.profiler import MOST_SECONDS, Profiler, TensorFlowTrace
 
 TWO = {"worker": ("a:1", "b:1")}
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile
 
 
 class Clock:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainjob_trainer import keras_scoring
-from trainjob_trainer.evaluation import Evaluation, ResultsFile
-from trainjob_trainer.progress import ProgressFile
-from trainjob_trainer.scores import EvaluatorScores, Scored, tell_scoring, touch_scoring
+from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.scoring import keras_scoring
+from trainjob_trainer.scoring.evaluation import Evaluation, ResultsFile
+from trainjob_trainer.scoring.scores import EvaluatorScores, Scored, tell_scoring, touch_scoring
 
 
 def add(folder: Path, step: int, loss: float) -> None:

@@ -16,15 +16,15 @@ from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Recip
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.course import Course, Ending
-from trainjob_trainer.metric_state import LAST_EPOCH, saved_results
-from trainjob_trainer.monitoring import Monitoring, Source, find_source
+from trainjob_trainer.early_stopping.monitoring import Monitoring, Source, find_source
+from trainjob_trainer.early_stopping.selection import EVALUATOR_PATIENCE, MonitoredSelection
+from trainjob_trainer.early_stopping.stopping import Rule
+from trainjob_trainer.engine.metric_state import LAST_EPOCH, saved_results
 from trainjob_trainer.plan import TrainingPlan
-from trainjob_trainer.progress import ProgressFile
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.scores import tell_scoring
-from trainjob_trainer.selection import EVALUATOR_PATIENCE, MonitoredSelection
+from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.scoring.scores import tell_scoring
 from trainjob_trainer.stop import StopRequest
-from trainjob_trainer.stopping import Rule
 
 TOTAL, EPOCH = 100, 10
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainjob_trainer.step_times import StepTimes
+from trainjob_trainer.reporting.step_times import StepTimes
 
 
 def test_each_step_counts_in_the_histogram_and_in_the_share() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainjob_trainer import OutputUnwritable
-from trainjob_trainer.summaries import Summaries
+from trainjob_trainer.reporting.summaries import Summaries
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 
 from trainjob_trainer import Environment, InvalidConfiguration, Task
-from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.progress import ProgressFile
-from trainjob_trainer.replica import Replica
-from trainjob_trainer.stop import StopRequest
-from trainjob_trainer.wandb_run import WandbPlan, WandbRun, with_wandb
+from trainjob_trainer.reporting.wandb_run import WandbPlan, WandbRun, begin_run
 
 TWO = {"worker": ("a:1", "b:1"), "evaluator": ("c:1",)}
 
@@ -115,10 +111,7 @@ def test_whose_figures_are_logged(
 ) -> None:
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
-    store = CheckpointStore(tmp_path)
-    task = Task(role, index, TWO)
-    replica = Replica(task, environment(tmp_path), store, ProgressFile(None), StopRequest())
-    assert (with_wandb(replica, {}).journal is not None) is logs
+    assert (begin_run(Task(role, index, TWO), environment(tmp_path), {}) is not None) is logs
     assert len(wandb.runs) == logs
 
 
@@ -133,7 +126,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from trainjob_trainer import Environment
-from trainjob_trainer.wandb_run import WandbPlan, WandbRun
+from trainjob_trainer.reporting.wandb_run import WandbPlan, WandbRun
 folder = Path(sys.argv[1])
 environment = Environment("digits", "1234", 1, folder, folder, folder)
 trained = WandbRun(WandbPlan(environment, {"epochs": 2}))

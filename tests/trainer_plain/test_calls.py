@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from trainjob_trainer.pace import Pace
+from trainjob_trainer.engine.pace import Pace
 from trainjob_trainer.plain.calls import EVALUATION_BATCHES, Use, _stretches, has_expected_shape, sees_batches
 
 callbacks = keras.callbacks

@@ -11,7 +11,7 @@ import pytest
 from support_plain import SCRIPTS, Ended, run_job
 
 from trainjob_trainer import ExitCode, InvalidConfiguration
-from trainjob_trainer.not_finite import OnNan
+from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.plain.training import _reaction
 
 SCRIPT = SCRIPTS / "settings.py"

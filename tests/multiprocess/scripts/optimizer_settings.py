@@ -22,10 +22,10 @@ import tensorflow as tf
 
 from trainjob_trainer import Task
 from trainjob_trainer.checkpoint.snapshot import local_components
-from trainjob_trainer.data import worker_batches
-from trainjob_trainer.engine import Engine, build_model
-from trainjob_trainer.not_finite import OnNan
-from trainjob_trainer.strategy import build_strategy
+from trainjob_trainer.data.batches import worker_batches
+from trainjob_trainer.distribution.strategy import build_strategy
+from trainjob_trainer.engine.engine import Engine, build_model
+from trainjob_trainer.engine.not_finite import OnNan
 
 BATCH, STEPS = 8, 10
 BAD_STEP = 4

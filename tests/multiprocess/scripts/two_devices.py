@@ -13,8 +13,8 @@ import tensorflow as tf
 from support_alone import replica
 
 from trainjob_trainer import Recipe, Task
+from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.library import _Request, _train
-from trainjob_trainer.strategy import build_strategy
 
 # In batches of 32 the last one is a single example: of two devices one has none.
 HELD_OUT = np.random.default_rng(1).normal(size=(33, 4)).astype("float32")

@@ -34,10 +34,10 @@ from trainjob_trainer.exits import ExitCode
 
 if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
+    from trainjob_trainer.data.files import interleaved
+    from trainjob_trainer.data.part import Part
     from trainjob_trainer.environment import Environment
-    from trainjob_trainer.files import interleaved
     from trainjob_trainer.library import Result, train_and_evaluate
-    from trainjob_trainer.part import Part
     from trainjob_trainer.recipe import Recipe
     from trainjob_trainer.task import Task
 
@@ -70,13 +70,13 @@ __all__ = [
 
 _LAZY = {
     "Environment": "trainjob_trainer.environment",
-    "Part": "trainjob_trainer.part",
+    "Part": "trainjob_trainer.data.part",
     "Recipe": "trainjob_trainer.recipe",
     "Result": "trainjob_trainer.library",
     "Run": "trainjob_trainer.custom_loop",
     "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
-    "interleaved": "trainjob_trainer.files",
+    "interleaved": "trainjob_trainer.data.files",
     "train_and_evaluate": "trainjob_trainer.library",
 }
 

@@ -8,6 +8,11 @@ TEMPORARY = ".tmp-"
 """Prefix of what is not there yet, or not any more."""
 
 
+def temporary_of(path: Path) -> Path:
+    """Where the next text of a file lies until it is whole."""
+    return path.with_name(TEMPORARY + path.name)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file by one with this text; the only one who writes it does so.
 
@@ -16,6 +21,6 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         OSError: the folder is missing, or can't be written.
     """
-    temporary = path.with_name(TEMPORARY + path.name)
+    temporary = temporary_of(path)
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
-from trainjob_trainer.metric_state import LAST_EPOCH, read_results
+from trainjob_trainer.early_stopping.selection import Selection
+from trainjob_trainer.engine.metric_state import LAST_EPOCH, read_results
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.saver import Saver
-from trainjob_trainer.selection import Selection
 
 
 @dataclass(frozen=True)

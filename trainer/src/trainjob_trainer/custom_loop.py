@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import read
 from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.data.part import part_of
+from trainjob_trainer.distribution.strategy import build_strategy
+from trainjob_trainer.engine.tracking import collect_variables
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.parameter_server.server import serve
-from trainjob_trainer.part import part_of
-from trainjob_trainer.profiler import Profiler
 from trainjob_trainer.replica import Replica, join
+from trainjob_trainer.reporting.profiler import Profiler
+from trainjob_trainer.reporting.speed import StepClock
+from trainjob_trainer.reporting.summaries import Summaries
+from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
 from trainjob_trainer.saver import Saver
-from trainjob_trainer.speed import StepClock
-from trainjob_trainer.strategy import build_strategy
-from trainjob_trainer.summaries import Summaries
-from trainjob_trainer.tracking import collect_variables
-from trainjob_trainer.wandb_run import with_wandb
+from trainjob_trainer.scoring.evaluation import evaluate_checkpoints
 
 _ANY_NUMBER_OF_STEPS = 2**62
 _SECONDS_BETWEEN_REPORTS = 0.5
@@ -173,7 +174,7 @@ def init(*, keep: int = 3, wandb: bool = False) -> Run:
     if replica.task.is_server:
         serve(replica)
     if wandb:
-        replica = with_wandb(replica, {})
+        replica = dataclasses.replace(replica, journal=begin_run(replica.task, replica.environment, {}))
     strategy = build_strategy(replica.task)
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())

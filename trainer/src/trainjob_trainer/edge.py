@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from trainjob_trainer.errors import PeerLost, Preempted, TrainerError
-from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
 from trainjob_trainer.task import Task
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
+from trainjob_trainer.engine.model_state import variable_groups
 from trainjob_trainer.errors import CheckpointMismatch, first_line
-from trainjob_trainer.model_state import variable_groups
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.resume import announce
+from trainjob_trainer.reporting.lines import announce
 
 FOLDER = "model"
 KERAS_FILE = "model.keras"

@@ -11,31 +11,32 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
-from trainjob_trainer.collective import check_same_plan
-from trainjob_trainer.data import TrainingData, measure
-from trainjob_trainer.engine import Engine, build_model
-from trainjob_trainer.evaluation import Evaluation, Score, evaluate_checkpoints, score_here
+from trainjob_trainer.data.batches import TrainingData, measure
+from trainjob_trainer.data.reading import distributed_batches, open_training_data, policy_of
+from trainjob_trainer.data.source import TrainingSource
+from trainjob_trainer.distribution.collective import check_same_plan
+from trainjob_trainer.distribution.strategy import build_strategy
+from trainjob_trainer.early_stopping.monitoring import Source, build_monitoring, find_source, is_monitored
+from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
+from trainjob_trainer.engine.engine import Engine, build_model
+from trainjob_trainer.engine.initial_weights import load_initial_weights
+from trainjob_trainer.engine.learning_rate import scale_learning_rate
+from trainjob_trainer.engine.model_state import further_groups, tell_unsaved, variable_groups
+from trainjob_trainer.engine.normalization import tell_unsynchronized
+from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.export import export_model
-from trainjob_trainer.initial_weights import load_initial_weights
-from trainjob_trainer.keras_scoring import KerasScoring
-from trainjob_trainer.learning_rate import scale_learning_rate
-from trainjob_trainer.model_state import further_groups, tell_unsaved, variable_groups
-from trainjob_trainer.monitoring import Source, build_monitoring, find_source, is_monitored
-from trainjob_trainer.normalization import tell_unsynchronized
-from trainjob_trainer.not_finite import OnNan
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.parameter_server.server import serve
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
-from trainjob_trainer.reading import distributed_batches, open_training_data, policy_of
 from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
-from trainjob_trainer.resume import agree, announce, choose_start, refuse_finished, restore
-from trainjob_trainer.selection import MonitoredSelection, Selection
-from trainjob_trainer.source import TrainingSource
-from trainjob_trainer.strategy import build_strategy
+from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.wandb_run import begin_run
+from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
+from trainjob_trainer.scoring.evaluation import Evaluation, Score, evaluate_checkpoints, score_here
+from trainjob_trainer.scoring.keras_scoring import KerasScoring
 from trainjob_trainer.training import TrainingLoop
-from trainjob_trainer.wandb_run import with_wandb
 
 BuildModel = Callable[[], Any]
 LoadData = Callable[..., Any]
@@ -129,7 +130,8 @@ def train_and_evaluate(
     if replica.task.is_server:
         serve(replica)
     if request.recipe.wandb:
-        replica = with_wandb(replica, dataclasses.asdict(request.recipe))
+        config = dataclasses.asdict(request.recipe)
+        replica = dataclasses.replace(replica, journal=begin_run(replica.task, replica.environment, config))
     strategy = build_strategy(replica.task)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:

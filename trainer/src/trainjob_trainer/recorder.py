@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainjob_trainer.course import Ending
-from trainjob_trainer.machine import Machine
+from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.resume import announce
-from trainjob_trainer.step_times import StepTimes
-from trainjob_trainer.summaries import Summaries
-from trainjob_trainer.work_time import OwnTime
+from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.machine import Machine
+from trainjob_trainer.reporting.step_times import StepTimes
+from trainjob_trainer.reporting.summaries import Summaries
 
 _SECONDS_BETWEEN_LINES = 2.0
 SECONDS_BETWEEN_FIGURES = 15.0

@@ -14,13 +14,14 @@ from trainjob_trainer.edge import exit_now, install_edge, leave
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.heap import keep_freed_memory
-from trainjob_trainer.progress import ProgressFile
-from trainjob_trainer.resume import announce, finished_before, refuse_finished
+from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.stop import EVALUATOR_STOPPED, StopRequest
 from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:
-    from trainjob_trainer.wandb_run import WandbRun
+    from trainjob_trainer.reporting.wandb_run import WandbRun
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.errors import CheckpointUnreadable, OutputFinished
+from trainjob_trainer.reporting.lines import announce
 from trainjob_trainer.task import Task
 
 ARRIVAL_SECONDS = 30.0
@@ -99,7 +99,7 @@ def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:
 
 def agree(strategy: Any, task: Task, find: Callable[[], Start]) -> Start:
     """The writer's decision, on every worker: they may see different folders for a moment."""
-    from trainjob_trainer.collective import broadcast  # noqa: PLC0415 - TensorFlow only when training
+    from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - TensorFlow only when training
 
     mine = find() if task.is_writer else Start.nothing()
     verdict, step = broadcast(strategy, task, [int(mine.verdict), mine.step])
@@ -150,7 +150,7 @@ def load_agreed(
 
     Args and errors are those of `restore`; `groups` and `further` likewise.
     """
-    from trainjob_trainer.collective import check_same_weights  # noqa: PLC0415 - as above
+    from trainjob_trainer.distribution.collective import check_same_weights  # noqa: PLC0415 - as above
 
     _, host = read_agreed(store, step, 0.0 if task.is_writer else ARRIVAL_SECONDS)
     loaded = {**groups, **{name: group for name, group in (further or {}).items() if name in host}}
@@ -197,11 +197,6 @@ def refuse_finished(start: Start, store: CheckpointStore, total_steps: int) -> N
         "for more to go on, or start over in a new folder with `trainjob run --fresh` or "
         "`output.resume: Never`"
     )
-
-
-def announce(message: str) -> None:
-    """One line for the log, at once."""
-    print(f"trainjob: {message}", file=sys.stderr, flush=True)
 
 
 def _verdict(final: FinalMarker, job_uid: str) -> Verdict:

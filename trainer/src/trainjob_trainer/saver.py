@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -12,9 +11,10 @@ from trainjob_trainer.checkpoint.background import BackgroundWriter
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups
 from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.distribution.listening import is_gone
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.resume import announce
+from trainjob_trainer.reporting.lines import announce
 
 WRITER_PATIENCE = 4.5
 """Seconds from SIGTERM that the writer has to reach a step boundary and save; less than a Ctrl-C waits."""
@@ -25,7 +25,6 @@ AGENT_PATIENCE = 3600.0
 take all of it."""
 SECONDS_BETWEEN_CHECKS = 10.0
 """Between looks whether a successor has claimed the output, so that a writer that is cut off stops soon."""
-_CONNECT_SECONDS = 0.5
 
 
 class Saver:
@@ -184,15 +183,3 @@ class Saver:
 
     def _report(self, checkpoint: Checkpoint) -> None:
         self._replica.progress.update(checkpoint_step=checkpoint.step)
-
-
-def is_gone(address: str | None) -> bool:
-    """Whether nobody listens at `host:port` any more; a host that doesn't answer may still be there."""
-    host, _, port = (address or "").rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), _CONNECT_SECONDS):
-            return False
-    except ConnectionRefusedError:
-        return True
-    except (OSError, ValueError):
-        return False

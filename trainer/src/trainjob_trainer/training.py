@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
-from trainjob_trainer.collective import broadcast
 from trainjob_trainer.course import Course, Ending
-from trainjob_trainer.engine import Engine
-from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
-from trainjob_trainer.not_finite import FiniteWatch, OnNan
-from trainjob_trainer.pace import Pace, next_stop
+from trainjob_trainer.distribution.collective import broadcast
+from trainjob_trainer.early_stopping.selection import Selection
+from trainjob_trainer.engine.engine import Engine
+from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
+from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
+from trainjob_trainer.engine.pace import Pace, next_stop
 from trainjob_trainer.plan import TrainingPlan
-from trainjob_trainer.profiler import Profiler
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.selection import Selection
+from trainjob_trainer.reporting.profiler import Profiler
 
 
 @dataclass

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainjob_trainer.atomic_file import temporary_of
+
 _MAX_BYTES = 1 << 20
 
 
@@ -47,7 +49,7 @@ class ProgressWatch:
 
     def begin(self) -> None:
         """Forget, and remove, what an earlier process has left."""
-        for path in (self._path, self._path.with_name(f".tmp-{self._path.name}")):
+        for path in (self._path, temporary_of(self._path)):
             with contextlib.suppress(OSError):
                 path.unlink()
         self.report, self._replaced_at, self._first_step = None, None, None

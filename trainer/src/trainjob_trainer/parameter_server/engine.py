@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
-from trainjob_trainer.metric_state import METRICS, MetricState
-from trainjob_trainer.metrics import scalars
+from trainjob_trainer.engine.metric_state import METRICS, MetricState
+from trainjob_trainer.engine.metrics import scalars
+from trainjob_trainer.engine.work_time import moment_after
 from trainjob_trainer.parameter_server.counting import add_on_server, metric_variables
-from trainjob_trainer.work_time import moment_after
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from trainjob_trainer.distribution.coordinated import training_cluster
+from trainjob_trainer.distribution.listening import is_gone
+from trainjob_trainer.distribution.strategy import explained
 from trainjob_trainer.edge import exit_now
-from trainjob_trainer.parameter_server.cluster import training_cluster
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.resume import announce
-from trainjob_trainer.saver import is_gone
-from trainjob_trainer.strategy import explained
+from trainjob_trainer.reporting.lines import announce
 from trainjob_trainer.task import Task
 
 SECONDS_BETWEEN_LOOKS = 2.0

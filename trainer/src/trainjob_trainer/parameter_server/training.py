@@ -8,15 +8,15 @@ from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
 from trainjob_trainer.course import Course, Ending
-from trainjob_trainer.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
-from trainjob_trainer.pace import Pace, next_stop
+from trainjob_trainer.early_stopping.selection import Selection
+from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
+from trainjob_trainer.engine.pace import Pace, next_stop
+from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.parameter_server.blocks import next_block
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.selection import Selection
-from trainjob_trainer.work_time import OwnTime
 
 BLOCKS_AHEAD = 8
 """Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""

@@ -22,7 +22,7 @@ from trainjob_trainer.plain.calls import Use
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.plain.seeds import is_seeded_by_user, job_seed
-from trainjob_trainer.resume import announce
+from trainjob_trainer.reporting.lines import announce
 
 KERAS_BATCH = 32
 """What Keras takes for arrays when the script names no batch size."""

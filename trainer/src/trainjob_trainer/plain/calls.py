@@ -19,7 +19,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-from trainjob_trainer.pace import Pace
+from trainjob_trainer.engine.pace import Pace
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, current_process
 
@@ -105,7 +105,7 @@ def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> P
     """
     if not takes_many(model):
         return None
-    from trainjob_trainer.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
+    from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
 
     strategy = model.distribute_strategy
     if any(sees_batches(callback) for callback in callbacks):
@@ -162,8 +162,8 @@ def _trace(model: Any, step: Callable[..., Any]) -> Any:
 
 def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     """For a step that Keras takes itself, such as one of the user's own."""
-    from trainjob_trainer.gradient_path import GradientPath  # noqa: PLC0415 - Keras is imported just now
-    from trainjob_trainer.model_state import optimizers_of  # noqa: PLC0415
+    from trainjob_trainer.engine.gradient_path import GradientPath  # noqa: PLC0415 - Keras is imported just now
+    from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
 
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainjob_trainer.not_finite import FiniteWatch
-from trainjob_trainer.pace import Pace
+from trainjob_trainer.engine.not_finite import FiniteWatch
+from trainjob_trainer.engine.pace import Pace
 
 if TYPE_CHECKING:
-    from trainjob_trainer.work_time import OwnTime
+    from trainjob_trainer.engine.work_time import OwnTime
 
 GROUP = "fit"
 """Name of the checkpoint's group that holds a `FitState`."""

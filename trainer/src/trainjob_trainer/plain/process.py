@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
 from trainjob_trainer.environment import Environment
-from trainjob_trainer.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
 from trainjob_trainer.task import Task
 

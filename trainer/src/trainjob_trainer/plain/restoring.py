@@ -7,15 +7,16 @@ from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.collective import broadcast, check_same_weights
+from trainjob_trainer.distribution.collective import broadcast, check_same_weights
+from trainjob_trainer.engine.model_state import further_optimizers
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
-from trainjob_trainer.model_state import further_optimizers
 from trainjob_trainer.plain.fit_call import FitCall, FitState, Turn, choose_turn
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.memory import keep_files
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
-from trainjob_trainer.resume import ARRIVAL_SECONDS, announce, read_agreed, set_aside_damaged
+from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.resume import ARRIVAL_SECONDS, read_agreed, set_aside_damaged
 
 
 def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:

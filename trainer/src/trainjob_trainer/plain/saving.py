@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
-from trainjob_trainer.model_state import further_optimizers
+from trainjob_trainer.engine.model_state import further_optimizers
 from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall
 from trainjob_trainer.plain.memory import remembered, remembered_weights
 from trainjob_trainer.plain.process import PlainProcess

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.early_operation import explain_early_operation, is_early_operation
+from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
+from trainjob_trainer.distribution.first_worker import wait_for_first_worker
 from trainjob_trainer.errors import PortInUse
-from trainjob_trainer.first_worker import wait_for_first_worker
 from trainjob_trainer.plain.failures import end_on_request
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.plain.seeds import seed_tensorflow

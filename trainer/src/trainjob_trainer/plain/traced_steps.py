@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainjob_trainer.compiled_step import build_step
-from trainjob_trainer.gradient_path import GradientPath
-from trainjob_trainer.metric_state import OverAll
-from trainjob_trainer.not_finite import OnNan
+from trainjob_trainer.engine.compiled_step import build_step
+from trainjob_trainer.engine.gradient_path import GradientPath
+from trainjob_trainer.engine.metric_state import OverAll
+from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.engine.stepping import ManySteps
 from trainjob_trainer.plain.calls import Stretch
 from trainjob_trainer.plain.process import current_process
-from trainjob_trainer.stepping import ManySteps
 
 
 class TracedSteps:

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.compiled_step import reason_against
-from trainjob_trainer.normalization import tell_unsynchronized
-from trainjob_trainer.not_finite import VARIABLE, FiniteWatch, OnNan
+from trainjob_trainer.engine.compiled_step import reason_against
+from trainjob_trainer.engine.normalization import tell_unsynchronized
+from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
 from trainjob_trainer.plain import finish, writers
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_pace
@@ -20,7 +20,7 @@ from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.saving import save
-from trainjob_trainer.resume import announce
+from trainjob_trainer.reporting.lines import announce
 
 
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:

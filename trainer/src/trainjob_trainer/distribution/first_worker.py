@@ -1,0 +1,44 @@
+"""Coming second: the first worker's server is there before the others ask for it.
+
+TensorFlow tries a port where nobody listens yet again only after a second. All workers start at the same
+moment, so every other restart would take that second longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from trainjob_trainer.distribution.listening import listens
+from trainjob_trainer.task import Task
+
+PATIENCE_SECONDS = 10.0
+"""Then TensorFlow does the waiting, and says for whom."""
+_SECONDS_BETWEEN_LOOKS = 0.01
+
+
+def wait_for_first_worker(
+    task: Task,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Return once the worker that coordinates the others listens, or after `PATIENCE_SECONDS`.
+
+    Args:
+        task: this replica; the first worker itself, and one that is alone, wait for nobody.
+        clock: seconds, replaced by tests.
+        sleep: replaced by tests.
+
+    Returns:
+        Whether it listens; true for those who wait for nobody.
+    """
+    address = task.writer_address
+    if not task.is_distributed or task.num_workers == 1 or address is None or task.is_writer:
+        return True
+    until = clock() + PATIENCE_SECONDS
+    while not listens(address):
+        if clock() >= until:
+            return False
+        sleep(_SECONDS_BETWEEN_LOOKS)
+    return True

@@ -1,0 +1,1 @@
+"""Which checkpoint is the best, and whether training ends early."""

@@ -1,0 +1,1 @@
+"""Steps of a Keras model, many in a call of TensorFlow, and what belongs to them."""

@@ -1,0 +1,233 @@
+"""The way of gradients from a traced step to its optimizer: they are timed, looked at, and summed if need be.
+
+The step calls `optimizer.apply` as ever, Keras's own step or one of the user's. What is between the two is
+put there while the step is being traced, and taken away again.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from trainjob_trainer.engine.global_gradients import apply_globally, are_needed, scales_loss
+from trainjob_trainer.engine.model_state import optimizers_of
+from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.engine.work_time import gradients_moment
+
+_LOCAL = (None, "none", "sum")
+"""Kinds of aggregation with which each replica assigns to a copy of its own."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What one step of a replica leaves behind, as tensors.
+
+    Attributes:
+        ready: when its gradients were there, as `work_time.moment_after`; 0 where that can't be known.
+        fault: whether its loss or gradients were not finite.
+        skipped: whether the update was left out, on all replicas.
+    """
+
+    ready: Any
+    fault: Any
+    skipped: Any
+
+
+@dataclass
+class _Notes:
+    """Of one step, by all replicas of this process: each is traced up to where all meet, then the next."""
+
+    graph: Any
+    losses: dict[int, Any] = field(default_factory=dict)
+    """By the thread that traces a replica."""
+    moments: list[Any] = field(default_factory=list)
+    faults: list[Any] = field(default_factory=list)
+    skipped: list[Any] = field(default_factory=list)
+
+    def here(self, tensors: Sequence[Any], otherwise: Any) -> list[Any]:
+        """Those of the step itself: what belongs to a branch of it can't be had outside."""
+        return [one for one in tensors if one.graph is self.graph] or [otherwise]
+
+
+class GradientPath:
+    """For the steps of one model."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        optimizers: Sequence[Any] = (),
+        on_nan: OnNan = OnNan.IGNORE,
+        kept: Sequence[Any] = (),
+    ) -> None:
+        """Change nothing yet.
+
+        Args:
+            strategy: whose replicas take the steps.
+            optimizers: the model's, the main one first; none where nothing is trained.
+            on_nan: what to do when a loss or a gradient is not finite.
+            kept: variables that the forward pass changes; they stay as they were where an update is left out.
+        """
+        self._strategy = strategy
+        self._optimizers = list(optimizers)
+        self.on_nan = on_nan if optimizers else OnNan.IGNORE
+        self._kept = list(kept) if self.on_nan is OnNan.SKIP else []
+        self._notes: _Notes | None = None
+
+    @classmethod
+    def of(cls, model: Any, strategy: Any, on_nan: OnNan) -> GradientPath:
+        """That of a compiled model. Its metrics and moving averages are kept from a batch that is skipped."""
+        changed = [*model.non_trainable_variables, *model.metrics_variables]
+        kept = [one for one in changed if tf.as_dtype(one.dtype).is_floating and one.aggregation in _LOCAL]
+        return cls(strategy, optimizers_of(model), on_nan, kept)
+
+    @contextmanager
+    def summing(self) -> Iterator[None]:
+        """While a step is being traced by somebody else, or run: only sum gradients where need be."""
+        notes = self._notes
+        if notes is not None:
+            yield
+            return
+        with ExitStack() as stack:
+            self._notes = _Notes(None)
+            stack.callback(setattr, self, "_notes", None)
+            for optimizer in self._optimizers:
+                if are_needed(optimizer, self._strategy):
+                    _replace(stack, optimizer, "apply", _summing(optimizer))
+            yield
+
+    def trace(self, step: Callable[[], Any]) -> Traced:
+        """Call the step of a replica, within its trace."""
+        unknown, no = tf.constant(0.0, tf.float64), tf.constant(False)
+        notes = self._notes
+        if notes is not None:  # another replica of this process is being traced, and notes for both
+            self._keeping(step, notes)
+            return Traced(unknown, no, no)
+        notes = _Notes(unknown.graph)
+        with self._standing_between(notes):
+            self._keeping(step, notes)
+        return Traced(
+            tf.reduce_max(tf.stack(notes.here(notes.moments, unknown))),
+            any_of(notes.here(notes.faults, no)),
+            any_of(notes.here(notes.skipped, no)),
+        )
+
+    @contextmanager
+    def _standing_between(self, notes: _Notes) -> Iterator[None]:
+        self._notes = notes
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_notes", None)
+            for optimizer in self._optimizers:
+                _replace(stack, optimizer, "apply", self._passing(optimizer, notes))
+            for optimizer in self._optimizers[:1]:
+                _replace(stack, optimizer, "scale_loss", _noting_loss(optimizer, notes))
+            yield
+
+    def _passing(self, optimizer: Any, notes: _Notes) -> Callable[..., None]:
+        apply = optimizer.apply
+        is_main = optimizer is self._optimizers[0]
+        globally = are_needed(optimizer, self._strategy)
+
+        def passing(grads: Any, trainable_variables: Any = None) -> None:
+            gradients = list(grads)
+            variables = None if trainable_variables is None else list(trainable_variables)
+            loss = _loss_share(notes) if is_main else tf.constant(0.0)
+            if is_main:
+                notes.moments.append(gradients_moment(gradients))
+            if self.on_nan is not OnNan.IGNORE:
+                notes.faults.append(~_are_finite(gradients, loss, optimizer))
+            if self.on_nan is OnNan.SKIP:
+                condition = self._condition(optimizer, notes)
+                apply_globally(optimizer, apply, gradients, variables, shares=[loss], condition=condition)
+            elif globally:
+                apply_globally(optimizer, apply, gradients, variables)
+            else:
+                apply(gradients, variables)
+
+        return passing
+
+    def _condition(self, optimizer: Any, notes: _Notes) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+        def condition(gradients: Sequence[Any], losses: Sequence[Any]) -> Any:
+            finite = _are_finite(gradients, losses[0], optimizer)
+            notes.skipped.append(~finite)
+            return finite
+
+        return condition
+
+    def _keeping(self, step: Callable[[], Any], notes: _Notes) -> None:
+        before = [tf.identity(one) for one in self._kept]
+        step()
+        if before:
+            skipped = any_of(notes.here(notes.skipped, tf.constant(False)))
+            tf.cond(skipped, lambda: _put_back(self._kept, before), lambda: True)
+
+
+def any_of(flags: Sequence[Any]) -> Any:
+    """Whether one of them is true; most often there is only one."""
+    return functools.reduce(tf.logical_or, flags)
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    setattr(owner, name, value)
+    stack.callback(delattr, owner, name)
+
+
+def _summing(optimizer: Any) -> Callable[..., None]:
+    apply = optimizer.apply
+
+    def summing(grads: Any, trainable_variables: Any = None) -> None:
+        variables = None if trainable_variables is None else list(trainable_variables)
+        apply_globally(optimizer, apply, list(grads), variables)
+
+    return summing
+
+
+def _noting_loss(optimizer: Any, notes: _Notes) -> Callable[[Any], Any]:
+    """Keras's step passes its loss to the optimizer before the backward pass."""
+    scale_loss = optimizer.scale_loss
+
+    def noting(loss: Any) -> Any:
+        notes.losses[threading.get_ident()] = loss
+        return scale_loss(loss)
+
+    return noting
+
+
+def _loss_share(notes: _Notes) -> Any:
+    """This replica's share of the loss, as far as it is known: a float32 scalar."""
+    loss = notes.losses.get(threading.get_ident())
+    if loss is None or getattr(loss, "graph", None) is not notes.graph:
+        return tf.constant(0.0)
+    return tf.cast(loss if loss.shape.rank == 0 else tf.reduce_sum(loss), tf.float32)
+
+
+def _are_finite(gradients: Sequence[Any], loss: Any, optimizer: Any) -> Any:
+    """Whether all are, by their sum.
+
+    A scale of the loss makes gradients overflow now and then, and is halved each time: that is its way to
+    find the right one. At 1 it has come to its end.
+    """
+    total = _total(gradients)
+    if not scales_loss(optimizer):
+        return tf.math.is_finite(total + loss)
+    is_scaling = tf.convert_to_tensor(optimizer.dynamic_scale) > 1.0
+    return (tf.math.is_finite(total) | is_scaling) & tf.math.is_finite(loss)
+
+
+def _total(gradients: Sequence[Any]) -> Any:
+    """NaN or infinite if one of them is; too large a sum of finite ones needs some of 1e30."""
+    values = [getattr(one, "values", one) for one in gradients if one is not None]
+    wide = [tf.cast(one, tf.float32) if one.dtype.size < 4 else one for one in values]
+    sums = [tf.cast(tf.reduce_sum(one), tf.float32) for one in wide]
+    return tf.add_n(sums) if sums else tf.constant(0.0)
+
+
+def _put_back(variables: Sequence[Any], values: Sequence[Any]) -> bool:
+    for variable, value in zip(variables, values):
+        variable.assign(value)
+    return True

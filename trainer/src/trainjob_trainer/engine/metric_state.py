@@ -1,0 +1,134 @@
+"""The metrics of the epoch under way: reduced at once, and in a form that a checkpoint can hold.
+
+Each worker keeps metrics of its own examples, in variables that TensorFlow reduces whenever they are read,
+one by one; also when they are reset, since what is assigned is read back. Here all go over the network
+together, and a reset stays where it is.
+
+A writer that saves alone, because it has been asked to stop, can't read them: that takes all workers. So they
+are reduced at the end of each call, where all are, and kept on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
+
+_SUMMED, _AVERAGED = "sum", "mean"
+
+METRICS = "metrics"
+"""Group of a checkpoint: the metrics' variables in the midst of an epoch, summed over the workers."""
+LAST_EPOCH = "last-epoch"
+"""Group of a checkpoint: the results of the last whole epoch by name."""
+
+
+def saved_results(results: Mapping[str, float]) -> list[NamedArray]:
+    """Results by name, as a group of a checkpoint."""
+    return [NamedArray(name, np.array(value, "float64")) for name, value in results.items()]
+
+
+def read_results(group: Sequence[NamedArray]) -> dict[str, float]:
+    """What `saved_results` was given."""
+    return {array.name: float(array.value) for array in group}
+
+
+class OverAll:
+    """The metrics over all replicas, and their reset: each one call of TensorFlow."""
+
+    def __init__(self, strategy: Any, model: Any) -> None:
+        """Trace nothing yet; the model's metrics may not be built."""
+        self._strategy = strategy
+        self._model = model
+        self.results = tf.function(self._results, autograph=False)
+        """By name. All workers call it together."""
+        self.reset = tf.function(self._reset, autograph=False)
+        """Begin anew, on this worker."""
+
+    def _results(self) -> Any:
+        state = MetricState(self._model)
+        reduced = self._strategy.run(state.reduced)
+        return state.results([self._strategy.experimental_local_results(flat)[0] for flat in reduced])
+
+    def _reset(self) -> None:
+        def on_replica() -> None:
+            for metric in self._model.metrics:
+                metric.reset_state()
+
+        self._strategy.run(on_replica)
+
+
+class MetricState:
+    """The variables of a compiled model's metrics."""
+
+    def __init__(self, model: Any) -> None:
+        """Take the metrics that a built model has."""
+        self._model = model
+        found = [variable for metric in model.metrics for variable in metric.variables]
+        self._variables = list({id(variable): variable for variable in found}.values())
+        self._dtypes = sorted({self._dtype(variable) for variable in self._variables})
+
+    def reduced(self) -> Any:
+        """Their values over all workers, a flat tensor for each dtype; to be called by all replicas."""
+        context = tf.distribute.get_replica_context()
+        is_first = tf.equal(context.replica_id_in_sync_group, 0)
+        replicas = context.num_replicas_in_sync
+        shares = [
+            tf.concat([_share(variable, is_first, replicas) for variable in self._of(dtype)], axis=0)
+            for dtype in self._dtypes
+        ]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, shares) if shares else []
+
+    def results(self, reduced: Sequence[Any]) -> Any:
+        """The model's metrics by name, of what `reduced` returned; their variables are left alone."""
+        values: list[tuple[Any, Any]] = []
+        for dtype, flat in zip(self._dtypes, reduced):
+            of_dtype = self._of(dtype)
+            parts = tf.split(flat, [int(np.prod(variable.shape)) for variable in of_dtype])
+            values += [(one, tf.reshape(part, tuple(one.shape))) for one, part in zip(of_dtype, parts)]
+        with keras.StatelessScope(state_mapping=values):
+            return self._model.get_metrics_result()
+
+    def on_host(self, reduced: Sequence[Any]) -> list[NamedArray]:
+        """What `reduced` returned, an array for each variable."""
+        values: dict[int, NamedArray] = {}
+        for dtype, flat in zip(self._dtypes, reduced):
+            ends = np.cumsum([int(np.prod(variable.shape)) for variable in self._of(dtype)])
+            parts = np.split(np.asarray(flat), ends[:-1])
+            for variable, part in zip(self._of(dtype), parts):
+                value = part.reshape(tuple(variable.shape))
+                values[id(variable)] = NamedArray(variable_name(variable), value)
+        return [values[id(variable)] for variable in self._variables]
+
+    def put_back(self, arrays: Sequence[NamedArray], *, is_writer: bool) -> bool:
+        """Go on from these values; what is summed over workers is the writer's.
+
+        Returns:
+            Whether they are this model's metrics; if not, nothing has been changed.
+        """
+        kinds = [(tuple(variable.shape), self._dtype(variable)) for variable in self._variables]
+        if kinds != [(array.value.shape, array.value.dtype.name) for array in arrays]:
+            return False
+        for variable, array in zip(self._variables, arrays):
+            for number, component in enumerate(local_components(variable)):
+                has_all = (is_writer and number == 0) or variable.aggregation != _SUMMED
+                component.assign(array.value if has_all else np.zeros_like(array.value))
+        return True
+
+    def _of(self, dtype: str) -> list[Any]:
+        return [variable for variable in self._variables if self._dtype(variable) == dtype]
+
+    @staticmethod
+    def _dtype(variable: Any) -> str:
+        return str(tf.as_dtype(variable.dtype).name)
+
+
+def _share(variable: Any, is_first: Any, replicas: int) -> Any:
+    value = tf.reshape(tf.convert_to_tensor(variable.value), [-1])
+    if variable.aggregation == _AVERAGED:
+        return value / replicas
+    return value if variable.aggregation == _SUMMED else tf.where(is_first, value, tf.zeros_like(value))

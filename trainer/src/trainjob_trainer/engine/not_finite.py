@@ -1,0 +1,146 @@
+"""Losses and gradients that are NaN or infinite: in which step, of which worker, and what then.
+
+Each replica looks at its own before they are summed, since the sum says nothing about where it comes from.
+Within a call of many steps TensorFlow only notes the first such step; the workers tell each other at its end,
+before anything is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from trainjob_trainer.checkpoint.snapshot import NamedArray, VariableGroups, variable_name
+from trainjob_trainer.errors import InvalidConfiguration, NotFinite
+from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.task import Task
+
+VARIABLE = "TRAIN_ON_NAN"
+SKIPPED = "skipped_steps"
+"""The metric that counts updates left out."""
+
+
+class OnNan(Enum):
+    """What to do when a loss or a gradient is NaN or infinite."""
+
+    STOP = "stop"
+    SKIP = "skip"
+    """Leave that step's update out, on all workers."""
+    IGNORE = "ignore"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> OnNan:
+        """Read the setting of scripts that don't call the library: TRAIN_ON_NAN, `stop` without it.
+
+        Raises:
+            InvalidConfiguration: it is none of the three.
+        """
+        value = environment.get(VARIABLE) or cls.STOP.value
+        try:
+            return cls(value)
+        except ValueError:
+            choice = ", ".join(repr(one.value) for one in cls)
+            raise InvalidConfiguration(f"{VARIABLE}: must be one of {choice}, got {value!r}") from None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a call of many steps came across.
+
+    Attributes:
+        first: by replica, its first step within the call that was not finite, from 1; 0 without one.
+        skipped: updates left out.
+    """
+
+    first: Sequence[int] = ()
+    skipped: int = 0
+
+    @property
+    def step(self) -> int:
+        """The first such step within the call, from 1; 0 without one."""
+        return min((one for one in self.first if one), default=0)
+
+    @property
+    def replicas(self) -> list[int]:
+        """Whose it was."""
+        return [replica for replica, one in enumerate(self.first) if one and one == self.step]
+
+
+class FiniteWatch:
+    """Decides, after each call, whether training goes on; the same on every worker."""
+
+    def __init__(self, on_nan: OnNan, task: Task) -> None:
+        """Tell about it as this replica."""
+        self.on_nan = on_nan
+        self.skipped = 0
+        self._task = task
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How many updates have been left out, where that is what to do."""
+        return {SKIPPED: float(self.skipped)} if self.on_nan is OnNan.SKIP else {}
+
+    def look(self, found: Found, steps_before: int) -> None:
+        """After a call that began when `steps_before` steps were done.
+
+        Raises:
+            NotFinite: a loss or a gradient was not, and training is to stop then.
+        """
+        if not found.step or self.on_nan is OnNan.IGNORE:
+            return
+        step = steps_before + found.step
+        whose = " and ".join(workers_of(found, self._task))
+        if self.on_nan is OnNan.STOP:
+            raise NotFinite(
+                f"step {step}: the loss or a gradient of {whose} is NaN or infinite; nothing of it has been "
+                'saved. A smaller learning rate or clipping may help, or on_nan="skip" '
+                f"({VARIABLE}=skip) if single batches are at fault"
+            )
+        self.skipped += found.skipped
+        if self._task.is_writer:
+            announce(
+                f"step {step}: the loss or a gradient of {whose} is NaN or infinite; updates left out so "
+                f"far: {self.skipped}"
+            )
+
+    def check_weights(self, groups: VariableGroups, host: Mapping[str, Sequence[NamedArray]]) -> None:
+        """Before a checkpoint is written: a step that can't be watched may have spoiled the weights.
+
+        Args:
+            groups: the variables that are saved.
+            host: their values.
+
+        Raises:
+            NotFinite: a trainable variable has a value that is not; training is not to go on with that.
+        """
+        if self.on_nan is OnNan.IGNORE:
+            return
+        for variable, array in zip(groups.get("model", ()), host.get("model", ())):
+            if getattr(variable, "trainable", False) and not _is_finite(array.value):
+                raise NotFinite(
+                    f"{self._task.replica}: the weights {variable_name(variable)} are NaN or infinite, so no "
+                    "checkpoint is written; the last one is from before"
+                )
+
+
+def workers_of(found: Found, task: Task) -> list[str]:
+    """Names of the workers whose step it was, once each; replicas are numbered worker by worker."""
+    names = [
+        f"{role}-{index}" for role in ("chief", "worker") for index in range(len(task.cluster.get(role, ())))
+    ]
+    names = names or [task.replica]
+    devices = max(1, len(found.first) // len(names))
+    return list(_unique(names[replica // devices] for replica in found.replicas))
+
+
+def _unique(names: Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(names)
+
+
+def _is_finite(value: np.ndarray[Any, Any]) -> bool:
+    # A sum is a quarter of the work of looking at each, and can be too large only where a weight is.
+    return bool(np.isfinite(np.sum(value, dtype="float32" if value.dtype.itemsize < 4 else None)))

@@ -1,0 +1,1 @@
+"""What a replica tells the outside: lines, progress files, TensorBoard, profiles, W&B."""

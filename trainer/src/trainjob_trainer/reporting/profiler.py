@@ -1,0 +1,192 @@
+"""TensorFlow's profiler on demand: steps of a running training are recorded for TensorBoard.
+
+Each replica decides by itself, between two calls of many steps: workers don't have to agree, since a recorded
+call is as long as any other. So whole calls are recorded, those that the wanted steps are in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainjob_trainer.environment import Environment
+from trainjob_trainer.errors import first_line
+from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.profile_request import Request, RequestFiles, id_of
+from trainjob_trainer.task import Task
+
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_WORDS = 5.0
+"""Of a replica that waits for the first step."""
+MOST_SECONDS = 20.0
+"""A longer record fills the memory, and no browser opens it."""
+
+
+class Trace(Protocol):
+    """What records."""
+
+    def start(self, folder: Path) -> None:
+        """Begin to record."""
+
+    def stop(self) -> None:
+        """Write what has been recorded below the folder."""
+
+    def mark(self, step: int) -> Any:
+        """Return a context: what is recorded in it is shown as one step, of this number."""
+
+
+class TensorFlowTrace:
+    """TensorFlow's own."""
+
+    def start(self, folder: Path) -> None:
+        """Begin to record."""
+        _profiler().start(str(folder))
+
+    def stop(self) -> None:
+        """Write what has been recorded below the folder."""
+        _profiler().stop()
+
+    def mark(self, step: int) -> Any:
+        """Return a context: what is recorded in it is shown as one step, of this number."""
+        return _profiler().Trace("train", step_num=step, _r=1)
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """What is being recorded for whom, after how many steps it began, and when."""
+
+    request: Request
+    done_before: int
+    began: float
+
+    def is_due(self, done: int, now: float) -> bool:
+        return done >= self.request.last or now - self.began >= MOST_SECONDS
+
+
+class Profiler:
+    """Looks for requests between calls. It ends no training: what goes wrong is told to the one who asks."""
+
+    def __init__(
+        self,
+        task: Task,
+        environment: Environment,
+        total: int | None = None,
+        *,
+        trace: Trace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look for requests of this replica.
+
+        Args:
+            task: this replica's.
+            environment: its folders.
+            total: the last step of the training, where it is known.
+            trace: records; replaced by tests, as the clock.
+            clock: seconds.
+        """
+        logs = environment.log_dir
+        self._folder = logs if task.is_writer else logs.with_name(task.replica)
+        self._files = RequestFiles(environment.output_dir, task.replica)
+        self._total = total
+        self._trace: Trace = trace or TensorFlowTrace()
+        self._clock = clock
+        self._looked_at = self._told_at = float("-inf")
+        self._request: Request | None = None
+        self._recording: _Recording | None = None
+
+    def between_calls(self, done: int, ahead: int) -> None:
+        """To be called before each call.
+
+        Args:
+            done: steps that are done.
+            ahead: how many the next call takes at most.
+        """
+        now = self._clock()
+        if self._recording is not None:
+            if self._recording.is_due(done, now):
+                self._stop(self._recording, done)
+            return
+        if now - self._looked_at >= SECONDS_BETWEEN_LOOKS:
+            self._looked_at = now
+            self._look(done)
+        if self._request is None:
+            return
+        if self._request.begins(done, ahead):
+            self._start(self._request, done)
+        elif now - self._told_at >= SECONDS_BETWEEN_WORDS:
+            self._told_at = now
+            self._tell(self._request, "waiting", step=done)
+
+    def mark(self, done: int) -> Any:
+        """Return a context for the next call, which shows it as one step; it costs nothing otherwise."""
+        return contextlib.nullcontext() if self._recording is None else self._trace.mark(done)
+
+    def pause(self, done: int) -> None:
+        """No more steps come for now."""
+        if self._recording is not None:
+            self._stop(self._recording, done)
+
+    def finish(self, done: int) -> None:
+        """No more steps will come."""
+        self.pause(done)
+        self._look(done)
+        if self._request is not None:
+            self._refuse(self._request, f"training has ended with step {done}")
+
+    def _look(self, done: int) -> None:
+        if not self._files.has_changed():
+            return
+        self._request = None
+        text = self._files.read()
+        if text is None:
+            return
+        try:
+            request = Request.parse(text, done)
+        except ValueError as error:
+            self._files.answer(id=id_of(text), state="refused", message=f"the request is malformed: {error}")
+            self._files.remove()
+            return
+        refusal = request.refusal(done, self._total)
+        if refusal is not None:
+            self._refuse(request, refusal)
+            return
+        self._request, self._told_at = request, float("-inf")
+
+    def _start(self, request: Request, done: int) -> None:
+        try:
+            self._trace.start(self._folder)
+        except Exception as error:  # noqa: BLE001 - one of the script's own is running, for example
+            self._refuse(request, f"TensorFlow can't record now: {first_line(error)}")
+            return
+        self._recording = _Recording(request, done, self._clock())
+        self._tell(request, "profiling", first=done + 1)
+
+    def _stop(self, recording: _Recording, done: int) -> None:
+        request, first = recording.request, recording.done_before + 1
+        self._recording = self._request = None
+        try:
+            self._trace.stop()
+        except Exception as error:  # noqa: BLE001 - a full disk, for example
+            self._refuse(request, f"what was recorded can't be written: {first_line(error)}")
+            return
+        self._tell(request, "written", first=first, last=done, folder=str(self._folder))
+        self._files.remove()
+        announce(f"profile of steps {first}-{done} written to {self._folder}")
+
+    def _refuse(self, request: Request, message: str) -> None:
+        self._request = None
+        self._tell(request, "refused", message=message)
+        self._files.remove()
+
+    def _tell(self, request: Request, state: str, **facts: Any) -> None:
+        self._files.answer(id=request.id, state=state, **facts)
+
+
+def _profiler() -> Any:
+    import tensorflow as tf  # noqa: PLC0415 - scripts that are never profiled need not import it here
+
+    return tf.profiler.experimental

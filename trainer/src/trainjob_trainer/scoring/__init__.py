@@ -1,0 +1,1 @@
+"""Checkpoints are evaluated, and what they scored is written down."""
