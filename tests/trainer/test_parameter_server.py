@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Task
+from trainjob_trainer import Environment, InvalidConfiguration, NotFinite, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.data.cache import Cache
 from trainjob_trainer.data.shares import build_share
@@ -23,9 +23,12 @@ from trainjob_trainer.distribution.coordinated import server_addresses, wait_for
 from trainjob_trainer.early_stopping.monitoring import Monitoring, Source
 from trainjob_trainer.early_stopping.selection import MonitoredSelection
 from trainjob_trainer.early_stopping.stopping import Rule
+from trainjob_trainer.engine.gradient_path import GradientPath
+from trainjob_trainer.engine.model_state import optimizers_of
+from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.parameter_server.blocks import next_block
 from trainjob_trainer.parameter_server.counting import add_on_server
-from trainjob_trainer.parameter_server.engine import Block
+from trainjob_trainer.parameter_server.engine import Block, Tally, many_steps
 from trainjob_trainer.parameter_server.server import wait_for_end
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan
@@ -91,15 +94,17 @@ def stream(count: int, position: int = 0) -> Any:
 
 def test_each_worker_reads_its_own_share() -> None:
     share = build_share(stream(12), workers=3, batch=2)
-    shares = [[b.numpy().tolist() for b in share(tf.constant(i, tf.int64)).take(2)] for i in range(3)]
-    assert shares == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
+    shares = [list(share(tf.constant(i, tf.int64)).take(2).as_numpy_iterator()) for i in range(3)]
+    assert [[whose for whose, _ in pairs] for pairs in shares] == [[0, 0], [1, 1], [2, 2]]
+    batches = [[batch.tolist() for _, batch in pairs] for pairs in shares]
+    assert batches == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
 
 
 def test_a_worker_keeps_examples_in_memory() -> None:
     source = TrainingSource(lambda: tf.data.Dataset.range(4), cache=Cache())
     share = build_share(source.stream(step=0, global_batch=1, seed=1, shuffle=False), workers=2, batch=2)
     batches = share(tf.constant(1, tf.int64)).take(3)
-    assert [batch.numpy().tolist() for batch in batches] == [[1, 3]] * 3
+    assert [batch.numpy().tolist() for _, batch in batches] == [[1, 3]] * 3
 
 
 def generated() -> Any:
@@ -139,16 +144,44 @@ def test_metrics_and_steps_are_counted_as_before() -> None:
     assert int(model.optimizer.iterations) == 6
 
 
+@pytest.mark.parametrize(("watched", "first_fault", "applied"), [(True, 3, 4), (False, 0, 5)])
+def test_an_update_that_is_not_finite_is_told_of_and_left_out(
+    watched: bool, first_fault: int, applied: int
+) -> None:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.optimizer.build(model.trainable_variables)
+    inputs = np.ones((5, 4, 2), "float32")
+    inputs[2, 1] = np.nan
+    batches = tf.data.Dataset.from_tensor_slices((inputs, np.ones((5, 4, 1), "float32")))
+    second = tf.data.Dataset.from_tensors(tf.constant(1, tf.int64)).repeat()
+    strategy = tf.distribute.get_strategy()
+    on_nan = OnNan.SKIP if watched else OnNan.IGNORE
+    path = GradientPath(strategy, optimizers_of(model), on_nan)
+    tally = Tally(strategy, 2)
+    call = many_steps(strategy, model.train_step, path, tally)
+    call(iter(tf.data.Dataset.zip((second, batches))), tf.constant(5))
+    seconds_a_step, faults = tally.look()
+    assert 0 < seconds_a_step < 60
+    assert faults == [0, first_fault]
+    assert tally.look() == (seconds_a_step, faults)
+    assert int(model.optimizer.iterations) == applied
+    assert bool(np.isfinite(model.get_weights()[0]).all()) is watched
+
+
 class Workers:
     """Stands in for the engine: blocks are done in the order in which they were handed out."""
 
-    def __init__(self, stop_after: int | None = None, stop: StopRequest | None = None) -> None:
+    def __init__(
+        self, stop_after: int | None = None, stop: StopRequest | None = None, fault_after: int | None = None
+    ) -> None:
         self.blocks: deque[int] = deque()
         self.done = 0
         self.most = 0
         self.resets: list[int] = []
         self.saved: list[int] = []
-        self._stop_after, self._stop = stop_after, stop
+        self._stop_after, self._stop, self._fault_after = stop_after, stop, fault_after
 
     @property
     def outstanding(self) -> int:
@@ -163,7 +196,8 @@ class Workers:
         self.done += self.blocks[0]
         if self._stop is not None and self._stop_after is not None and self.done >= self._stop_after:
             self._stop._requested.set()
-        return Block(self.blocks.popleft(), 0.001)
+        has_fault = self._fault_after is not None and self.done > self._fault_after
+        return Block(self.blocks.popleft(), 0.001, [0, int(has_fault)])
 
     def metrics(self) -> dict[str, float]:
         return {"loss": float(self.done)}
@@ -230,6 +264,14 @@ def test_on_a_request_to_stop_what_was_handed_out_is_finished_and_saved(tmp_path
         loop.run("iterators", 0)
     assert 18 <= workers.done <= 20
     assert store.steps() == [15, workers.done]
+
+
+def test_a_loss_that_is_not_finite_ends_it_before_anything_is_saved(tmp_path: Path) -> None:
+    loop, store = build_loop(tmp_path, Workers(fault_after=20), StopRequest())
+    words = r"step 2[0-9]: the loss or a gradient of worker-1 .* clipping may help$"
+    with pytest.raises(NotFinite, match=words):
+        loop.run("iterators", 0)
+    assert set(store.steps()) <= {15}  # it may be on its way to the disk
 
 
 def test_a_resumed_run_takes_the_rest(tmp_path: Path) -> None:

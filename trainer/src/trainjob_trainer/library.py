@@ -24,6 +24,7 @@ from trainjob_trainer.engine.learning_rate import scale_learning_rate
 from trainjob_trainer.engine.model_state import further_groups, tell_unsaved, variable_groups
 from trainjob_trainer.engine.normalization import tell_unsynchronized
 from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.export import export_model
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.parameter_server.server import serve
@@ -36,6 +37,7 @@ from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
 from trainjob_trainer.scoring.evaluation import Evaluation, Score, evaluate_checkpoints, score_here
 from trainjob_trainer.scoring.keras_scoring import KerasScoring
+from trainjob_trainer.task import Task
 from trainjob_trainer.training import TrainingLoop
 
 BuildModel = Callable[[], Any]
@@ -126,6 +128,7 @@ def train_and_evaluate(
     replica = join()
     request = _Request(model, train, heldout, recipe_of(recipe, settings), test)
     check(request.recipe)
+    _check_for(replica.task, request.recipe)
     replica.store.keep = request.recipe.keep
     if replica.task.is_server:
         serve(replica)
@@ -137,6 +140,14 @@ def train_and_evaluate(
     if replica.task.is_evaluator:
         return _evaluate(replica, strategy, request)
     return _train(replica, strategy, request)
+
+
+def _check_for(task: Task, recipe: Recipe) -> None:
+    if task.has_parameter_servers and recipe.on_nan == OnNan.SKIP.value:
+        raise InvalidConfiguration(
+            'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
+            'can\'t be put back: use "stop" or "ignore"'
+        )
 
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
@@ -194,9 +205,11 @@ def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGro
 
 
 def _engine(replica: Replica, strategy: Any, model: Any, request: _Request) -> Engine | CoordinatedEngine:
+    on_nan = OnNan(request.recipe.on_nan)
     if replica.task.is_coordinator:
-        return CoordinatedEngine(strategy, model)
-    return Engine(strategy, model, OnNan(request.recipe.on_nan), is_writer=replica.task.is_writer)
+        workers = replica.task.num_workers
+        return CoordinatedEngine(strategy, model, workers, watched=on_nan is OnNan.STOP)
+    return Engine(strategy, model, on_nan, is_writer=replica.task.is_writer)
 
 
 def _loop(
@@ -209,9 +222,9 @@ def _loop(
     export: Callable[[HostGroups], None] | None,
     selection: Selection,
 ) -> TrainingLoop | CoordinatorLoop:
-    if isinstance(engine, CoordinatedEngine):
-        return CoordinatorLoop(replica, engine, plan, groups, export, selection)
     on_nan = OnNan(request.recipe.on_nan)
+    if isinstance(engine, CoordinatedEngine):
+        return CoordinatorLoop(replica, engine, plan, groups, on_nan, export, selection)
     return TrainingLoop(replica, strategy, engine, plan, groups, on_nan, export, selection)
 
 

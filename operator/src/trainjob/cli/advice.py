@@ -53,7 +53,8 @@ class Advice:
 
 
 _SAME_EVERYWHERE = {
-    "NotFinite": "try a smaller learning rate or clipped gradients; TRAIN_ON_NAN=skip leaves such steps out",
+    "NotFinite": "try a smaller learning rate or clipped gradients; TRAIN_ON_NAN=skip leaves such steps "
+    "out (not with parameter servers)",
     "Stalled": "look in the log for what it waits for; spec.stallTimeoutSeconds is how long it may",
     "Fenced": "a newer start of this job writes its output: look at that one",
     "PeerLost": "look at the logs of the other replicas, one of which failed first",

@@ -26,7 +26,7 @@ def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) ->
         batch: examples a step, all of them one worker's.
 
     Returns:
-        What `coordinator.schedule` gives each worker its own iterator for.
+        What `coordinator.schedule` gives each worker its own iterator for, as `build_share` has it.
 
     Raises:
         InvalidConfiguration: reading the data takes Python, which runs in the chief's process only.
@@ -47,6 +47,8 @@ def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) ->
 def build_share(stream: Any, *, workers: int, batch: int) -> Any:
     """Return a function that builds a worker's share wherever it is called, from the worker's number.
 
+    Its elements are pairs of that number and a batch: by them the chief knows whose step it was.
+
     Raises:
         InvalidConfiguration: as `worker_iterators`.
     """
@@ -61,7 +63,8 @@ def build_share(stream: Any, *, workers: int, batch: int) -> Any:
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)])  # type: ignore[untyped-decorator,unused-ignore]
     def share(worker: Any) -> Any:
         whole = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
-        return worker_batches(whole, workers=workers, worker=worker, batch=batch)
+        batches = worker_batches(whole, workers=workers, worker=worker, batch=batch)
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(worker).repeat(), batches))
 
     return share.get_concrete_function()
 

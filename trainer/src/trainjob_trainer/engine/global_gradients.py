@@ -77,7 +77,9 @@ def apply_globally(
         return
     context = tf.distribute.get_replica_context()
     present = [one for one in gradients if one is not None]
-    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [*present, *shares])
+    summed = [*present, *shares]
+    if context.num_replicas_in_sync > 1:
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, summed)
 
     def update(strategy: Any, *everywhere: Any) -> None:
         here = [strategy.experimental_local_results(one)[0] for one in everywhere]

@@ -95,10 +95,11 @@ class FiniteWatch:
         step = steps_before + found.step
         whose = " and ".join(workers_of(found, self._task))
         if self.on_nan is OnNan.STOP:
+            skipping = f', or on_nan="skip" ({VARIABLE}=skip) if single batches are at fault'
             raise NotFinite(
                 f"step {step}: the loss or a gradient of {whose} is NaN or infinite; nothing of it has been "
-                'saved. A smaller learning rate or clipping may help, or on_nan="skip" '
-                f"({VARIABLE}=skip) if single batches are at fault"
+                "saved. A smaller learning rate or clipping may help"
+                + ("" if self._task.has_parameter_servers else skipping)
             )
         self.skipped += found.skipped
         if self._task.is_writer:

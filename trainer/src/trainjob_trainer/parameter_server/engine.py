@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
+from trainjob_trainer.engine.gradient_path import GradientPath, any_of
 from trainjob_trainer.engine.metric_state import METRICS, MetricState
 from trainjob_trainer.engine.metrics import scalars
+from trainjob_trainer.engine.model_state import optimizers_of
+from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.work_time import moment_after
 from trainjob_trainer.parameter_server.counting import add_on_server, metric_variables
 
@@ -22,11 +26,14 @@ class Block:
 
     Attributes:
         steps: how many.
-        seconds: that they took it.
+        seconds: that so many take, by the mean of what has been taken since the block before.
+        faults: by worker, the first step of a block, from 1, whose loss or gradients were not finite; 0
+            without one. The weights were left as they were before it.
     """
 
     steps: int
     seconds: float
+    faults: Sequence[int] = ()
 
 
 class CoordinatedEngine:
@@ -39,14 +46,24 @@ class CoordinatedEngine:
         model: the compiled one.
     """
 
-    def __init__(self, strategy: Any, model: Any) -> None:
-        """Trace nothing yet; the model comes from `engine.build_model` with the same strategy."""
+    def __init__(self, strategy: Any, model: Any, workers: int, *, watched: bool = True) -> None:
+        """Trace nothing yet.
+
+        Args:
+            strategy: connected to all workers.
+            model: from `engine.build_model` with the same strategy.
+            workers: how many take steps.
+            watched: whether updates that are not finite are left out, and told of.
+        """
         add_on_server(model)
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self.model = model
         self._metrics = MetricState(model)
         self._outstanding: deque[tuple[int, Any]] = deque()
-        self._steps = _many_steps(strategy, model.train_step)
+        self._tally = Tally(strategy, workers)
+        on_nan = OnNan.SKIP if watched else OnNan.IGNORE
+        path = GradientPath(strategy, optimizers_of(model), on_nan)
+        self._steps = many_steps(strategy, model.train_step, path, self._tally)
 
     @property
     def outstanding(self) -> int:
@@ -73,7 +90,9 @@ class CoordinatedEngine:
             tf.errors.OpError: as `hand_out`.
         """
         steps, block = self._outstanding.popleft()
-        return Block(steps, float(block.fetch()))
+        block.fetch()
+        seconds_a_step, faults = self._tally.look()
+        return Block(steps, steps * seconds_a_step, faults)
 
     def metrics(self) -> dict[str, float]:
         """The metrics since the last `reset`, of all steps that have been taken by now."""
@@ -97,20 +116,53 @@ class CoordinatedEngine:
         self._metrics.put_back(state, is_writer=True)
 
 
-def _many_steps(strategy: Any, step: Any) -> Any:
-    """Return a function of a worker's iterator and of how many steps to take, which returns their seconds."""
+class Tally:
+    """What workers tell of their blocks, on a parameter server.
+
+    What a block returned would stay with its worker until the chief fetches it, and be lost with that worker.
+    """
+
+    def __init__(self, strategy: Any, workers: int) -> None:
+        """Create the variable: seconds and steps so far, and a number for each worker."""
+        with strategy.scope():
+            self._sums = tf.Variable(tf.zeros([2 + workers], tf.float64), trainable=False, name="tally")
+        self._workers = workers
+        self._seen = np.zeros(2)
+        self._seconds_a_step = 0.0
+
+    def add(self, seconds: Any, steps: Any, worker: Any, fault: Any) -> Any:
+        """In a worker's trace, at a block's end: it took so long, and this was its first bad step, or 0."""
+        done = tf.stack([seconds, tf.cast(steps, tf.float64)])
+        faults = tf.one_hot(worker, self._workers, dtype=tf.float64) * tf.cast(fault, tf.float64)
+        return self._sums.assign_add(tf.concat([done, faults], axis=0), read_value=False)
+
+    def look(self) -> tuple[float, list[int]]:
+        """Seconds a step since the last look, and the workers' numbers."""
+        sums = self._sums.numpy()
+        seconds, steps = sums[:2] - self._seen
+        if steps:  # else another block, looked at before, ended with this one
+            self._seconds_a_step = seconds / steps
+            self._seen = sums[:2]
+        return self._seconds_a_step, [int(number) for number in sums[2:]]
+
+
+def many_steps(strategy: Any, step: Any, path: GradientPath, tally: Tally) -> Any:
+    """Return a function of a worker's iterator and of how many steps to take, which adds to the tally."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
-    def call(iterator: Any, count: Any) -> Any:
-        def body(done: Any) -> Any:
+    def call(iterator: Any, count: Any) -> None:
+        def body(done: Any, _: Any, first_fault: Any) -> Any:
             with tf.control_dependencies([done]):
-                data = next(iterator)
-            strategy.run(lambda: step(data))
-            return done + 1
+                worker, data = next(iterator)
+            one = strategy.run(lambda: vars(path.trace(lambda: step(data))))
+            has_fault = any_of(strategy.experimental_local_results(one["fault"]))
+            is_first = has_fault & (first_fault == 0)
+            return done + 1, worker, tf.where(is_first, done + 1, first_fault)
 
         began = moment_after([count])
+        begin = tf.constant(0), tf.constant(0, tf.int64), tf.constant(0)
         with tf.control_dependencies([began]):
-            done = tf.while_loop(lambda done: done < count, body, [tf.constant(0)])
-        return moment_after(tf.nest.flatten(done)) - began
+            done, worker, first_fault = tf.while_loop(lambda done, *_: done < count, body, begin)
+        tally.add(moment_after([done]) - began, done, worker, first_fault)
 
     return call

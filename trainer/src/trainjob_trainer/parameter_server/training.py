@@ -10,6 +10,7 @@ from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, rea
 from trainjob_trainer.course import Course, Ending
 from trainjob_trainer.early_stopping.selection import Selection
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
+from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
 from trainjob_trainer.engine.pace import Pace, next_stop
 from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.parameter_server.blocks import next_block
@@ -35,6 +36,7 @@ class CoordinatorLoop:
         engine: CoordinatedEngine,
         plan: TrainingPlan,
         groups: VariableGroups,
+        on_nan: OnNan = OnNan.STOP,
         export: Callable[[HostGroups], None] | None = None,
         selection: Selection | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -44,6 +46,7 @@ class CoordinatorLoop:
         self._engine = engine
         self._plan = plan
         self._groups = groups
+        self._watch = FiniteWatch(on_nan, replica.task)
         self._clock = clock
         self._workers = replica.task.num_workers
         self._pace = Pace(lambda number: number)
@@ -69,6 +72,7 @@ class CoordinatorLoop:
         Raises:
             OutputFull, OutputUnwritable: a checkpoint could not be written.
             Preempted: asked to stop, after saving what was reached.
+            NotFinite: a loss, a gradient or a weight is NaN or infinite, and that is to end the training.
         """
         step, total = start_step, self._plan.total_steps
         self._recorder.begin(step)
@@ -94,6 +98,7 @@ class CoordinatorLoop:
             if not self._engine.outstanding:
                 return step
             block = self._engine.take_back()
+            self._watch.look(Found([0, *block.faults]), step)  # the chief, who takes no steps, is the first
             step += block.steps
             self._pace.record(block.steps, block.seconds)
             self._record(step, is_meeting=step == until)
@@ -118,8 +123,10 @@ class CoordinatorLoop:
             self._course.epoch_ended(step, self._last_epoch)
 
     def _snapshot(self) -> HostGroups:
+        values = read(self._groups)
+        self._watch.check_weights(self._groups, values)
         return {
-            **read(self._groups),
+            **values,
             METRICS: self._engine.metric_state,
             LAST_EPOCH: saved_results(self._last_epoch),
         }
