@@ -14,7 +14,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from trainjob_trainer.engine.pace import Pace
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, current_process
+from trainjob_trainer.plain.stretch import Stretch
 
 EVALUATION_BATCHES = 32
 """Batches that one call of an evaluation takes: nothing waits for a word between them."""
@@ -40,22 +40,6 @@ class Use(Enum):
         if "class_weight" in arguments:
             return cls.FIT
         return cls.EVALUATE if "y" in arguments else cls.PREDICT
-
-
-@dataclass
-class Stretch:
-    """What Keras's loop passes on as the iterator: the data, and how many batches the call is to take."""
-
-    iterator: Any
-    count: int
-
-    def __iter__(self) -> Stretch:
-        """Return itself: Keras reads a first batch for the shapes."""
-        return self
-
-    def __next__(self) -> Any:
-        """Return a batch."""
-        return next(self.iterator)
 
 
 def take_many_batches(trainer: ModuleType) -> None:

@@ -11,8 +11,8 @@ from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.stepping import ManySteps
-from trainjob_trainer.plain.calls import Stretch
 from trainjob_trainer.plain.process import current_process
+from trainjob_trainer.plain.stretch import Stretch
 
 
 class TracedSteps:
