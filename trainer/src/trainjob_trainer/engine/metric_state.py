@@ -46,20 +46,33 @@ class OverAll:
         self._model = model
         self.results = tf.function(self._results, autograph=False)
         """By name. All workers call it together."""
-        self.reset = tf.function(self._reset, autograph=False)
-        """Begin anew, on this worker."""
+        self._reset_here = tf.function(self._reset_replicas, autograph=False)
+
+    def reset(self) -> None:
+        """Begin anew; all workers call it together."""
+        if has_own_reset(self._model):
+            self._model.reset_metrics()
+        else:
+            self._reset_here()
 
     def _results(self) -> Any:
         state = MetricState(self._model)
         reduced = self._strategy.run(state.reduced)
         return state.results([self._strategy.experimental_local_results(flat)[0] for flat in reduced])
 
-    def _reset(self) -> None:
+    def _reset_replicas(self) -> None:
         def on_replica() -> None:
             for metric in self._model.metrics:
                 metric.reset_state()
 
         self._strategy.run(on_replica)
+
+
+def has_own_reset(model: Any) -> bool:
+    """Whether a metric is reset by code of the user's, which may do in Python what can't be traced."""
+    inner = [one for metric in model.metrics for one in getattr(metric, "metrics", ())]
+    resets = (type(metric).reset_state for metric in [*model.metrics, *inner])
+    return not all(reset.__module__.startswith("keras.") for reset in resets)
 
 
 class MetricState:
