@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.metric_state import MetricState, OverAll
+from trainjob_trainer.engine.metric_state import MetricState, OverAll, has_own_reset
 
 STRATEGY = tf.distribute.get_strategy()
 
@@ -60,6 +60,7 @@ def test_looking_at_values_changes_none(model: Any) -> None:
 
 
 def test_a_reset_is_keras_own(model: Any) -> None:
+    assert not has_own_reset(model)
     OverAll(STRATEGY, model).reset()
     after = values(model)
     model.reset_metrics()
