@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import pytest
+from support_cli import CONTEXT
 from support_controller import write_kubeconfig
 
 from trainjob.cli.controller import controller, read_settings
@@ -26,7 +27,8 @@ def kubeconfig(tmp_path: Path) -> Path:
 
 
 def read(kubeconfig: Path, *arguments: str, environment: dict[str, str] | None = None) -> OperatorSettings:
-    context = controller.make_context("controller", [f"--kubeconfig={kubeconfig}", *arguments])
+    given = [f"--kubeconfig={kubeconfig}", *arguments]
+    context = controller.make_context("controller", given, parent=CONTEXT)
     return read_settings(context.params, POD if environment is None else environment)
 
 

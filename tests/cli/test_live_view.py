@@ -25,6 +25,8 @@ FULL = build_view(
             total_epochs=20,
             loss=0.08123,
             examples_per_second=12345.6,
+            step_seconds=0.2,
+            input_seconds=0.1,
             checkpoint_step=200,
             resumed_from=110,
         ),
@@ -50,6 +52,7 @@ def test_everything_is_shown() -> None:
         "200",
         "evaluator-0  waiting",
         "worker 2 takes 41 ms of work a step, the others 20 ms (median)",
+        "worker 0 waits for its data for 50 % of a step",
         "evaluation at step 200: accuracy 96.1 %",
         "worker-0 | epoch 10 done",
     ):

@@ -74,6 +74,15 @@ def test_a_worker_of_a_job_in_a_cluster(api: CliServer, tmp_path: Path) -> None:
     assert not list((tmp_path / "profile").iterdir())
 
 
+def test_a_record_that_ended_sooner_says_why(api: CliServer, tmp_path: Path) -> None:
+    api.put(stored_job("Running"))
+    api.put(stored_pod("worker", 0, container=RUNNING))
+    api.program = Pod(tmp_path, {**WRITTEN, "message": "ended after 20 s"})
+    result = call("profile", "digits", "--steps", "5000")
+    assert (result.exit_code, result.stderr.splitlines()) == (0, ["ended after 20 s"])
+    assert result.stdout.startswith("steps 96-130: ")
+
+
 @pytest.mark.parametrize(
     ("pod", "answers", "told"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from support_cli import CONTEXT
 
 from trainjob.cli import main
 from trainjob.cli.cluster.exits import Exit
@@ -17,8 +18,6 @@ PAGE = (DOCS / "cli.md").read_text()
 SHOWN = [
     shlex.split(line.partition(" ||")[0]) for line in re.findall(r"^    trainjob (.*)$", PAGE, re.MULTILINE)
 ]
-# click keeps a command's help option as the first context has it.
-CONTEXT = click.Context(main, **main.context_settings)
 
 
 def command_of(name: str) -> click.Command:

@@ -17,15 +17,20 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 from support_jobs import build_job
 
 from trainjob.api import TrainJobStatus
+from trainjob.cli import main
 from trainjob.cli.view import JobView, ReplicaView
 from trainjob.core.reports import Report
 
 GUARD_SECONDS = 120.0
 """Against hanging only."""
+
+CONTEXT = click.Context(main, **main.context_settings)
+"""The parent of every context of a command: click keeps its help option as the first one has it."""
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import Environment, Task
-from trainjob_trainer.reporting.profiler import MOST_SECONDS, Profiler, TensorFlowTrace
+from trainjob_trainer.reporting.profiler import MOST_MEGABYTES, MOST_SECONDS, Profiler, TensorFlowTrace
 
 TWO = {"worker": ("a:1", "b:1")}
 
@@ -26,7 +26,7 @@ class Clock:
 class FakeTrace:
     def __init__(self) -> None:
         self.folders: list[Path] = []
-        self.stops = 0
+        self.saved: list[bool] = []
         self.fails = ""
 
     def start(self, folder: Path) -> None:
@@ -34,8 +34,8 @@ class FakeTrace:
             raise RuntimeError("Another profiler is running.\nmore")
         self.folders.append(folder)
 
-    def stop(self) -> None:
-        self.stops += 1
+    def stop(self, *, save: bool) -> None:
+        self.saved.append(save)
         if self.fails == "stop":
             raise RuntimeError("No space left on device")
 
@@ -44,7 +44,7 @@ class FakeTrace:
 
 
 class World:
-    """A replica that takes calls of ten steps, half a second each."""
+    """A replica that takes calls of ten steps, half a second each; some memory grows with each."""
 
     def __init__(self, output: Path, index: int = 0, total: int | None = None) -> None:
         self.clock = Clock()
@@ -54,7 +54,10 @@ class World:
         self.request = self.folder / f"worker-{index}.json"
         task = Task("worker", index, TWO)
         environment = Environment("digits", "", 1, output, output / "checkpoints", output / "logs" / "train")
-        self.profiler = Profiler(task, environment, total, trace=self.trace, clock=self.clock)
+        self.memory = self.growth = 0
+        self.profiler = Profiler(
+            task, environment, total, trace=self.trace, clock=self.clock, memory=lambda: self.memory
+        )
         self.done = 0
 
     def ask(self, **request: Any) -> None:
@@ -70,6 +73,7 @@ class World:
                 told.append((state, self.done))
             self.done += 10
             self.clock.seconds += 0.5
+            self.memory += self.growth
         return told
 
     @property
@@ -97,7 +101,8 @@ def test_whole_calls_are_recorded(
     answer = world.answer
     assert (answer["id"], answer["first"], answer["last"]) == ("x", *steps)
     assert answer["folder"] == str(tmp_path / "logs" / "train")
-    assert (world.trace.folders, world.trace.stops) == ([tmp_path / "logs" / "train"], 1)
+    assert "message" not in answer
+    assert (world.trace.folders, world.trace.saved) == ([tmp_path / "logs" / "train"], [True])
     assert not world.request.exists()
 
 
@@ -114,6 +119,31 @@ def test_a_record_ends_in_time_for_a_browser(tmp_path: Path) -> None:
     world.run(until=10_000)
     assert world.answer["state"] == "written"
     assert world.answer["last"] == MOST_SECONDS / 0.5 * 10
+    assert world.answer["message"] == "ended after 20 s, the most that one record may take"
+
+
+def test_a_record_ends_before_it_fills_the_memory(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.growth = MOST_MEGABYTES * 2**20 // 4
+    world.run(until=100)
+    world.ask(count=1000)
+    world.run(until=10_000)
+    assert (world.answer["state"], world.answer["first"], world.answer["last"]) == ("written", 101, 140)
+    assert world.answer["message"] == "ended with 256 MB of memory, the most that one record may take"
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_what_nobody_waits_for_any_more_is_not_recorded_on(another: bool, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.ask(count=1000)
+    assert world.run(until=50) == [("profiling", 0)]
+    world.request.unlink()
+    if another:
+        world.ask(first=61, last=70)
+    world.run(until=100)
+    assert world.trace.saved == ([False, True] if another else [False])
+    assert len(world.trace.folders) == len(world.trace.saved)
+    assert (world.answer["state"] == "written") is another
 
 
 @pytest.mark.parametrize(
@@ -204,6 +234,9 @@ def test_tensorflow_writes_what_tensorboard_opens(tmp_path: Path) -> None:
     trace.start(tmp_path)
     with trace.mark(3):
         tf.linalg.matmul(tf.ones([8, 8]), tf.ones([8, 8]))
-    trace.stop()
+    trace.stop(save=True)
     (written,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
     assert b"MatMul" in written.read_bytes()
+    trace.start(tmp_path / "forgotten")
+    trace.stop(save=False)
+    assert not (tmp_path / "forgotten").exists()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support_cli import trainjob
 from support_pods import describe, script_job, touch, wait_for
 from testbed import KubectlError, images
 from testbed.claims import NodeCluster
@@ -130,7 +133,22 @@ def progress_of(cluster: NodeCluster, namespace: str) -> dict[str, Any]:
     return progress
 
 
-def test_a_job_is_scaled_and_preempted_and_goes_on(installed: NodeCluster, restricted_module: str) -> None:
+def profile(cluster: NodeCluster, namespace: str, folder: Path) -> None:
+    """Have steps of worker 1 recorded; TensorBoard's files lie where the command says."""
+    words = ("profile", "scaled", "--worker", "1", "--steps", "20", "-n", namespace)
+    done = trainjob(*words, cwd=folder, env=cluster.env)
+    assert done.returncode == 0, done.stderr
+    told = re.match(r"steps (\d+)-(\d+): (\S+/logs/worker-1) \(in the job's output\)\n", done.stdout)
+    assert told is not None, done.stdout
+    assert int(told[2]) - int(told[1]) >= 19
+    reader = live_pod(cluster, namespace, "scaled", 0)["metadata"]["name"]
+    find = ("find", f"{told[3]}/plugins/profile", "-name", "*.xplane.pb", "-size", "+0")
+    assert len(cluster.kubectl("exec", reader, "-n", namespace, "--", *find).splitlines()) == 1
+
+
+def test_a_job_is_profiled_and_scaled_and_preempted_and_goes_on(
+    installed: NodeCluster, restricted_module: str, tmp_path: Path
+) -> None:
     namespace = restricted_module
     job = script_job("scaled", "", workers=1, container=TENSORFLOW)
     installed.apply(job, namespace=namespace)
@@ -140,6 +158,7 @@ def test_a_job_is_scaled_and_preempted_and_goes_on(installed: NodeCluster, restr
     installed.kubectl("scale", "tj/scaled", "--replicas=2", "-n", namespace)
     trains_on(installed, namespace, "scaled", "2 workers")
     reached = resumed(installed, namespace, 0)
+    profile(installed, namespace, tmp_path)
 
     preempted, other = (live_pod(installed, namespace, "scaled", index) for index in (0, 1))
     installed.kubectl("delete", "pod", preempted["metadata"]["name"], "-n", namespace, timeout=120)

@@ -41,6 +41,12 @@ def keep_freed_memory(env: Mapping[str, str] | None = None, library: Any = None)
     return False
 
 
+def give_back(library: Any = None) -> None:
+    """Give back what is kept, once: after something that needs more than any step does."""
+    with contextlib.suppress(OSError, AttributeError):
+        (library or ctypes.CDLL(None)).malloc_trim(0)
+
+
 def is_set_by_user(env: Mapping[str, str]) -> bool:
     """Whether the environment says by itself how glibc is to do it (mallopt(3), ENVIRONMENT VARIABLES)."""
     tunables = env.get("GLIBC_TUNABLES", "")

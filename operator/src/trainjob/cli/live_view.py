@@ -9,6 +9,7 @@ from rich.text import Text
 
 from trainjob.cli.changes import describe_evaluation, resumed_from
 from trainjob.cli.figures import format_rate
+from trainjob.cli.input_bound import describe_input
 from trainjob.cli.view import JobView, ReplicaView
 from trainjob.core.stragglers import describe
 from trainjob.core.wording import short_duration
@@ -36,6 +37,8 @@ def draw(view: JobView, lines: Iterable[tuple[str, str]] = ()) -> RenderableType
         parts.append(Text(view.message, overflow="ellipsis"))
     parts.append(_table(view))
     parts += [Text(describe(each), style="yellow") for each in view.status.stragglers[:_SHOWN_STRAGGLERS]]
+    if (told := describe_input(view.replicas)) is not None:
+        parts.append(Text(told, style="yellow"))
     if view.evaluation is not None:
         final = " (final)" if view.evaluation.final else ""
         parts.append(Text(f"evaluation at {describe_evaluation(view.evaluation)}{final}"))

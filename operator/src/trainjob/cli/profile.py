@@ -18,6 +18,7 @@ from trainjob.cli.cluster.problems import ClusterProblem
 from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
 from trainjob.cli.profiling.asking import Asking
 from trainjob.core.names import Replica
+from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
@@ -140,6 +141,8 @@ def choose(spec: Mapping[str, Any], worker: int | None) -> Replica:
 
 
 def _conclude(answer: Mapping[str, Any], folder: str, root: str) -> None:
+    if answer.get("message"):
+        _say(printable(str(answer["message"])))
     click.echo(f"steps {answer.get('first')}-{answer.get('last')}: {folder}")
     click.echo(f"tensorboard --logdir {root}   (with the package {_PLUGIN})")
 

@@ -35,6 +35,7 @@ class Report:
         resumed_from: the step that this process resumed from.
         step_seconds: what a step took lately.
         work_seconds: what of it was this replica's own work, not waiting for others.
+        input_seconds: what of that it waited for its data.
         global_batch: examples a step, of all workers together.
         stopped_early: why training ended before `total_steps`; empty if it didn't.
     """
@@ -48,6 +49,7 @@ class Report:
     examples_per_second: float | None = None
     step_seconds: float | None = None
     work_seconds: float | None = None
+    input_seconds: float | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     checkpoint_step: int | None = None
     resumed_from: int | None = None
@@ -69,6 +71,7 @@ def read_report(raw: Mapping[str, Any]) -> Report:
         examples_per_second=_finite(raw.get("examplesPerSecond")),
         step_seconds=_finite(raw.get("stepSeconds")),
         work_seconds=_finite(raw.get("workSeconds")),
+        input_seconds=_finite(raw.get("inputSeconds")),
         metrics=_metrics(raw.get("metrics")),
         checkpoint_step=integer(raw.get("checkpointStep")),
         resumed_from=integer(raw.get("resumedFrom")),

@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import first_line
+from trainjob_trainer.heap import give_back
 from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.machine import resident_bytes
 from trainjob_trainer.reporting.profile_request import Request, RequestFiles, id_of
 from trainjob_trainer.task import Task
 
@@ -23,7 +25,9 @@ SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_WORDS = 5.0
 """Of a replica that waits for the first step."""
 MOST_SECONDS = 20.0
-"""A longer record fills the memory, and no browser opens it."""
+"""No browser opens a longer record."""
+MOST_MEGABYTES = 256
+"""By which the process may grow meanwhile; a pod has a limit. It is looked at between calls only."""
 
 
 class Trace(Protocol):
@@ -32,8 +36,8 @@ class Trace(Protocol):
     def start(self, folder: Path) -> None:
         """Begin to record."""
 
-    def stop(self) -> None:
-        """Write what has been recorded below the folder."""
+    def stop(self, *, save: bool) -> None:
+        """Write what has been recorded below the folder, or forget it."""
 
     def mark(self, step: int) -> Any:
         """Return a context: what is recorded in it is shown as one step, of this number."""
@@ -46,9 +50,12 @@ class TensorFlowTrace:
         """Begin to record."""
         _profiler().start(str(folder))
 
-    def stop(self) -> None:
-        """Write what has been recorded below the folder."""
-        _profiler().stop()
+    def stop(self, *, save: bool) -> None:
+        """Write what has been recorded below the folder, or forget it."""
+        try:
+            _profiler().stop(save=save)
+        finally:
+            give_back()  # a megabyte or so for each step
 
     def mark(self, step: int) -> Any:
         """Return a context: what is recorded in it is shown as one step, of this number."""
@@ -57,14 +64,22 @@ class TensorFlowTrace:
 
 @dataclass(frozen=True)
 class _Recording:
-    """What is being recorded for whom, after how many steps it began, and when."""
+    """What is being recorded for whom, after how many steps it began, when, and with how much memory."""
 
     request: Request
     done_before: int
     began: float
+    memory: int
 
-    def is_due(self, done: int, now: float) -> bool:
-        return done >= self.request.last or now - self.began >= MOST_SECONDS
+    def why_over(self, done: int, now: float, memory: int) -> str | None:
+        """Why it ends now: nothing if all steps are there, otherwise a sentence; None if it goes on."""
+        if done >= self.request.last:
+            return ""
+        if now - self.began >= MOST_SECONDS:
+            return f"ended after {MOST_SECONDS:.0f} s, the most that one record may take"
+        if memory - self.memory >= MOST_MEGABYTES * 2**20:
+            return f"ended with {MOST_MEGABYTES} MB of memory, the most that one record may take"
+        return None
 
 
 class Profiler:
@@ -78,6 +93,7 @@ class Profiler:
         *,
         trace: Trace | None = None,
         clock: Callable[[], float] = time.monotonic,
+        memory: Callable[[], int] = resident_bytes,
     ) -> None:
         """Look for requests of this replica.
 
@@ -87,6 +103,7 @@ class Profiler:
             total: the last step of the training, where it is known.
             trace: records; replaced by tests, as the clock.
             clock: seconds.
+            memory: that the process has, in bytes.
         """
         logs = environment.log_dir
         self._folder = logs if task.is_writer else logs.with_name(task.replica)
@@ -94,6 +111,7 @@ class Profiler:
         self._total = total
         self._trace: Trace = trace or TensorFlowTrace()
         self._clock = clock
+        self._memory = memory
         self._looked_at = self._told_at = float("-inf")
         self._request: Request | None = None
         self._recording: _Recording | None = None
@@ -107,13 +125,14 @@ class Profiler:
         """
         now = self._clock()
         if self._recording is not None:
-            if self._recording.is_due(done, now):
-                self._stop(self._recording, done)
-            return
+            why = self._recording.why_over(done, now, self._memory())
+            if why is not None:
+                self._stop(self._recording, done, why)
+                return
         if now - self._looked_at >= SECONDS_BETWEEN_LOOKS:
             self._looked_at = now
             self._look(done)
-        if self._request is None:
+        if self._recording is not None or self._request is None:
             return
         if self._request.begins(done, ahead):
             self._start(self._request, done)
@@ -128,7 +147,7 @@ class Profiler:
     def pause(self, done: int) -> None:
         """No more steps come for now."""
         if self._recording is not None:
-            self._stop(self._recording, done)
+            self._stop(self._recording, done, "ended with the steps that there are for now")
 
     def finish(self, done: int) -> None:
         """No more steps will come."""
@@ -141,6 +160,7 @@ class Profiler:
         if not self._files.has_changed():
             return
         self._request = None
+        self._forget()
         text = self._files.read()
         if text is None:
             return
@@ -162,20 +182,28 @@ class Profiler:
         except Exception as error:  # noqa: BLE001 - one of the script's own is running, for example
             self._refuse(request, f"TensorFlow can't record now: {first_line(error)}")
             return
-        self._recording = _Recording(request, done, self._clock())
+        self._recording = _Recording(request, done, self._clock(), self._memory())
         self._tell(request, "profiling", first=done + 1)
 
-    def _stop(self, recording: _Recording, done: int) -> None:
+    def _stop(self, recording: _Recording, done: int, why: str) -> None:
         request, first = recording.request, recording.done_before + 1
         self._recording = self._request = None
         try:
-            self._trace.stop()
+            self._trace.stop(save=True)
         except Exception as error:  # noqa: BLE001 - a full disk, for example
             self._refuse(request, f"what was recorded can't be written: {first_line(error)}")
             return
-        self._tell(request, "written", first=first, last=done, folder=str(self._folder))
+        cut = {"message": why} if why and done < request.last else {}
+        self._tell(request, "written", first=first, last=done, folder=str(self._folder), **cut)
         self._files.remove()
         announce(f"profile of steps {first}-{done} written to {self._folder}")
+
+    def _forget(self) -> None:
+        """Whoever has asked waits no longer."""
+        if self._recording is not None:
+            self._recording = None
+            with contextlib.suppress(Exception):
+                self._trace.stop(save=False)
 
     def _refuse(self, request: Request, message: str) -> None:
         self._request = None

@@ -1,0 +1,65 @@
+"""Who waits for data, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support_cli import build_replica
+
+from trainjob.cli.input_bound import NOTICEABLE, describe_input, input_share
+from trainjob.core.reports import Report
+
+FASTER = ": a faster input pipeline makes training faster"
+
+
+@pytest.mark.parametrize(
+    ("step", "waited", "share"),
+    [
+        (0.2, 0.05, 0.25),
+        (0.2, 0.0, 0.0),
+        (None, 0.05, None),
+        (0.2, None, None),
+        (0.0, 0.0, None),
+        (0.2, 0.3, 1.0),  # means of two calls
+        (0.2, -0.1, 0.0),  # a clock that was set back
+    ],
+)
+def test_the_share(step: float | None, waited: float | None, share: float | None) -> None:
+    assert input_share(Report(step_seconds=step, input_seconds=waited)) == share
+
+
+@pytest.mark.parametrize(
+    ("waited", "told"),
+    [
+        ({}, None),
+        ({"worker-0": 0.0, "worker-1": 0.1}, None),
+        ({"worker-0": None, "worker-1": None}, None),
+        ({"worker-0": 0.2}, f"worker 0 waits for its data for 20 % of a step{FASTER}"),
+        ({"worker-0": 0.1, "worker-1": 0.43}, f"worker 1 waits for its data for 43 % of a step{FASTER}"),
+        (
+            {"chief-0": 0.5, "worker-0": 0.9},
+            f"worker 0 waits for its data for 90 % of a step, 1 other too{FASTER}",
+        ),
+        (
+            {"worker-0": 0.5, "worker-1": 0.5, "worker-2": 0.3, "worker-3": 0.0},
+            f"worker 0 waits for its data for 50 % of a step, 2 others too{FASTER}",
+        ),
+    ],
+)
+def test_the_sentence(waited: dict[str, float | None], told: str | None) -> None:
+    replicas = [
+        build_replica(name, step_seconds=1.0, input_seconds=seconds) for name, seconds in waited.items()
+    ]
+    assert describe_input(replicas) == told
+
+
+@pytest.mark.parametrize("state", ["finished", "starting", "waiting", "failed (1)"])
+def test_only_of_those_that_train(state: str) -> None:
+    assert describe_input([build_replica(state=state, step_seconds=1.0, input_seconds=0.9)]) is None
+
+
+@given(st.dictionaries(st.text(max_size=9), st.floats(0, 2), max_size=6))
+def test_it_is_said_if_anybody_waits(waited: dict[str, float]) -> None:
+    replicas = [build_replica(name, step_seconds=1.0, input_seconds=each) for name, each in waited.items()]
+    assert (describe_input(replicas) is None) == all(share < NOTICEABLE for share in waited.values())
