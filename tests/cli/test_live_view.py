@@ -1,5 +1,6 @@
 from collections.abc import Iterable
 
+import pytest
 from rich.console import Console
 from support_cli import build_replica, build_view
 
@@ -57,6 +58,12 @@ def test_everything_is_shown() -> None:
         "worker-0 | epoch 10 done",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize("state", ["finished", "starting", "waiting", "failed (1)"])
+def test_who_waits_for_data_is_told_of_those_that_train(state: str) -> None:
+    view = build_view([build_replica(state=state, step_seconds=1.0, input_seconds=0.9)])
+    assert "waits for its data" not in _drawn(view)
 
 
 def test_it_fits_eighty_columns() -> None:

@@ -82,7 +82,7 @@ def test_the_sentence(fields: dict[str, Any], sentence: str) -> None:
 async def look(world: World, agents: Agents, work: list[float], *, step: int, seconds: int = 31) -> None:
     """All tell of their steps; in half a minute at the latest the status has that."""
     for index, own in enumerate(work):
-        agents.report(f"worker-{index}", step=step, stepSeconds=max(work), workSeconds=own)
+        agents.report(f"worker-{index}", step=step, stepSeconds=max(work), workSeconds=own, inputSeconds=0.1)
     await world.pass_time(seconds)
 
 
@@ -98,6 +98,7 @@ async def test_a_straggler_is_named_with_its_node_and_told_once_an_attempt() -> 
     assert world.status.progress is not None
     assert world.status.progress.work_seconds == {"worker-0": 0.2, "worker-1": 0.2, "worker-2": 0.41}
     assert world.status.progress.step_seconds["worker-0"] == 0.41
+    assert world.status.progress.input_seconds["worker-2"] == 0.1
     await look(world, agents, [0.2, 0.2, 0.41], step=200)
     (found,) = world.status.stragglers
     assert (found.replica, found.node, found.work_seconds, found.median_seconds) == (

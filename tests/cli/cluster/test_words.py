@@ -133,6 +133,14 @@ def test_restarts_that_count_no_more() -> None:
     assert "  restarts      1 of 3, 4 more that training has got beyond" in draw_job(read_job(job), (), NOW)
 
 
+@pytest.mark.parametrize(("state", "is_said"), [("Running", True), ("Complete", False)])
+def test_who_waits_for_data(state: str, is_said: bool) -> None:
+    progress = {"step": 1, "stepSeconds": {"worker-0": 0.2}, "inputSeconds": {"worker-0": 0.1}}
+    lines = draw_job(read_job(stored_job(state, progress=progress)), (), NOW)
+    line = "  input         worker 0 waits for its data for 50 % of a step: a faster input pipeline makes "
+    assert any(each.startswith(line) for each in lines) is is_said
+
+
 def test_a_picture_of_a_new_job() -> None:
     assert draw_job(read_job(stored_job("Pending")), (), NOW) == (
         "digits   Pending",

@@ -85,6 +85,9 @@ class Progress(Reported):
     work_seconds: Seconds = Field(
         default_factory=dict, description="What each replica's own share of a step takes, without waits."
     )
+    input_seconds: Seconds = Field(
+        default_factory=dict, description="What of that each replica waits for its data."
+    )
     time: Timestamp | None = Field(None, description="When this was reported.")
 
 

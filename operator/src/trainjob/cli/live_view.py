@@ -9,12 +9,14 @@ from rich.text import Text
 
 from trainjob.cli.changes import describe_evaluation, resumed_from
 from trainjob.cli.figures import format_rate
-from trainjob.cli.input_bound import describe_input
 from trainjob.cli.view import JobView, ReplicaView
+from trainjob.core.input_bound import describe_input
 from trainjob.core.stragglers import describe
 from trainjob.core.wording import short_duration
 
 _BAR_WIDTH = 10
+_STEPPING = ("training", "saving")
+"""Others have taken their last step some time ago."""
 _SHOWN_STRAGGLERS = 3
 
 _STYLES = {
@@ -37,7 +39,7 @@ def draw(view: JobView, lines: Iterable[tuple[str, str]] = ()) -> RenderableType
         parts.append(Text(view.message, overflow="ellipsis"))
     parts.append(_table(view))
     parts += [Text(describe(each), style="yellow") for each in view.status.stragglers[:_SHOWN_STRAGGLERS]]
-    if (told := describe_input(view.replicas)) is not None:
+    if (told := _input(view.replicas)) is not None:
         parts.append(Text(told, style="yellow"))
     if view.evaluation is not None:
         final = " (final)" if view.evaluation.final else ""
@@ -57,6 +59,14 @@ def _header(view: JobView) -> Text:
     if step:
         facts.append(f"resumed from step {step}")
     return text.append("  " + "  ".join(facts), style="dim")
+
+
+def _input(replicas: Iterable[ReplicaView]) -> str | None:
+    reports = {each.name: each.report for each in replicas if each.state in _STEPPING}
+    return describe_input(
+        {name: report.step_seconds for name, report in reports.items()},
+        {name: report.input_seconds for name, report in reports.items()},
+    )
 
 
 def _table(view: JobView) -> Table:

@@ -9,7 +9,7 @@ from trainjob.core.reports import Report
 
 
 def rank_times(observed: Observed) -> dict[str, Any]:
-    """Return fields of `status.progress`: the attempt, and each replica's seconds a step, and of work."""
+    """Return fields of `status.progress`: the attempt, and each replica's seconds a step and of its parts."""
     reports = {
         pod.replica.name: observed.reports[pod.name]
         for pod in observed.training_pods
@@ -19,6 +19,7 @@ def rank_times(observed: Observed) -> dict[str, Any]:
         "attempt": _attempt(observed),
         "step_seconds": _times(reports, "step_seconds"),
         "work_seconds": _times(reports, "work_seconds"),
+        "input_seconds": _times(reports, "input_seconds"),
     }
 
 

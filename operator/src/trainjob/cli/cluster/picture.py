@@ -12,6 +12,7 @@ from trainjob.cli.cluster.selection import has_log, why_no_log
 from trainjob.cli.cluster.table import layout
 from trainjob.cli.figures import format_metric, format_rate
 from trainjob.core.budget import used
+from trainjob.core.input_bound import describe_input
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.stragglers import describe
 from trainjob.core.wording import printable, short_duration
@@ -52,6 +53,9 @@ def _figures(job: Job) -> Iterator[str]:
         yield f"  progress      {told}"
     if not job.is_over:
         yield from (f"  straggler     {describe(straggler)}" for straggler in status.stragglers)
+        steps = status.progress or Progress()
+        if (waiting := describe_input(steps.step_seconds, steps.input_seconds)) is not None:
+            yield f"  input         {waiting}"
     if status.output is not None and (status.output.path or status.output.checkpoint_step is not None):
         step = status.output.checkpoint_step
         of = f"step {step} in " if step is not None else ""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_cli import build_replica
 
-from trainjob.cli.input_bound import NOTICEABLE, describe_input, input_share
-from trainjob.core.reports import Report
+from trainjob.core.input_bound import NOTICEABLE, describe_input, input_share
 
 FASTER = ": a faster input pipeline makes training faster"
 
@@ -26,7 +24,7 @@ FASTER = ": a faster input pipeline makes training faster"
     ],
 )
 def test_the_share(step: float | None, waited: float | None, share: float | None) -> None:
-    assert input_share(Report(step_seconds=step, input_seconds=waited)) == share
+    assert input_share(step, waited) == share
 
 
 @pytest.mark.parametrize(
@@ -48,18 +46,10 @@ def test_the_share(step: float | None, waited: float | None, share: float | None
     ],
 )
 def test_the_sentence(waited: dict[str, float | None], told: str | None) -> None:
-    replicas = [
-        build_replica(name, step_seconds=1.0, input_seconds=seconds) for name, seconds in waited.items()
-    ]
-    assert describe_input(replicas) == told
-
-
-@pytest.mark.parametrize("state", ["finished", "starting", "waiting", "failed (1)"])
-def test_only_of_those_that_train(state: str) -> None:
-    assert describe_input([build_replica(state=state, step_seconds=1.0, input_seconds=0.9)]) is None
+    assert describe_input(dict.fromkeys(waited, 1.0), waited) == told
 
 
 @given(st.dictionaries(st.text(max_size=9), st.floats(0, 2), max_size=6))
 def test_it_is_said_if_anybody_waits(waited: dict[str, float]) -> None:
-    replicas = [build_replica(name, step_seconds=1.0, input_seconds=each) for name, each in waited.items()]
-    assert (describe_input(replicas) is None) == all(share < NOTICEABLE for share in waited.values())
+    told = describe_input(dict.fromkeys(waited, 1.0), waited)
+    assert (told is None) == all(share < NOTICEABLE for share in waited.values())

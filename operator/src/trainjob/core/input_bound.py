@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from trainjob.cli.view import ReplicaView
 from trainjob.core.gang import read_seat
-from trainjob.core.reports import Report
 
 NOTICEABLE = 0.2
 """Of a step's time: what is less is hardly worth somebody's work."""
 
-_STEPPING = ("training", "saving")
-"""Others have taken their last step some time ago."""
 
+def input_share(step: float | None, waited: float | None) -> float | None:
+    """Return the part of a step, from 0 to 1, in which a replica waits for its data; None if unknown.
 
-def input_share(report: Report) -> float | None:
-    """Return the part of a step, from 0 to 1, in which a replica waits for its data; None if unknown."""
-    step, waited = report.step_seconds, report.input_seconds
+    Args:
+        step: seconds that it takes.
+        waited: seconds of them.
+    """
     if step is None or waited is None or step <= 0:
         return None
     return min(1.0, max(0.0, waited / step))
 
 
-def describe_input(replicas: Iterable[ReplicaView]) -> str | None:
-    """Return `worker 1 waits for its data for 43 % of a step: …` of who waits most; None if nobody does."""
-    shares = {each.name: input_share(each.report) or 0.0 for each in replicas if each.state in _STEPPING}
+def describe_input(steps: Mapping[str, float | None], waited: Mapping[str, float | None]) -> str | None:
+    """Return `worker 1 waits for its data for 43 % of a step: …` of who waits most; None if nobody does.
+
+    Args:
+        steps: seconds of a step, by replica.
+        waited: seconds of them, by replica.
+    """
+    shares = {name: input_share(step, waited.get(name)) or 0.0 for name, step in steps.items()}
     bound = {name: share for name, share in shares.items() if share >= NOTICEABLE}
     if not bound:
         return None
