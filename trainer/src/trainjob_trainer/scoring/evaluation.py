@@ -54,10 +54,20 @@ class ResultsFile:
     def __init__(
         self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time, also: WandbRun | None = None
     ) -> None:
-        """Append to `<folder>/evaluations.jsonl`; the last line about a step is the one that counts."""
+        """Append to `<folder>/evaluations.jsonl`; the last line about a step is the one that counts.
+
+        The folder is made here and never again: on a volume that is unmounted later nothing is begun anew.
+
+        Raises:
+            OutputFull, OutputUnwritable: it can't be made.
+        """
         self._path = folder / RESULTS
         self._summaries = Summaries(log_dir, also)
         self._now = now
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise explain_write_error(error, folder) or error from error
 
     def add(self, evaluation: Evaluation) -> None:
         """Keep a result.
@@ -67,7 +77,6 @@ class ResultsFile:
         """
         line = json.dumps({**evaluation.to_json(), "time": self._now()})
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
                 file.flush()
