@@ -38,7 +38,7 @@ def test_what_the_job_says_holds() -> None:
         "TRAINJOB_CHECKPOINT_DIR": "/c",
         "TRAINJOB_LOG_DIR": "/l",
         "TRAINJOB_EPOCH": "2.3",
-        "TRAINJOB_CHECKPOINT_STEP": "0",
+        "TRAINJOB_REPORTED_STEP": "0",
     }
 
     assert Environment.from_environment(env, WORKER) == Environment(
@@ -50,7 +50,7 @@ def test_what_the_job_says_holds() -> None:
     ("variable", "text"),
     [
         *(("TRAINJOB_ATTEMPT", text) for text in ("0", "-1", "one", "1.5", "\u00b2")),
-        *(("TRAINJOB_CHECKPOINT_STEP", text) for text in ("-1", "one")),
+        *(("TRAINJOB_REPORTED_STEP", text) for text in ("-1", "one")),
     ],
 )
 def test_a_malformed_number_is_refused(variable: str, text: str) -> None:

@@ -325,13 +325,15 @@ def test_a_folder_that_somebody_has_deleted_is_no_successors(tmp_path: Path) -> 
         store.check_claim()
 
 
-def test_where_a_checkpoint_is_known_of_an_empty_folder_is_not_claimed(tmp_path: Path) -> None:
+def test_an_empty_folder_is_not_claimed_where_an_earlier_start_has_trained(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
 
     def again(epoch: str) -> Fence:
-        return Fence(folder, Epoch.parse(epoch), "uid", saved_step=4)
+        return Fence(folder, Epoch.parse(epoch), "uid", trained_step=4)
 
-    with pytest.raises(OutputUnwritable, match=r"checkpoints is empty or not there.* has saved step 4 in it"):
+    with pytest.raises(
+        OutputUnwritable, match=r"checkpoints is empty or not there.* has written into it, up to step 4"
+    ):
         again("1.2").claim()
     assert not folder.exists()
     folder.mkdir()

@@ -23,7 +23,7 @@ class Environment:
         checkpoint_dir: where every role finds the checkpoints.
         log_dir: TensorBoard events of this replica.
         epoch: of this start, where an agent keeps an earlier one's writer from writing; else None.
-        checkpoint_step: of the newest checkpoint that an earlier start told the agent of; None without one.
+        reported_step: that an earlier start has told the agent of, in this very pod; None without one.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Environment:
     checkpoint_dir: Path
     log_dir: Path
     epoch: Epoch | None = None
-    checkpoint_step: int | None = None
+    reported_step: int | None = None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
@@ -42,7 +42,7 @@ class Environment:
         The evaluator's own folder is `<root>/evaluator`, so its checkpoints lie beside it.
 
         Raises:
-            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_CHECKPOINT_STEP none
+            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP none
                 from 0, TRAINJOB_EPOCH is no pair of numbers, or the output is no folder.
         """
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
@@ -59,7 +59,7 @@ class Environment:
             checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
             epoch=Epoch.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
-            checkpoint_step=_parse_number(env, "TRAINJOB_CHECKPOINT_STEP", least=0),
+            reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
         )
 
 

@@ -71,7 +71,7 @@ class Seat:
         self._leave_by: float | None = None
         self._stack = ""
         self._told_state: tuple[object, object] = (None, None)
-        self._checkpoint_step: int | None = None
+        self._reported_step: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -167,13 +167,13 @@ class Seat:
         self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
         log(f"attempt {self.attempt} starts")
         self._become(RUNNING)
-        saved = self._checkpoint_step
+        step = self._reported_step
         self.child.start(
             {
                 "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
                 "TRAINJOB_ATTEMPT": str(self.attempt),
                 "TRAINJOB_EPOCH": str(message["epoch"]),
-                **({"TRAINJOB_CHECKPOINT_STEP": str(saved)} if saved is not None else {}),
+                **({"TRAINJOB_REPORTED_STEP": str(step)} if step is not None else {}),
             }
         )
 
@@ -232,10 +232,9 @@ class Seat:
         if ended is not None and not self.child.running and self.state not in QUIET:
             self._ended(ended)
         report = self.child.report or {}
-        saved = report.get("checkpointStep")
-        if isinstance(saved, int):
-            self._checkpoint_step = saved
-        told = (report.get("state"), saved)
+        if isinstance(report.get("step"), int):
+            self._reported_step = report["step"]
+        told = (report.get("state"), report.get("checkpointStep"))
         if told != self._told_state:
             self._told_state = told
             self.say(self.beat())

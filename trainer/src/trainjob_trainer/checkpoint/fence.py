@@ -55,7 +55,7 @@ class Fence:
         job_uid: str,
         files: Files | None = None,
         *,
-        saved_step: int | None = None,
+        trained_step: int | None = None,
     ) -> None:
         """Claim nothing yet.
 
@@ -64,13 +64,13 @@ class Fence:
             epoch: of this start.
             job_uid: of this job; epochs of other jobs are not compared with.
             files: the file operations, for tests.
-            saved_step: a checkpoint that an earlier start has written, if one is known of.
+            trained_step: a step that an earlier start has taken with this folder, if one is known of.
         """
         job = f"{zlib.crc32(job_uid.encode()):08x}"
         self._mine = _Claim(job, epoch, f".claim-{epoch}-{job}")
         self._directory = directory
         self._files = files or Files()
-        self._saved_step = saved_step
+        self._trained_step = trained_step
         self._held = False
 
     @property
@@ -85,7 +85,7 @@ class Fence:
             Fenced: a newer start of this job has claimed it, or another process with this very epoch.
             OutputTaken: another job took it over meanwhile.
             OutputUnwritable, OutputFull: the claim can't be made; or nothing is there of what is known to
-                have been written.
+                have been there.
         """
         try:
             self.check() if self._held else self._take()
@@ -147,10 +147,10 @@ class Fence:
 
     def _refuse_emptied(self) -> None:
         # Where a volume is no longer mounted an empty folder is left, on the disk of the machine.
-        if self._saved_step is not None and not self._files.names(self._directory):
+        if self._trained_step is not None and not self._files.names(self._directory):
             raise OutputUnwritable(
-                f"{self._directory} is empty or not there, and an earlier start of this job has saved step "
-                f"{self._saved_step} in it: is the output's volume mounted?"
+                f"{self._directory} is empty or not there, and an earlier start of this job has written into "
+                f"it, up to step {self._trained_step}: is the output's volume mounted?"
             )
 
     def _explain_loss(self, claims: frozenset[_Claim]) -> NoReturn:
@@ -170,10 +170,10 @@ def build_fence(task: Task, environment: Environment) -> Fence | None:
     if environment.epoch is None or not task.is_writer:
         return None
     return _fence_of_this_process(
-        environment.checkpoint_dir, environment.epoch, environment.uid, environment.checkpoint_step
+        environment.checkpoint_dir, environment.epoch, environment.uid, environment.reported_step
     )
 
 
 @functools.lru_cache(maxsize=1)
-def _fence_of_this_process(directory: Path, epoch: Epoch, job_uid: str, saved_step: int | None) -> Fence:
-    return Fence(directory, epoch, job_uid, saved_step=saved_step)
+def _fence_of_this_process(directory: Path, epoch: Epoch, job_uid: str, trained_step: int | None) -> Fence:
+    return Fence(directory, epoch, job_uid, trained_step=trained_step)
