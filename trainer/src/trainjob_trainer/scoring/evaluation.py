@@ -54,20 +54,25 @@ class ResultsFile:
     def __init__(
         self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time, also: WandbRun | None = None
     ) -> None:
-        """Append to `<folder>/evaluations.jsonl`; the last line about a step is the one that counts.
+        """Append to `<folder>/evaluations.jsonl`; the last line about a step is the one that counts."""
+        self._path = folder / RESULTS
+        self._summaries = Summaries(log_dir, also)
+        self._now = now
+        self._is_made = False
 
-        The folder is made here and never again: on a volume that is unmounted later nothing is begun anew.
+    def make_folder(self) -> None:
+        """Make the folder, once: on a volume that is unmounted later nothing is begun anew.
 
         Raises:
             OutputFull, OutputUnwritable: it can't be made.
         """
-        self._path = folder / RESULTS
-        self._summaries = Summaries(log_dir, also)
-        self._now = now
+        if self._is_made:
+            return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise explain_write_error(error, folder) or error from error
+            raise explain_write_error(error, self._path.parent) or error from error
+        self._is_made = True
 
     def add(self, evaluation: Evaluation) -> None:
         """Keep a result.
@@ -75,6 +80,7 @@ class ResultsFile:
         Raises:
             OutputFull, OutputUnwritable: it can't be written.
         """
+        self.make_folder()
         line = json.dumps({**evaluation.to_json(), "time": self._now()})
         try:
             with self._path.open("a", encoding="utf-8") as file:
@@ -108,6 +114,7 @@ def evaluate_checkpoints(
     """
     environment = replica.environment
     results = ResultsFile(environment.output_dir, environment.log_dir, also=replica.journal)
+    results.make_folder()
     replica.progress.update(state="waiting")
     scored: tuple[Checkpoint, Mapping[str, float]] | None = None
     last: Evaluation | None = None
