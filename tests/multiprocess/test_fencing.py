@@ -1,4 +1,4 @@
-"""A writer that is stopped and wakes up after its successor has begun, as real processes."""
+"""A writer that wakes up and finds its successor's claim, or no folder any more, as real processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LIBRARY = Path(__file__).parent / "scripts" / "library_run.py", ("--epochs", "10
 PLAIN = PLAIN_SCRIPTS / "endless.py", (), "epoch 3", {"PYTHONPATH": str(BOOTSTRAP)}
 
 
-def contents(checkpoints: Path) -> Mapping[str, str]:
-    shown = [path for path in checkpoints.rglob("*") if path.is_file()]
+def contents(folder: Path) -> Mapping[str, str]:
+    shown = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in shown}
 
 
 @pytest.mark.parametrize(("script", "arguments", "line", "env"), [LIBRARY, PLAIN], ids=["library", "plain"])
-def test_a_writer_that_wakes_up_late_changes_nothing_and_ends_as_fenced(
+def test_a_writer_that_wakes_up_late_changes_nothing_and_says_why(
     script: Path, arguments: tuple[str, ...], line: str, env: Mapping[str, str], tmp_path: Path
 ) -> None:
     def start(epoch: str) -> Gang:
@@ -49,4 +49,20 @@ def test_a_writer_that_wakes_up_late_changes_nothing_and_ends_as_fenced(
             error = old.progress("worker-0")["error"]
             assert error["reason"] == "Fenced"
             assert "a newer start of this job (1.2) writes" in error["message"]
-    assert CheckpointStore(checkpoints).latest() is not None
+
+            check_unmounted(new, tmp_path / "output", tmp_path / "volume")
+    assert CheckpointStore(tmp_path / "volume" / "checkpoints").latest() is not None
+
+
+def check_unmounted(gang: Gang, output: Path, volume: Path) -> None:
+    """Leave a stopped writer with an empty folder where its volume was mounted: it writes nothing there."""
+    output.rename(volume)
+    output.mkdir()
+    before = contents(volume / "checkpoints")
+
+    gang["worker-0"].kill(signal.SIGCONT)
+
+    assert gang.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, gang.report
+    assert gang.progress("worker-0")["error"]["reason"] == "OutputUnwritable"
+    assert list(output.rglob("*")) == []
+    assert contents(volume / "checkpoints") == before

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -162,19 +163,49 @@ def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has
     assert CheckpointStore(tmp_path / "output" / "checkpoints").steps() == []
 
 
-def test_a_batch_with_nan_is_skipped_by_all_workers_where_that_is_asked_for(tmp_path: Path) -> None:
-    skipping = ("--nan-example", "107", "--on-nan", "skip", "--epochs", "2")
-    with Gang(SCRIPT, tmp_path / "two", arguments=skipping) as gang:
+@dataclass(frozen=True)
+class Skipping:
+    """Two workers with parts of 120 and 80 examples, of which one is NaN, and one worker with their batches.
+
+    Attributes:
+        two: output of the two workers.
+        one: output of the one.
+        printed: by worker 0 of the two.
+        metrics: last ones of each of the two.
+    """
+
+    two: Path
+    one: Path
+    printed: str
+    metrics: list[dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def skipping(tmp_path_factory: pytest.TempPathFactory) -> Skipping:
+    """Nothing is shuffled. Each worker takes 16 examples a step, of which 120 are in the first part."""
+    folder = tmp_path_factory.mktemp("skipping")
+    options = ("--nan-example", "75", "--on-nan", "skip", "--first-part", "120", "--epochs")
+    with Gang(SCRIPT, folder / "two", arguments=(*options, "2")) as gang:
         assert set(gang.wait().values()) == {0}, gang.report
-        assert gang.progress("worker-0")["metrics"]["skipped_steps"] == 2
-        assert gang.progress("worker-1")["metrics"]["skipped_steps"] == 2
-        assert "step 4: the loss or a gradient of worker-1 is NaN or infinite" in gang["worker-0"].output
-        # 200 examples in epochs of six batches leave eight: the next time it comes with the tenth batch.
-        assert "step 10: the loss or a gradient of worker-1 is NaN or infinite" in gang["worker-0"].output
-    with Gang(SCRIPT, tmp_path / "one", workers=1, arguments=skipping) as gang:
+        printed = gang["worker-0"].output
+        metrics = [gang.progress(worker)["metrics"] for worker in ("worker-0", "worker-1")]
+    # Its only part is what the two read together: twice as many examples, so these are as many steps.
+    with Gang(SCRIPT, folder / "one", workers=1, arguments=(*options, "1")) as gang:
         assert gang.wait() == {"worker-0": 0}, gang.report
         assert np.isfinite(gang.progress("worker-0")["loss"])
-    assert largest_difference(tmp_path / "two", tmp_path / "one") < 1e-5
+    return Skipping(folder / "two", folder / "one", printed, metrics)
+
+
+def test_a_batch_with_nan_is_skipped_by_all_workers_where_that_is_asked_for(skipping: Skipping) -> None:
+    assert [metrics["skipped_steps"] for metrics in skipping.metrics] == [2, 2]
+    assert "step 5: the loss or a gradient of worker-0 is NaN or infinite" in skipping.printed
+
+
+def test_unequal_parts_are_read_in_turn_and_the_weights_are_those_of_one_worker(skipping: Skipping) -> None:
+    assert "the parts hold 80 to 120 examples, so each of 2 workers reads all" in skipping.printed
+    # Worker 1 comes to the other's part after its own 80 examples.
+    assert "step 10: the loss or a gradient of worker-1 is NaN or infinite" in skipping.printed
+    assert largest_difference(skipping.two, skipping.one, ("model", "optimizer")) < 1e-5
 
 
 def test_an_early_operation_is_explained_with_its_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ def final_variables(output: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {f"{group}/{array.name}": array.value for group, arrays in groups.items() for array in arrays}
 
 
-def largest_difference(one: Path, other: Path) -> float:
-    """Between the final checkpoints of two output folders, over all variables."""
-    ours, theirs = final_variables(one), final_variables(other)
-    assert ours.keys() == theirs.keys()
+def largest_difference(one: Path, other: Path, groups: Collection[str] = ()) -> float:
+    """Between the final checkpoints of two output folders, over all variables, or those of these groups."""
+
+    def compared(output: Path) -> dict[str, np.ndarray[Any, Any]]:
+        found = final_variables(output)
+        return {name: value for name, value in found.items() if not groups or name.split("/")[0] in groups}
+
+    ours, theirs = compared(one), compared(other)
+    assert ours.keys() == theirs.keys() != set()
     return max(
         float(np.max(np.abs(ours[name].astype("float64") - theirs[name].astype("float64")), initial=0.0))
         for name in ours

@@ -38,17 +38,24 @@ def test_what_the_job_says_holds() -> None:
         "TRAINJOB_CHECKPOINT_DIR": "/c",
         "TRAINJOB_LOG_DIR": "/l",
         "TRAINJOB_EPOCH": "2.3",
+        "TRAINJOB_REPORTED_STEP": "0",
     }
 
     assert Environment.from_environment(env, WORKER) == Environment(
-        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Epoch(2, 3)
+        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Epoch(2, 3), 0
     )
 
 
-@pytest.mark.parametrize("attempt", ["0", "-1", "one", "1.5"])
-def test_a_malformed_attempt_is_refused(attempt: str) -> None:
-    with pytest.raises(InvalidConfiguration, match="TRAINJOB_ATTEMPT"):
-        Environment.from_environment({"TRAINJOB_ATTEMPT": attempt}, WORKER)
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        *(("TRAINJOB_ATTEMPT", text) for text in ("0", "-1", "one", "1.5", "\u00b2")),
+        *(("TRAINJOB_REPORTED_STEP", text) for text in ("-1", "one")),
+    ],
+)
+def test_a_malformed_number_is_refused(variable: str, text: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=f"{variable}: must be a number from"):
+        Environment.from_environment({variable: text}, WORKER)
 
 
 @pytest.mark.parametrize("variable", ["TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"])

@@ -319,10 +319,29 @@ def test_a_folder_that_somebody_has_deleted_is_no_successors(tmp_path: Path) -> 
     for path in tmp_path.iterdir():
         path.rmdir()
 
-    with pytest.raises(OutputUnwritable, match="has been deleted"):
+    with pytest.raises(OutputUnwritable, match="is gone: it has been deleted"):
         store.save(1, 0, groups(OLD), "uid")
-    with pytest.raises(OutputUnwritable, match="has been deleted"):
+    with pytest.raises(OutputUnwritable, match="is gone: it has been deleted"):
         store.check_claim()
+
+
+def test_an_empty_folder_is_not_claimed_where_an_earlier_start_has_trained(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+
+    def again(epoch: str) -> Fence:
+        return Fence(folder, Epoch.parse(epoch), "uid", trained_step=4)
+
+    with pytest.raises(
+        OutputUnwritable, match=r"checkpoints is empty or not there.* has written into it, up to step 4"
+    ):
+        again("1.2").claim()
+    assert not folder.exists()
+    folder.mkdir()
+    with pytest.raises(OutputUnwritable, match="is the output's volume mounted"):
+        again("1.2").claim()
+    assert list(folder.iterdir()) == []
+    fence(folder, "1.1").claim()
+    again("1.2").claim()
 
 
 def test_models_of_one_script_share_the_claim(tmp_path: Path) -> None:

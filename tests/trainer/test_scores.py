@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainjob_trainer import OutputUnwritable
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.scoring import keras_scoring
 from trainjob_trainer.scoring.evaluation import Evaluation, ResultsFile
@@ -57,6 +58,9 @@ def test_which_checkpoint_is_being_scored(tmp_path: Path) -> None:
     assert scores.scoring() is None
     assert scores.signs_of_life() == (0, 0)
     touch_scoring(tmp_path / "evaluator")
+    with pytest.raises(OutputUnwritable, match="cannot write"):
+        tell_scoring(tmp_path / "evaluator", 30)
+    (tmp_path / "evaluator").mkdir()
     tell_scoring(tmp_path / "evaluator", 30)
     assert scores.scoring() == 30
     signs = scores.signs_of_life()

@@ -215,6 +215,7 @@ def test_an_epoch_that_is_the_best_has_a_checkpoint_where_none_is_due(tmp_path: 
 
 
 def by_evaluator(folder: Path, patience: int | None = 2) -> Training:
+    (folder / "evaluator").mkdir(exist_ok=True)
     one = training(folder, Source.EVALUATOR, patience)
     one.start()
     return one

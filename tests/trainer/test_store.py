@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputFull, OutputUnwritable
 from trainjob_trainer.checkpoint.background import BackgroundWriter
+from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.epoch import Epoch
 
 Groups = dict[str, list[NamedArray]]
 
@@ -252,6 +254,39 @@ def test_a_failed_write_says_what_to_do_and_leaves_nothing(
         store.save(1, 0, groups(1), "uid")
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("epoch", [None, Epoch(1, 1)], ids=["without a fence", "with a fence"])
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+def test_on_a_volume_that_is_unmounted_nothing_is_begun_anew(
+    tmp_path: Path, epoch: Epoch | None, left: str
+) -> None:
+    volume, elsewhere = tmp_path / "volume", tmp_path / "elsewhere"
+    folder = volume / "job" / "checkpoints"
+    store = CheckpointStore(folder, fence=epoch and Fence(folder, epoch, "uid"))
+    store.prepare()
+    store.save(1, 0, groups(1), "uid")
+    store.mark_final(FinalMarker(1, "uid"))
+    volume.rename(elsewhere)
+    if left == "an empty folder":  # as a mount point is
+        volume.mkdir()
+    before = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
+
+    attempts: list[Callable[[], object]] = [
+        store.prepare,
+        store.check_claim,
+        lambda: store.save(2, 0, groups(2), "uid"),
+        lambda: store.mark_final(FinalMarker(2, "uid")),
+        lambda: store.publish(volume / "job" / "model", lambda place: (place / "file").touch()),
+    ]
+    for attempt in attempts:
+        with pytest.raises(
+            OutputUnwritable, match=f"{folder}.* is gone: .* its volume isn't mounted any more"
+        ):
+            attempt()
+
+    assert not volume.exists() or list(volume.iterdir()) == []
+    assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == before
 
 
 def test_a_folder_beside_the_checkpoints_appears_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=6)
@@ -19,25 +20,37 @@ parser.add_argument("--examples", type=int, default=200)
 parser.add_argument("--slow-worker-1", type=float, default=0.0, help="seconds that an example takes it")
 parser.add_argument("--nan-example", type=int, help="its first number is NaN, and nothing is shuffled")
 parser.add_argument("--on-nan", default="stop")
+parser.add_argument(
+    "--first-part", type=int, help="examples of the first of two parts, the second has the rest"
+)
 arguments = parser.parse_args()
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from trainjob_trainer import train_and_evaluate  # noqa: E402
+from trainjob_trainer import Part, train_and_evaluate  # noqa: E402
 
 if arguments.operation_first:
     tf.constant(1) + 1
 
 
-def examples(count: int, seed: int) -> tf.data.Dataset:
+def examples(count: int, seed: int, rows: Any = slice(None)) -> tf.data.Dataset:
     random = np.random.default_rng(seed)
     inputs = random.normal(size=(count, 8)).astype("float32")
     labels = (inputs.sum(axis=1) > 0).astype("int32")
     if seed == 0 and arguments.nan_example is not None:
         inputs[arguments.nan_example, 0] = np.nan
-    return tf.data.Dataset.from_tensor_slices((inputs, labels))
+    return tf.data.Dataset.from_tensor_slices((inputs[rows], labels[rows]))
+
+
+def in_parts(part: Part) -> tf.data.Dataset:
+    """One of two parts. A worker by itself gets the batches of two: they read both parts, their own first."""
+    first, second = np.split(np.arange(arguments.examples), [arguments.first_part])
+    if part.count == 2:
+        return examples(arguments.examples, 0, (first, second)[part.index])
+    both = np.stack([np.append(first, second), np.append(second, first)], axis=1)
+    return examples(arguments.examples, 0, both.ravel())
 
 
 def wait(inputs: np.ndarray) -> np.ndarray:
@@ -83,11 +96,16 @@ if arguments.kill_worker_1_after and is_worker_1:
     step_to_die_at = arguments.kill_worker_1_after
     threading.Thread(target=kill_when_saved, args=(step_to_die_at,), daemon=True).start()
 
-is_slow = is_worker_1 and arguments.slow_worker_1
+
+def train() -> tf.data.Dataset:
+    is_slow = is_worker_1 and arguments.slow_worker_1
+    return slow_examples() if is_slow else examples(arguments.examples, seed=0)
+
+
 # 200 examples in batches of 32 leave a rest, and 103 held-out ones a smaller last batch.
 train_and_evaluate(
     model,
-    lambda: slow_examples() if is_slow else examples(arguments.examples, seed=0),
+    in_parts if arguments.first_part else train,
     lambda: examples(103, seed=1),
     epochs=arguments.epochs,
     global_batch=32,

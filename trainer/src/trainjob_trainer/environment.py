@@ -23,6 +23,7 @@ class Environment:
         checkpoint_dir: where every role finds the checkpoints.
         log_dir: TensorBoard events of this replica.
         epoch: of this start, where an agent keeps an earlier one's writer from writing; else None.
+        reported_step: that an earlier start has told the agent of, in this very pod; None without one.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Environment:
     checkpoint_dir: Path
     log_dir: Path
     epoch: Epoch | None = None
+    reported_step: int | None = None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
@@ -40,8 +42,8 @@ class Environment:
         The evaluator's own folder is `<root>/evaluator`, so its checkpoints lie beside it.
 
         Raises:
-            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_EPOCH is no pair of
-                numbers, or the output is no folder.
+            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP none
+                from 0, TRAINJOB_EPOCH is no pair of numbers, or the output is no folder.
         """
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))
@@ -52,11 +54,12 @@ class Environment:
         return cls(
             name=env.get("TRAINJOB_NAME") or "local",
             uid=env.get("TRAINJOB_UID", ""),
-            attempt=_parse_attempt(env.get("TRAINJOB_ATTEMPT") or "1"),
+            attempt=_parse_number(env, "TRAINJOB_ATTEMPT", least=1) or 1,
             output_dir=output,
             checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
             epoch=Epoch.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
+            reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
         )
 
 
@@ -69,7 +72,10 @@ def _check_folder(variable: str, value: str) -> None:
         )
 
 
-def _parse_attempt(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise InvalidConfiguration(f"TRAINJOB_ATTEMPT: must be a number from 1, got {text!r}")
+def _parse_number(env: Mapping[str, str], variable: str, *, least: int) -> int | None:
+    text = env.get(variable)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise InvalidConfiguration(f"{variable}: must be a number from {least}, got {text!r}")
     return int(text)

@@ -71,6 +71,7 @@ class Seat:
         self._leave_by: float | None = None
         self._stack = ""
         self._told_state: tuple[object, object] = (None, None)
+        self._reported_step: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -166,11 +167,13 @@ class Seat:
         self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
         log(f"attempt {self.attempt} starts")
         self._become(RUNNING)
+        step = self._reported_step
         self.child.start(
             {
                 "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
                 "TRAINJOB_ATTEMPT": str(self.attempt),
                 "TRAINJOB_EPOCH": str(message["epoch"]),
+                **({"TRAINJOB_REPORTED_STEP": str(step)} if step is not None else {}),
             }
         )
 
@@ -229,6 +232,8 @@ class Seat:
         if ended is not None and not self.child.running and self.state not in QUIET:
             self._ended(ended)
         report = self.child.report or {}
+        if isinstance(report.get("step"), int):
+            self._reported_step = report["step"]
         told = (report.get("state"), report.get("checkpointStep"))
         if told != self._told_state:
             self._told_state = told

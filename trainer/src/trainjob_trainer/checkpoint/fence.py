@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from trainjob_trainer.checkpoint.files import Files, explain_write_error
+from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.epoch import Epoch
 from trainjob_trainer.errors import Fenced, OutputTaken, OutputUnwritable
@@ -48,7 +48,15 @@ class _Claim:
 class Fence:
     """One writer's claim to a folder."""
 
-    def __init__(self, directory: Path, epoch: Epoch, job_uid: str, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        epoch: Epoch,
+        job_uid: str,
+        files: Files | None = None,
+        *,
+        trained_step: int | None = None,
+    ) -> None:
         """Claim nothing yet.
 
         Args:
@@ -56,11 +64,13 @@ class Fence:
             epoch: of this start.
             job_uid: of this job; epochs of other jobs are not compared with.
             files: the file operations, for tests.
+            trained_step: a step that an earlier start has taken with this folder, if one is known of.
         """
         job = f"{zlib.crc32(job_uid.encode()):08x}"
         self._mine = _Claim(job, epoch, f".claim-{epoch}-{job}")
         self._directory = directory
         self._files = files or Files()
+        self._trained_step = trained_step
         self._held = False
 
     @property
@@ -74,7 +84,8 @@ class Fence:
         Raises:
             Fenced: a newer start of this job has claimed it, or another process with this very epoch.
             OutputTaken: another job took it over meanwhile.
-            OutputUnwritable, OutputFull: the claim can't be made.
+            OutputUnwritable, OutputFull: the claim can't be made; or nothing is there of what is known to
+                have been there.
         """
         try:
             self.check() if self._held else self._take()
@@ -87,7 +98,7 @@ class Fence:
 
         Raises:
             Fenced, OutputTaken: as `claim`.
-            OutputUnwritable: the claim has been deleted, and by no successor.
+            OutputUnwritable: the claim is gone, and no successor has taken it away.
             OSError: the folder can't be read.
         """
         claims = self._claims()
@@ -96,6 +107,7 @@ class Fence:
             self._explain_loss(claims)
 
     def _take(self) -> None:
+        self._refuse_emptied()
         self._files.make_folder(self._directory)
         self._refuse_newer(self._claims())
         try:
@@ -133,13 +145,21 @@ class Fence:
                 f"this one ({self._mine.epoch}) leaves it alone"
             )
 
+    def _refuse_emptied(self) -> None:
+        # Where a volume is no longer mounted an empty folder is left, on the disk of the machine.
+        if self._trained_step is not None and not self._files.names(self._directory):
+            raise OutputUnwritable(
+                f"{self._directory} is empty or not there, and an earlier start of this job has written into "
+                f"it, up to step {self._trained_step}: is the output's volume mounted?"
+            )
+
     def _explain_loss(self, claims: frozenset[_Claim]) -> NoReturn:
         if any(claim.job != self._mine.job for claim in claims):
             raise OutputTaken(
                 f"another job has taken over {self._directory}: two jobs that run at the same time need "
                 "names or output folders of their own"
             )
-        raise OutputUnwritable(f"{self.folder} has been deleted while this job was writing")
+        raise gone(self.folder)
 
 
 def build_fence(task: Task, environment: Environment) -> Fence | None:
@@ -149,9 +169,11 @@ def build_fence(task: Task, environment: Environment) -> Fence | None:
     """
     if environment.epoch is None or not task.is_writer:
         return None
-    return _fence_of_this_process(environment.checkpoint_dir, environment.epoch, environment.uid)
+    return _fence_of_this_process(
+        environment.checkpoint_dir, environment.epoch, environment.uid, environment.reported_step
+    )
 
 
 @functools.lru_cache(maxsize=1)
-def _fence_of_this_process(directory: Path, epoch: Epoch, job_uid: str) -> Fence:
-    return Fence(directory, epoch, job_uid)
+def _fence_of_this_process(directory: Path, epoch: Epoch, job_uid: str, trained_step: int | None) -> Fence:
+    return Fence(directory, epoch, job_uid, trained_step=trained_step)

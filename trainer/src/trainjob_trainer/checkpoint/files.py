@@ -60,6 +60,14 @@ class Files:
             path.unlink(missing_ok=True)
 
 
+def gone(folder: Path) -> OutputUnwritable:
+    """What is wrong where a folder that was there has left, as one does whose volume is unmounted."""
+    return OutputUnwritable(
+        f"{folder} is gone: it has been deleted while this job was writing, or its volume isn't mounted "
+        "any more"
+    )
+
+
 def explain_write_error(error: BaseException, path: Path) -> TrainerError | None:
     """Say what to do about a failed write; None when it is no matter of the disk.
 

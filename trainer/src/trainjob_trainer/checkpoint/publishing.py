@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainjob_trainer.atomic_file import TEMPORARY
 from trainjob_trainer.checkpoint.fence import Fence
-from trainjob_trainer.checkpoint.files import Files, explain_write_error
+from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone
 from trainjob_trainer.errors import TrainerError
 
 
@@ -20,16 +20,20 @@ class Publisher:
         self._directory = directory
         self._files = files
         self._fence = fence
+        self._is_made = False
 
     def prepare(self) -> None:
         """Claim the folder and make it, prove that it can be written, sweep what a crash left.
+
+        It is made once: on a volume that is unmounted later nothing is begun anew below the mount point.
 
         Raises:
             OSError, TrainerError: it can't be written, or is somebody else's.
         """
         if self._fence is not None:
             self._fence.claim()
-        self._files.make_folder(self._directory)
+        self._make_once()
+        self.check()
         for leftover in self._directory.glob(TEMPORARY + "*"):
             self._files.remove(leftover)
         probe = self.place("probe")
@@ -37,13 +41,15 @@ class Publisher:
         self._files.remove(probe)
 
     def check(self) -> None:
-        """Make sure that the claim stands.
+        """Make sure that the claim stands, or without a fence that the folder does.
 
         Raises:
             OSError, TrainerError: it doesn't, or nobody knows.
         """
         if self._fence is not None:
             self._fence.check()
+        elif self._is_made and not self._directory.is_dir():
+            raise gone(self._directory)
 
     def place(self, name: str) -> Path:
         """Where something is before it is published, and after it has been dropped."""
@@ -54,11 +60,10 @@ class Publisher:
     def new_folder(self, name: str) -> Path:
         """Make an empty folder to be filled and published."""
         place = self.place(name)
-        self._files.remove(place)
         if self._fence is None:
-            self._files.make_folder(place)
-        else:
-            self._files.create_folder(place)  # not its parent, which is the claim
+            self._make_once()
+        self._files.remove(place)
+        self._files.create_folder(place)  # not its parent: that one is there, or something has gone wrong
         return place
 
     def move(self, source: Path, target: Path) -> None:
@@ -98,8 +103,13 @@ class Publisher:
         self.move(path, doomed)
         self._files.remove(doomed)
 
+    def _make_once(self) -> None:
+        if not self._is_made:
+            self._files.make_folder(self._directory)
+            self._is_made = True
+
     def explained(self, error: Exception, path: Path) -> Exception:
-        """What a failure means: a path that leads nowhere may be a claim that is gone."""
+        """What a failure means: a path that leads nowhere may begin with a claim or a volume that is gone."""
         if isinstance(error, TrainerError):
             return error
         try:

@@ -58,6 +58,21 @@ class ResultsFile:
         self._path = folder / RESULTS
         self._summaries = Summaries(log_dir, also)
         self._now = now
+        self._is_made = False
+
+    def make_folder(self) -> None:
+        """Make the folder, once: on a volume that is unmounted later nothing is begun anew.
+
+        Raises:
+            OutputFull, OutputUnwritable: it can't be made.
+        """
+        if self._is_made:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise explain_write_error(error, self._path.parent) or error from error
+        self._is_made = True
 
     def add(self, evaluation: Evaluation) -> None:
         """Keep a result.
@@ -65,9 +80,9 @@ class ResultsFile:
         Raises:
             OutputFull, OutputUnwritable: it can't be written.
         """
+        self.make_folder()
         line = json.dumps({**evaluation.to_json(), "time": self._now()})
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
                 file.flush()
@@ -99,6 +114,7 @@ def evaluate_checkpoints(
     """
     environment = replica.environment
     results = ResultsFile(environment.output_dir, environment.log_dir, also=replica.journal)
+    results.make_folder()
     replica.progress.update(state="waiting")
     scored: tuple[Checkpoint, Mapping[str, float]] | None = None
     last: Evaluation | None = None

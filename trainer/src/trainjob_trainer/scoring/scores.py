@@ -75,12 +75,13 @@ def touch_scoring(folder: Path) -> None:
 def tell_scoring(folder: Path, step: int) -> None:
     """Say, as the evaluator, which checkpoint is being scored: it stays until the next one is.
 
+    The folder is there, by `ResultsFile`.
+
     Raises:
         OutputFull, OutputUnwritable: it can't be written.
     """
     path = folder / SCORING
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"step": step}))
     except OSError as error:
         raise explain_write_error(error, path) or error from error
