@@ -17,7 +17,7 @@ GUARD_SECONDS = 600
 
 
 def told_by_the_first(
-    command: Sequence[str], workers: int, key: str, *, with_us: bool = True, one_core_each: bool = False
+    command: Sequence[str], workers: int, key: str, *, with_us: bool = True, cores: Sequence[int] = ()
 ) -> dict[str, Any]:
     """Run a script as every worker of a cluster, and return what the first one prints as a line of JSON.
 
@@ -26,15 +26,15 @@ def told_by_the_first(
         workers: how many.
         key: the first key of that line.
         with_us: whether they have what a container of a TrainJob has; else TF_CONFIG alone.
-        one_core_each: whether worker i may use processor i only, with one thread.
+        cores: the only processor that each worker may use, with one thread; without them, all.
     """
     with tempfile.TemporaryDirectory(prefix="trainjob-workers-") as name:
         folder, addresses = Path(name), free_addresses(workers)
         log = (folder / "log").open("w+b")
         processes = [
             subprocess.Popen(
-                [*pinned(index, one_core_each), sys.executable, *command],
-                env=environment(addresses, index, folder, with_us=with_us, one_thread=one_core_each),
+                [*pinned(index, cores), sys.executable, *command],
+                env=environment(addresses, index, folder, with_us=with_us, one_thread=bool(cores)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -55,9 +55,9 @@ def told_by_the_first(
         return found
 
 
-def pinned(index: int, one_core_each: bool) -> list[str]:
+def pinned(index: int, cores: Sequence[int]) -> list[str]:
     """Return the command before the command."""
-    return ["taskset", "--cpu-list", str(index)] if one_core_each else []
+    return ["taskset", "--cpu-list", str(cores[index])] if cores else []
 
 
 def free_addresses(count: int) -> list[str]:
