@@ -10,7 +10,7 @@ are reduced at the end of each call, where all are, and kept on the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -75,14 +75,19 @@ def has_own_reset(model: Any) -> bool:
     return not all(reset.__module__.startswith("keras.") for reset in resets)
 
 
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of a compiled model's metrics, each once."""
+    found = [variable for metric in model.metrics for variable in metric.variables]
+    return list({id(variable): variable for variable in found}.values())
+
+
 class MetricState:
     """The variables of a compiled model's metrics."""
 
     def __init__(self, model: Any) -> None:
         """Take the metrics that a built model has."""
         self._model = model
-        found = [variable for metric in model.metrics for variable in metric.variables]
-        self._variables = list({id(variable): variable for variable in found}.values())
+        self._variables = metric_variables(model)
         self._dtypes = sorted({self._dtype(variable) for variable in self._variables})
 
     def reduced(self) -> Any:
@@ -98,23 +103,16 @@ class MetricState:
 
     def results(self, reduced: Sequence[Any]) -> Any:
         """The model's metrics by name, of what `reduced` returned; their variables are left alone."""
-        values: list[tuple[Any, Any]] = []
-        for dtype, flat in zip(self._dtypes, reduced):
-            of_dtype = self._of(dtype)
-            parts = tf.split(flat, [int(np.prod(variable.shape)) for variable in of_dtype])
-            values += [(one, tf.reshape(part, tuple(one.shape))) for one, part in zip(of_dtype, parts)]
+        values = [(one, tf.reshape(part, tuple(one.shape))) for one, part in self._parts(reduced)]
         with keras.StatelessScope(state_mapping=values):
             return self._model.get_metrics_result()
 
     def on_host(self, reduced: Sequence[Any]) -> list[NamedArray]:
         """What `reduced` returned, an array for each variable."""
-        values: dict[int, NamedArray] = {}
-        for dtype, flat in zip(self._dtypes, reduced):
-            ends = np.cumsum([int(np.prod(variable.shape)) for variable in self._of(dtype)])
-            parts = np.split(np.asarray(flat), ends[:-1])
-            for variable, part in zip(self._of(dtype), parts):
-                value = part.reshape(tuple(variable.shape))
-                values[id(variable)] = NamedArray(variable_name(variable), value)
+        values = {
+            id(one): NamedArray(variable_name(one), np.asarray(part).reshape(tuple(one.shape)))
+            for one, part in self._parts(reduced)
+        }
         return [values[id(variable)] for variable in self._variables]
 
     def put_back(self, arrays: Sequence[NamedArray], *, is_writer: bool) -> bool:
@@ -131,6 +129,15 @@ class MetricState:
                 has_all = (is_writer and number == 0) or variable.aggregation != _SUMMED
                 component.assign(array.value if has_all else np.zeros_like(array.value))
         return True
+
+    def _parts(self, reduced: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        """Each variable with its own piece, still flat, of what `reduced` returned."""
+        for dtype, flat in zip(self._dtypes, reduced):
+            begin = 0
+            for variable in self._of(dtype):
+                end = begin + int(np.prod(variable.shape))
+                yield variable, flat[begin:end]
+                begin = end
 
     def _of(self, dtype: str) -> list[Any]:
         return [variable for variable in self._variables if self._dtype(variable) == dtype]

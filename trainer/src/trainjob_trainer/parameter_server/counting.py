@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainjob_trainer.engine.metric_state import metric_variables
+
 
 def add_on_server(model: Any) -> None:
     """From now on the model's metrics and its optimizer's count of steps are added to where they lie.
@@ -20,12 +22,6 @@ def add_on_server(model: Any) -> None:
     """
     for variable in summed_variables(model):
         _add_in_place(variable)
-
-
-def metric_variables(model: Any) -> list[Any]:
-    """The variables of the compiled model's metrics, each once."""
-    found = [variable for metric in model.metrics for variable in metric.variables]
-    return list({id(variable): variable for variable in found}.values())
 
 
 def summed_variables(model: Any) -> Iterable[Any]:

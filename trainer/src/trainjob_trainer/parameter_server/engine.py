@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
 from trainjob_trainer.engine.gradient_path import GradientPath, any_of
-from trainjob_trainer.engine.metric_state import METRICS, MetricState
+from trainjob_trainer.engine.metric_state import METRICS, MetricState, metric_variables
 from trainjob_trainer.engine.metrics import scalars
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.work_time import moment_after
-from trainjob_trainer.parameter_server.counting import add_on_server, metric_variables
+from trainjob_trainer.parameter_server.counting import add_on_server
 
 
 @dataclass(frozen=True)

@@ -186,9 +186,7 @@ def _over_all(model: Any) -> Any:
     call = current_process().call
     if call is None or call.pace is None:
         return None
-    return getattr(
-        getattr(model, "train_function", None) or getattr(model, "test_function", None), "over_all", None
-    )
+    return getattr(model.train_function or model.test_function, "over_all", None)
 
 
 def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
