@@ -19,12 +19,16 @@ from trainjob.cluster import (
     Snapshot,
     Unavailable,
 )
-from trainjob.core.actions import Action, Create, Delete, Plan
+from trainjob.core.actions import Action, Creation, Delete, Plan
 from trainjob.core.dependents import Refusal
-from trainjob.core.names import LABEL_ROLE
 from trainjob.core.observed import Observed, read_observed
 from trainjob.core.plan import plan
 from trainjob.core.settings import Settings
+
+PORTION = 32
+"""Actions at once for one job. The bodies of so many creations exist at a time, and a job of a thousand pods
+leaves connections to others.
+"""
 
 MOST_TROUBLES = 8
 """Failed passes in a row, some 13 s of waits, before what stands in the way is told as a refusal."""
@@ -137,10 +141,10 @@ class Reconciler:
         return refused
 
     async def _execute_all(self, planned: Plan, *, is_told: bool) -> Refusal | None:
-        """Execute the actions in order, those of one kind at once, up to a creation that is refused.
+        """Execute the actions in order, up to a creation that is refused.
 
-        A name that is taken stops what comes after, too: pods don't start behind a Service that may be
-        anybody's.
+        A name that is taken stops what comes after its kind, too: pods don't start behind a Service that may
+        be anybody's.
 
         Args:
             planned: what to execute.
@@ -148,11 +152,10 @@ class Reconciler:
         """
         told = (Refused, AlreadyExists, Unavailable) if is_told else (Refused,)
         for group in _groups(planned.actions):
-            results = await asyncio.gather(*map(self._execute, group), return_exceptions=True)
-            failed = [
-                (a, e) for a, e in zip(group, results, strict=True) if e is not None and not _is_fine(a, e)
+            failed = await self._execute_group(group)
+            refusals = [
+                _refusal_of(a, e) for a, e in failed if isinstance(a, Creation) and isinstance(e, told)
             ]
-            refusals = [_refusal_of(a, e) for a, e in failed if isinstance(a, Create) and isinstance(e, told)]
             if refusals:
                 return next((r for r in refusals if r.permanent), refusals[0])
             errors = [e for _, e in failed]
@@ -160,19 +163,36 @@ class Reconciler:
                 raise next((e for e in errors if not isinstance(e, AlreadyExists)), errors[0])
         return None
 
+    async def _execute_group(self, group: tuple[Action, ...]) -> list[tuple[Action, BaseException]]:
+        """Execute actions of one kind, a portion at a time, and return those that failed.
+
+        What has come of a portion is known before the next one is begun: where a quota lets in fifty pods of
+        a thousand, the others aren't asked for one by one.
+        """
+        failed: list[tuple[Action, BaseException]] = []
+        for begin in range(0, len(group), PORTION):
+            portion = group[begin : begin + PORTION]
+            results = await asyncio.gather(*map(self._execute, portion), return_exceptions=True)
+            outcomes = zip(portion, results, strict=True)
+            failed += [(a, e) for a, e in outcomes if e is not None and not _is_fine(a, e)]
+            if any(_stops(action, error) for action, error in failed):
+                break
+            await asyncio.sleep(0)  # a cluster that answers at once lets others go on, too
+        return failed
+
     def _remember(self, past: _Past, refused: Refusal | None, planned: Plan) -> bool:
         """Keep the latest refusal for the next plan, and tell whether it is worth a plan at once."""
         before = past.refusal
         if refused is not None:
             past.refusal = replace(refused, at=self._clock()).after(before)
             return before is None or (before.what, before.reason) != (refused.what, refused.reason)
-        if any(isinstance(action, Create) for action in planned.actions):
+        if any(isinstance(action, Creation) for action in planned.actions):
             past.refusal = None
         return False
 
     async def _execute(self, action: Action) -> None:
-        if isinstance(action, Create):
-            await self._cluster.create(action.manifest)
+        if isinstance(action, Creation):
+            await self._cluster.create(action.build())
         elif isinstance(action, Delete):
             await self._cluster.delete(action.ref)
         else:
@@ -181,28 +201,30 @@ class Reconciler:
 
 def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
     """Divide the actions into runs of one kind: pods only after what they need, deletions after labels."""
-    for _, group in groupby(actions, _kind):
+    for _, group in groupby(actions, type):
         yield tuple(group)
 
 
 def _is_fine(action: Action, error: BaseException) -> bool:
     """Tell whether the action has come to nothing because all is as it should be."""
-    if isinstance(action, Create):
+    if isinstance(action, Creation):
         return action.may_exist and isinstance(error, AlreadyExists)
     return isinstance(error, NotFound)
 
 
-def _kind(action: Action) -> tuple[type[Action], bool]:
-    return type(action), isinstance(action, Create) and action.manifest["kind"] == "Pod"
+def _stops(action: Action, error: BaseException) -> bool:
+    """Tell whether what has come of an action is to be expected of the others of its kind."""
+    if isinstance(action, Creation):
+        return not isinstance(error, AlreadyExists)  # one name that is taken says nothing of the others
+    return isinstance(error, Unavailable)
 
 
-def _refusal_of(action: Create, error: ClusterError) -> Refusal:
-    meta = action.manifest["metadata"]
+def _refusal_of(action: Creation, error: ClusterError) -> Refusal:
     return Refusal(
-        what=f"{action.manifest['kind']} {meta['name']}",
+        what=f"{action.kind} {action.name}",
         reason=error.reason if isinstance(error, Refused) else type(error).__name__,
         message=error.message if isinstance(error, Refused) else str(error),
-        role=meta.get("labels", {}).get(LABEL_ROLE, ""),
+        role=action.role,
     )
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from trainjob.api import TrainJobStatus
-from trainjob.core.names import LABEL_LIVE
+from trainjob.api import TrainJob, TrainJobStatus
+from trainjob.core.names import LABEL_LIVE, Replica, pod_name
 from trainjob.core.objects import ObjectRef
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod
+from trainjob.core.render import build_pod
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,66 @@ class Create:
     manifest: dict[str, Any]
     may_exist: bool = False
 
+    @property
+    def kind(self) -> str:
+        """Return the object's kind."""
+        return str(self.manifest["kind"])
+
+    @property
+    def name(self) -> str:
+        """Return the object's name."""
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def role(self) -> str:
+        """Return the role of a pod, empty for anything else."""
+        return ""
+
+    def build(self) -> dict[str, Any]:
+        """Return the object."""
+        return self.manifest
+
     def __str__(self) -> str:
-        return f"create {self.manifest['kind']} {self.manifest['metadata']['name']}"
+        return f"create {self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    """Create the pod of one replica.
+
+    It says what the pod is made from: the object itself is built when it is sent. So a plan for a thousand
+    pods is small, and a few of them exist at a time.
+    """
+
+    job: TrainJob
+    replica: Replica
+    incarnation: int
+    attempt: int
+    kind: Literal["Pod"] = "Pod"
+    may_exist: Literal[False] = False
+
+    @property
+    def name(self) -> str:
+        """Return the pod's name."""
+        return pod_name(self.job.metadata.name, self.job.metadata.uid, self.replica, self.incarnation)
+
+    @property
+    def role(self) -> str:
+        """Return the replica's role."""
+        return self.replica.role
+
+    def build(self) -> dict[str, Any]:
+        """Return the pod."""
+        return build_pod(
+            self.job,
+            role=self.replica.role,
+            index=self.replica.index,
+            incarnation=self.incarnation,
+            attempt=self.attempt,
+        )
+
+    def __str__(self) -> str:
+        return f"create {self.kind} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +108,8 @@ class Label:
         return f"label {self.ref.kind} {self.ref.name}"
 
 
-Action = Create | Delete | Label
+Creation = Create | CreatePod
+Action = Creation | Delete | Label
 
 
 @dataclass(frozen=True)
@@ -84,7 +144,7 @@ class Plan:
     @property
     def only_creates(self) -> bool:
         """Tell whether there is something to create, and nothing else to be done to any object."""
-        return bool(self.actions) and all(isinstance(action, Create) for action in self.actions)
+        return bool(self.actions) and all(isinstance(action, Creation) for action in self.actions)
 
 
 def pod_ref(observed: Observed, pod: Pod) -> ObjectRef:

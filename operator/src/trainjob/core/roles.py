@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER, TrainJobSpec
@@ -24,13 +23,21 @@ def trainer_container(pod_spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
-    """Return a copy of the role's pod template: named fields replace whole fields of it.
+    """Return the role's pod template: named fields replace whole fields of it.
 
     The evaluator gets no extended resources (GPUs) unless it has resources or a template of its own.
+
+    The template, its pod spec, its list of containers and the container that trains are new, and may be
+    changed. All else is shared with the job and the pods of its other replicas, and must not be: a copy of a
+    large template for each of many pods would hold up every other job.
     """
     settings = getattr(spec, role)
-    template: dict[str, Any] = deepcopy(settings.template or spec.template)
-    pod_spec = template["spec"]
+    template: dict[str, Any] = {**(settings.template or spec.template)}
+    pod_spec = template["spec"] = {**template["spec"]}
+    pod_spec["containers"] = [
+        {**container} if container["name"] == TRAINER_CONTAINER else container
+        for container in pod_spec["containers"]
+    ]
     container = trainer_container(pod_spec)
     for field, key in _POD_FIELDS.items():
         if getattr(settings, field) is not None:
@@ -44,13 +51,16 @@ def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    return deepcopy(list(value) if isinstance(value, tuple) else value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _drop_extended_resources(container: dict[str, Any]) -> None:
     resources = container.get("resources")
     if not isinstance(resources, dict):
         return
-    for kind in ("limits", "requests"):
-        if isinstance(resources.get(kind), dict):
-            resources[kind] = {k: v for k, v in resources[kind].items() if not is_extended_resource(k)}
+    container["resources"] = {
+        kind: {k: v for k, v in named.items() if not is_extended_resource(k)}
+        if kind in ("limits", "requests") and isinstance(named, dict)
+        else named
+        for kind, named in resources.items()
+    }

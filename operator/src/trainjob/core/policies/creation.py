@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.core import transitions
-from trainjob.core.actions import Action, Create, Event, Plan, stop_pods
+from trainjob.core.actions import Action, Create, CreatePod, Creation, Event, Plan, stop_pods
 from trainjob.core.agent import build_bundle_secret
 from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
@@ -19,7 +19,7 @@ from trainjob.core.pods import Pod
 from trainjob.core.policies.elasticity import patience_left
 from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
 from trainjob.core.policies.giving_way import pause_left, start_time_left
-from trainjob.core.render import build_claim, build_network_policy, build_pod, build_service
+from trainjob.core.render import build_claim, build_network_policy, build_service
 from trainjob.core.topology import desired_replicas, replica_counts, training_seats
 from trainjob.core.wording import count_roles, quoted
 
@@ -54,7 +54,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     refusal = observed.gang_refusal
     if refusal is not None and refusal.patience_left(now) > timedelta(0):
         # Every event of a pod that is there would ask again for all that are not.
-        creations = tuple(action for action in creations if not isinstance(action, Create))
+        creations = tuple(action for action in creations if not isinstance(action, Creation))
     running = observed.trains(observed.seats, now)
     plan = _running(observed, evaluator, now) if running else _waiting(observed, now)
     return Plan(
@@ -167,9 +167,9 @@ def _missing_pods(observed: Observed, seats: Iterable[Replica]) -> tuple[Action,
     taken = {p.replica for p in observed.training_pods}
     attempt = observed.attempt
     return tuple(
-        Create(build_pod(observed.job, role=r.role, index=r.index, incarnation=attempt, attempt=attempt))
-        for r in seats
-        if r not in taken
+        CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt)
+        for replica in seats
+        if replica not in taken
     )
 
 

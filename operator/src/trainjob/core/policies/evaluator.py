@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from trainjob.core.actions import Action, Create, Event, stop_pods
+from trainjob.core.actions import Action, CreatePod, Event, stop_pods
 from trainjob.core.backoff import restart_delay, time_left
 from trainjob.core.failure import describe_pod
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
-from trainjob.core.render import build_pod
 from trainjob.core.topology import EVALUATOR
 from trainjob.core.wording import quoted
 
@@ -34,7 +33,7 @@ class EvaluatorStep:
     @property
     def creating(self) -> bool:
         """Tell whether it is about to be created: nobody knows yet whether the cluster lets it."""
-        return any(isinstance(action, Create) for action in self.actions)
+        return any(isinstance(action, CreatePod) for action in self.actions)
 
 
 def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
@@ -77,11 +76,8 @@ def _pause_left(pod: Pod, now: datetime) -> timedelta:
 def _create(
     observed: Observed, incarnation: int, now: datetime, after: tuple[Action, ...] = ()
 ) -> EvaluatorStep:
-    seat = Replica(EVALUATOR, 0)
-    pod = build_pod(
-        observed.job, role=seat.role, index=seat.index, incarnation=incarnation, attempt=incarnation
-    )
-    actions = (*after, Create(pod))
+    pod = CreatePod(observed.job, Replica(EVALUATOR, 0), incarnation=incarnation, attempt=incarnation)
+    actions = (*after, pod)
     refusal = observed.refusal
     if refusal is None or refusal.role != EVALUATOR:
         return EvaluatorStep(actions)
