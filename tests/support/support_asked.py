@@ -16,11 +16,10 @@ from support_wrong_jobs import BROKEN
 from testbed import Cluster
 
 from trainjob.api.generate.crd import RULES
-from trainjob.api.rules import immutable
 
 Manifest = dict[str, Any]
 
-OF_CREATION = [rule for rule in RULES if rule not in immutable.RULES]
+OF_CREATION = [rule for rule in RULES if not rule.is_about_changes]
 
 
 @dataclass(frozen=True)

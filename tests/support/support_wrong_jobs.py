@@ -85,6 +85,16 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"spec.worker.replica": 2}, "spec.worker.replica", 'unknown field; did you mean "replicas"?'),
     ({"spec.worker.minReplicas": 3}, "spec.worker.minReplicas", "must not be more than replicas, which is 2"),
     ({"spec.worker.min_replicas": 1}, "spec.worker.min_replicas", 'did you mean "minReplicas"?'),
+    (
+        {"spec.worker.replicas": 1000, "spec.chief": {}, "spec.ps": {"replicas": 1000}},
+        "spec.worker.replicas",
+        "worker, chief and ps may have 1000 replicas together; ask for fewer",
+    ),
+    (
+        {"spec.worker.replicas": 1000, "spec.chief": {}},
+        "spec.worker.replicas",
+        "worker, chief and ps may have 1000 replicas together; ask for fewer",
+    ),
     ({"spec.chief": {"replicas": 2}}, "spec.chief.replicas", "must be at most 1, got 2"),
     ({"spec.ps": {"replicas": 1}}, "spec.chief", "required with ps"),
     ({"spec.evaluator.replicas": 2}, "spec.evaluator.replicas", "must be at most 1, got 2"),

@@ -29,6 +29,11 @@ class RoleCounts:
     evaluator: int = 1
 
     @property
+    def training(self) -> int:
+        """How many replicas train: all but the evaluator."""
+        return self.worker + self.chief + self.ps
+
+    @property
     def is_single(self) -> bool:
         """Whether the whole job is one pod."""
         return self.worker + self.chief + self.ps + self.evaluator == 1

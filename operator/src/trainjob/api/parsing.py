@@ -11,20 +11,27 @@ from trainjob.api import rules
 from trainjob.api.errors import FieldError, InvalidTrainJob
 from trainjob.api.job import TrainJob
 from trainjob.api.paths import format_path
+from trainjob.api.rules import size
 from trainjob.api.status import TrainJobStatus
 from trainjob.api.wording import fields_by_alias, model_of, say, shown
 
 _ROLES = ("worker", "chief", "ps", "evaluator")
 
 
-def parse(raw: Mapping[str, Any]) -> TrainJob:
+def parse(raw: Mapping[str, Any], *, has_begun: bool = False) -> TrainJob:
     """Check a TrainJob as it is read from YAML, JSON or the API server.
+
+    Args:
+        raw: the object.
+        has_begun: whether it has been taken in already, perhaps by a version without limits on its size.
 
     Raises:
         InvalidTrainJob: it breaks a rule; all broken rules are named at once.
     """
     if not isinstance(raw, Mapping):
         raise InvalidTrainJob([FieldError("", f"must be an object, got {shown(raw)}")])
+    if not has_begun and (too_large := list(size.find_too_large(raw))):
+        raise InvalidTrainJob(too_large)  # before anything else is done with all of its bytes
     meant = _without_nulls(raw, TrainJob)
     meant["status"] = _readable_status(meant.get("status"))
     errors = list(_empty_roles(raw))
@@ -35,6 +42,7 @@ def parse(raw: Mapping[str, Any]) -> TrainJob:
         found = problem.errors(include_url=False)
         errors += [FieldError(format_path(_steps(error["loc"])), say(TrainJob, error)) for error in found]
     errors += rules.check(meant)
+    errors += [] if has_begun else size.check(meant)
     if errors or job is None:
         raise InvalidTrainJob(dict.fromkeys(errors))
     return job

@@ -232,7 +232,7 @@ def read_observed(
     errors: tuple[FieldError, ...] = ()
     parsed: TrainJob | None = None
     try:
-        parsed = parse(job)
+        parsed = parse(job, has_begun=bool(value_at(job, "status", "startTime")))
     except InvalidTrainJob as invalid:
         errors = invalid.errors
     read = [(_owner(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]

@@ -11,7 +11,7 @@ from trainjob.api.generate.template import METADATA, POD_SPEC, named_item, templ
 from trainjob.api.generate.yaml_text import as_yaml
 from trainjob.api.group import GROUP, KIND, LIST_KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from trainjob.api.job import TrainJob
-from trainjob.api.rules import immutable, name, output, restarts, roles, template
+from trainjob.api.rules import immutable, name, output, restarts, roles, size, template
 from trainjob.api.rules.rule import Rule
 from trainjob.api.rules.template import ROLES
 
@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     *output.RULES,
     *template.RULES,
     *restarts.RULES,
+    *size.RULES,
     *immutable.RULES,
 )
 

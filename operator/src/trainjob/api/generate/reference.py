@@ -8,7 +8,7 @@ from trainjob.api.fields import PRESERVED
 from trainjob.api.generate.crd import COLUMNS, RULES, object_schema
 from trainjob.api.generate.schema import Schema, schema_at
 from trainjob.api.group import API_VERSION, KIND, SHORT_NAME
-from trainjob.api.rules import immutable
+from trainjob.api.rules.size import LARGEST_PART, LARGEST_PODS
 
 EXAMPLE = f"""\
 apiVersion: {API_VERSION}
@@ -128,7 +128,7 @@ def _rules() -> Iterator[str]:
     yield "Beyond types and ranges, `trainjob validate` and the API server check:"
     yield ""
     for rule in RULES:
-        if rule in immutable.RULES:
+        if rule.is_about_changes:
             continue
         field = (rule.at + rule.field_path).lstrip(".")
         yield f"- `{field}`: {rule.message}" if field else f"- {_with_code(rule.message)}"
@@ -136,6 +136,12 @@ def _rules() -> Iterator[str]:
     yield (
         "Once a job exists only `spec.suspend`, `spec.activeDeadlineSeconds`, `spec.ttlSecondsAfterFinished`"
         " and `spec.worker.replicas` can be changed."
+    )
+    yield ""
+    yield (
+        "`trainjob validate` and the controller also refuse a job with a `spec.template`, `spec.output` or"
+        f" role of more than {LARGEST_PART // 1024} KiB as JSON, and one whose pods repeat more than"
+        f" {LARGEST_PODS // 2**20} MiB of them together."
     )
 
 

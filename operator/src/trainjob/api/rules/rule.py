@@ -22,3 +22,8 @@ class Rule:
     message: str
     field_path: str = ""
     message_expression: str = ""
+
+    @property
+    def is_about_changes(self) -> bool:
+        """Tell whether it compares an object with what it was: the creation of one can't break it."""
+        return "oldSelf" in self.cel

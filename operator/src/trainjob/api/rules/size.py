@@ -1,0 +1,160 @@
+"""How large a job may be: its replicas together, and what each of their pods repeats.
+
+The controller and its standby, the API server and etcd serve every namespace: one job must not fill them.
+The limits hold for a job that hasn't begun; one that an earlier version started goes on. The figures behind
+them are in ADR 0019.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from trainjob.api.errors import FieldError
+from trainjob.api.names import RoleCounts, count_raw_roles
+from trainjob.api.paths import Step, format_path, mapping_at, value_at
+from trainjob.api.rules.rule import Rule
+
+MOST_REPLICAS = 1000
+"""Of chief, workers and parameter servers together; one evaluator may come on top."""
+
+LARGEST_PART = 64 * 1024
+"""Bytes as JSON of each part of a job that its pods repeat."""
+
+LARGEST_PODS = 32 * 1024 * 1024
+"""Bytes as JSON of these parts in all pods of a job together."""
+
+_ROLES = ("worker", "chief", "ps", "evaluator")
+_PARTS: tuple[tuple[Step, ...], ...] = (
+    ("spec", "template"),
+    ("spec", "output"),
+    *(("spec", role) for role in _ROLES),
+)
+_DEEPEST_NAMED = 4  # below a part: `spec.containers[0].env` of a template
+_MIB = 1024 * 1024
+_KEEP_FILES = "keep files in the image, a ConfigMap or a volume"
+
+
+def _sum_in_cel(spec: str) -> str:
+    return f"{spec}.worker.replicas + (has({spec}.chief) ? 1 : 0) + (has({spec}.ps) ? {spec}.ps.replicas : 0)"
+
+
+_TOTAL_MESSAGE = f"worker, chief and ps may have {MOST_REPLICAS} replicas together; ask for fewer"
+
+# The API server drops the status of a new job; one with a status may have been started by an earlier version.
+TOTAL = Rule(
+    at="",
+    cel=f"has(self.status) || {_sum_in_cel('self.spec')} <= {MOST_REPLICAS}",
+    message=_TOTAL_MESSAGE,
+    field_path=".spec.worker.replicas",
+)
+GROWTH = Rule(
+    at="spec",
+    cel=f"{_sum_in_cel('self')} <= {MOST_REPLICAS} || self.worker.replicas <= oldSelf.worker.replicas",
+    message=f"{_TOTAL_MESSAGE} (a job that has more can only be made smaller)",
+    field_path=".worker.replicas",
+)
+
+RULES = (TOTAL, GROWTH)
+
+
+class TooLarge(dict[str, Any]):
+    """Stands in a job for a part that is too large to be kept: it is empty.
+
+    Attributes:
+        error: what is said of that part.
+    """
+
+    def __init__(self, error: FieldError) -> None:
+        super().__init__()
+        self.error = error
+
+
+def find_too_large(raw: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Yield an error for each part that is over its limit, with the innermost field that is by itself."""
+    for path in _PARTS:
+        part = value_at(raw, *path)
+        if isinstance(part, TooLarge):
+            yield part.error
+        elif (size := _size_of(part)) > LARGEST_PART:
+            inner, size = _largest_in(part, size)
+            yield FieldError(format_path((*path, *inner)), _describe(size))
+
+
+def without_too_large(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job without the parts that are over their limit; what is said of them stays the same."""
+    spec = dict(mapping_at(raw, "spec"))
+    for error in find_too_large(raw):
+        name = next(str(path[1]) for path in _PARTS if _is_within(error.path, format_path(path)))
+        spec[name] = TooLarge(error)
+    return {**raw, "spec": spec}
+
+
+def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check the number of replicas, and the size of their pods together."""
+    counts = count_raw_roles(raw)
+    if counts is None:
+        return
+    if counts.training > MOST_REPLICAS:
+        yield FieldError("spec.worker.replicas", f"{_TOTAL_MESSAGE}; got {counts.training}")
+    yield from _check_pods(raw, counts)
+
+
+def _check_pods(raw: Mapping[str, Any], counts: RoleCounts) -> Iterator[FieldError]:
+    if counts.training * 3 * LARGEST_PART <= LARGEST_PODS:
+        return  # also with the largest template, role and output
+    spec = mapping_at(raw, "spec")
+    shared, output = _size_of(spec.get("template")), _size_of(spec.get("output"))
+    sizes: dict[str, int] = {}
+    for role in _ROLES:
+        if count := getattr(counts, role):
+            own = mapping_at(spec, role)
+            sizes[role] = count * (_size_of(own) + output + (0 if own.get("template") else shared))
+    total, largest = sum(sizes.values()), max(sizes, key=sizes.__getitem__, default="")
+    if total > LARGEST_PODS:
+        yield FieldError(
+            f"spec.{largest}.replicas",
+            f"the templates and the output of all pods together are {total / _MIB:.1f} MiB as JSON; at most"
+            f" {LARGEST_PODS // _MIB} MiB are allowed: ask for fewer replicas, or {_KEEP_FILES}",
+        )
+
+
+def _size_of(value: object) -> int:
+    """Return the bytes of a value as JSON; what can't be written as JSON is refused by other rules."""
+    if value is None:
+        return 0
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str, skipkeys=True)
+    except (ValueError, RecursionError):
+        return 0
+    return len(text.encode(errors="replace"))
+
+
+def _largest_in(part: object, size: int) -> tuple[tuple[Step, ...], int]:
+    """Return the way to the innermost value that is over the limit by itself, and its size."""
+    path: tuple[Step, ...] = ()
+    while len(path) < _DEEPEST_NAMED:
+        inner: Iterable[tuple[Step, object]] = ()
+        if isinstance(part, Mapping):
+            inner = ((key, value) for key, value in part.items() if isinstance(key, str))
+        elif isinstance(part, list):
+            inner = enumerate(part)
+        sized = [(_size_of(value), step, value) for step, value in inner]
+        largest = max(sized, key=lambda each: each[0], default=None)
+        if largest is None or largest[0] <= LARGEST_PART:
+            break
+        size, step, part = largest
+        path = (*path, step)
+    return path, size
+
+
+def _is_within(path: str, part: str) -> bool:
+    return path == part or path.startswith((f"{part}.", f"{part}["))
+
+
+def _describe(size: int) -> str:
+    return (
+        f"is {size / 1024:.1f} KiB as JSON; at most {LARGEST_PART // 1024} KiB are allowed,"
+        f" since each pod repeats it: {_KEEP_FILES}"
+    )
