@@ -80,10 +80,11 @@ async def test_what_was_written_is_seen_at_once() -> None:
             snapshot = await look(cluster)
             assert len(snapshot.pods) == 3
             assert snapshot.service is not None
-            await cluster.set_labels(ref_of(snapshot.pods[0]), {"trainjob.dev/live": None, "x": "y"})
+            change = {"trainjob.dev/live": None, "trainjob.dev/x": "y"}
+            await cluster.set_labels(ref_of(snapshot.pods[0]), change)
             labels = (await look(cluster)).pods[0]["metadata"]["labels"]
             assert "trainjob.dev/live" not in labels
-            assert labels["x"] == "y"
+            assert labels["trainjob.dev/x"] == "y"
             await cluster.write_status(
                 KEY, job["metadata"]["uid"], job["metadata"]["resourceVersion"], {"state": "Starting"}
             )

@@ -9,6 +9,7 @@ import kopf
 
 from trainjob.api.group import GROUP, PLURAL, VERSION
 from trainjob.cluster import Manifest
+from trainjob.cluster.kube.listing import JOBS_A_PAGE
 from trainjob.operator.login import Login
 from trainjob.operator.storage import NoDiffBase, NoProgress
 
@@ -17,8 +18,6 @@ Take = Callable[[str | None, Manifest], None]
 
 SERVER_SECONDS = 120  # the API server takes whole seconds only
 """How long one watch request lasts: a sign of life at least this often, also when no bookmark is sent."""
-
-PAGE = 500
 
 
 def build_registry(take: Take, login: Login, *, silence_seconds: float) -> kopf.OperatorRegistry:
@@ -54,7 +53,7 @@ def configure(settings: kopf.OperatorSettings, silence_seconds: float) -> None:
     settings.peering.standalone = True
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.persistence.progress_storage = NoProgress()
-    settings.watching.chunk_size = PAGE
+    settings.watching.chunk_size = JOBS_A_PAGE
     settings.watching.server_timeout = SERVER_SECONDS
     settings.watching.inactivity_timeout = silence_seconds
     settings.watching.connect_timeout = 10.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from trainjob.cluster.kube.projection import project
 from trainjob.cluster.kube.store import Place, place_of
 from trainjob.cluster.protocol import Manifest
 
@@ -25,7 +26,7 @@ class ForeignObjects:
         """Keep an object for a while."""
         now = self._time()
         self._found = {key: entry for key, entry in self._found.items() if entry[0] > now}
-        self._found[kind, place_of(manifest)] = now + REMEMBERED_SECONDS, manifest
+        self._found[kind, place_of(manifest)] = now + REMEMBERED_SECONDS, project(manifest)
 
     def get(self, kind: str, place: Place) -> Manifest | None:
         """Return the object of that name if it was found lately."""

@@ -62,12 +62,10 @@ class JobCache:
 
     def take(self, kind: str | None, manifest: Manifest) -> None:
         """Take in an event of the watch; None for what it had to list."""
-        # The watch's own objects stay as they are.
-        job = {**manifest, "metadata": dict(manifest["metadata"])}
         if kind == "DELETED":
-            self.store.remove(job)
+            self.store.remove(manifest)
             return
-        self.store.put(job)
+        self.store.put(manifest)
         if kind is None:
             self.ask_for_sweep()
 

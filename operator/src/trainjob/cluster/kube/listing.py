@@ -7,12 +7,20 @@ from dataclasses import dataclass
 
 from trainjob.cluster.kube.answers import Expired
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.resources import Resource
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS, Resource
 from trainjob.cluster.kube.store import Place, Store, place_of
 from trainjob.cluster.kube.versions import version_of
 from trainjob.cluster.protocol import Manifest
 
 PAGE = 500
+JOBS_A_PAGE = 10
+PODS_A_PAGE = 100
+"""A page is in memory whole: its text, and its objects before they are cut down to what is kept. A job has up
+to 1.5 MB, as much as etcd stores; a pod of a large job some 100 kB.
+"""
+
+
+_PAGES = {TRAINJOBS: JOBS_A_PAGE, PODS: PODS_A_PAGE}
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ async def compare(
         ClusterError: the list could not be had.
     """
     try:
-        seen, version = await _walk(api, scope, take, limit=PAGE, metadata_only=metadata_only)
+        limit = PAGE if metadata_only else _PAGES.get(scope.resource, PAGE)
+        seen, version = await _walk(api, scope, take, limit=limit, metadata_only=metadata_only)
     except Expired:
         # The list was compacted away between two pages; all at once it can't be.
         seen, version = await _walk(api, scope, take, limit=None, metadata_only=metadata_only)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 
+from trainjob.cluster.kube.projection import project
 from trainjob.cluster.kube.versions import is_newer, version_of
 from trainjob.cluster.protocol import JobKey, Manifest
 
@@ -57,7 +58,7 @@ class Store:
         return tuple(self._objects.values())
 
     def put(self, manifest: Manifest) -> bool:
-        """Take an object in, and tell whether it was news."""
+        """Take an object in, as far as anybody reads it, and tell whether it was news."""
         meta = manifest["metadata"]
         version, ended_at = version_of(manifest), self._ends.get(meta["uid"])
         if ended_at is not None and not is_newer(version, ended_at):
@@ -66,10 +67,9 @@ class Store:
         known = self._objects.get(place)
         if known is not None and not is_newer(version, version_of(known)):
             return False
-        meta.pop("managedFields", None)  # half of its bytes, and nobody here reads them
         if known is not None and known["metadata"]["uid"] != meta["uid"]:
             self._bury(known["metadata"]["uid"], version)
-        self._objects[place] = manifest
+        self._objects[place] = manifest = project(manifest)
         before, key = self._job_of(known) if known is not None else None, self._job_of(manifest)
         if before is not None and before != key:
             self._unindex(place, before)
