@@ -204,3 +204,34 @@ async def test_a_running_job_that_now_needs_a_command_is_told_so_and_keeps_its_p
         pod["metadata"]["name"],
         None,
     )
+
+
+async def test_a_job_with_more_replicas_than_a_new_one_may_have_goes_on_once_it_has_begun(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    install(cluster, older(), tmp_path)
+    large = {
+        "spec.worker.replicas": 600,
+        "spec.chief": {},
+        "spec.ps": {"replicas": 600},
+        "spec.suspend": True,
+    }
+    for name in ("begun", "waiting"):
+        cluster.apply(change_job({**large, "metadata.name": name}))
+    write_status(cluster, "begun", state="Running", startTime="2026-01-02T03:04:05Z", attempt=1)
+    install(cluster, committed(), tmp_path)
+    access = from_kubeconfig(cluster.kubeconfig)
+    async with open_admin(cluster) as admin, open_real(access, "default") as kube:
+        expected = {"begun": "Suspended", "waiting": "Failed"}
+        async with running(Controller(kube).run()):
+            await eventually(lambda: states(admin, "default"), lambda found: found == expected, guard=40)
+    said = "worker, chief and ps may have 1000 replicas together; ask for fewer"
+    assert stored(cluster, "waiting")["status"]["message"] == f"spec.worker.replicas: {said}; got 1201"
+    with pytest.raises(KubectlError, match=rf"spec\.worker\.replicas: .*{said}"):
+        cluster.kubectl("scale", "tj/begun", "--replicas=601")
+    cluster.kubectl("scale", "tj/begun", "--replicas=599")
+    cluster.kubectl("scale", "tj/begun", "--replicas=300")
+    with pytest.raises(KubectlError, match=rf"spec\.worker\.replicas: .*{said}"):
+        cluster.kubectl("scale", "tj/begun", "--replicas=599")
+    with pytest.raises(KubectlError, match=rf"spec\.worker\.replicas: .*{said}"):
+        cluster.apply(change_job({**large, "metadata.name": "new"}))
