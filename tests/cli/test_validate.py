@@ -71,6 +71,18 @@ spec:
     assert lines[1].startswith(f"{file}:8 spec.maxRestart: ")
 
 
+def test_a_template_that_is_too_large_is_told_with_its_field_and_line(tmp_path: Path) -> None:
+    text = yaml.safe_dump(build_job(pod={"affinity": {"podAffinity": ["x" * 100] * 700}}))
+    file = _write(tmp_path, text)
+    result = _validate(file)
+    assert result.exit_code == 1
+    line = text.splitlines().index("        podAffinity:") + 1
+    assert result.stderr == (
+        f"{file}:{line} spec.template.spec.affinity.podAffinity: is 70.4 KiB as JSON; at most"
+        " 64 KiB are allowed, since each pod repeats it: keep files in the image, a ConfigMap or a volume\n"
+    )
+
+
 def test_good_and_bad_files_together(tmp_path: Path) -> None:
     good = _write(tmp_path, build_job(), name="good.yaml")
     bad = _write(tmp_path, build_job(workers=0), name="bad.yaml")

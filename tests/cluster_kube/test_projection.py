@@ -171,7 +171,15 @@ metas = st.fixed_dictionaries(
     },
 )
 texts = st.sampled_from(
-    ["", "{}", '{"cluster":{"worker":["a","b"]},"task":{}}', '{"cluster":{"worker":2}}', "[1"]
+    [
+        "",
+        "{}",
+        '{"cluster":{"worker":["a","b"]},"task":{}}',
+        '{"cluster":{"worker":2}}',
+        '{"world":{"worker":2}}',
+        '{"world":5}',
+        "[1",
+    ]
 )
 
 

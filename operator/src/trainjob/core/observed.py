@@ -85,7 +85,7 @@ class Observed:
         """Return the job's namespace and name."""
         return JobKey(self.meta.namespace, self.meta.name)
 
-    @property
+    @cached_property
     def seats(self) -> tuple[Replica, ...]:
         """Return the seats that training goes on with: all, but for those that it has been going without."""
         without = self.status.worker.without if self.status.worker else ()
@@ -96,7 +96,7 @@ class Observed:
         """Tell whether pods outlive the training processes in them: each is replaced for itself."""
         return self.parsed is not None and has_agent(self.parsed.spec)
 
-    @property
+    @cached_property
     def attempt(self) -> int:
         """Return the current attempt, from 1.
 
@@ -113,12 +113,12 @@ class Observed:
         left = tuple(p.words.ledger for p in self.pods if p.words is not None)
         return left if self.gang is None else (self.gang.ledger, *left)
 
-    @property
+    @cached_property
     def training_pods(self) -> tuple[Pod, ...]:
         """Return the pods that take part in training: the current attempt's, or in place each seat's last."""
         return tuple(p for p in self.pods if is_training(p.replica) and self._takes_part(p))
 
-    @property
+    @cached_property
     def stale_pods(self) -> tuple[Pod, ...]:
         """Return what is left of earlier attempts, and what is being replaced."""
         return tuple(p for p in self.pods if is_training(p.replica) and not self._takes_part(p))

@@ -15,6 +15,7 @@ from trainjob.core.names import Replica, hostname
 from trainjob.core.topology import replica_counts
 
 _TASK = ',"task":'
+_WORLD = "world"
 
 
 def address(job: TrainJob, replica: Replica) -> str:
@@ -65,18 +66,16 @@ def training_world(tf_config: str) -> Mapping[str, int] | None:
 
 
 def shorten_tf_config(tf_config: str) -> str:
-    """Return a text in which `training_world` reads the same: numbers in the place of lists of addresses."""
-    return _dump({"cluster": training_world(tf_config)})
+    """Return a text in which `training_world` reads the same, with no addresses."""
+    return _dump({_WORLD: training_world(tf_config)})
 
 
 @lru_cache(maxsize=64)
 def _read_world(text: str) -> Mapping[str, int] | None:
     try:
-        cluster: Any = json.loads(text)["cluster"]
-        return {role: _count(addresses) for role, addresses in cluster.items() if role != "evaluator"}
+        read: Any = json.loads(text)
+        if _WORLD in read:
+            return {role: count for role, count in read[_WORLD].items() if isinstance(count, int)}
+        return {role: len(addresses) for role, addresses in read["cluster"].items() if role != "evaluator"}
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def _count(addresses: object) -> int:
-    return addresses if isinstance(addresses, int) else len(addresses)  # type: ignore[arg-type]
