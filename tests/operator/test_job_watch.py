@@ -71,6 +71,17 @@ async def test_every_event_arrives_with_its_type() -> None:
     assert [(call.verb, call.code) for call in heard.calls] == [("list", 200), ("watch", 200)]
 
 
+async def test_a_page_holds_few_jobs() -> None:
+    """Each may be as large as etcd stores, and a page is in memory whole."""
+    async with ControllerServer().serve() as server:
+        for number in range(25):
+            server.put(build_job(name=f"job-{number}"))
+        async with watching(server) as (heard, _):
+            await until(lambda: len(heard.events) == 25)
+        limits = [int(seen.query["limit"]) for seen in server.seen if seen.verb == "list"]
+    assert limits == [10, 10, 10]
+
+
 async def test_one_namespace() -> None:
     async with ControllerServer().serve() as server:
         server.put(build_job(name="elsewhere", namespace="other"))

@@ -84,8 +84,11 @@ def find_too_large(raw: Mapping[str, Any]) -> Iterator[FieldError]:
 
 def without_too_large(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job without the parts that are over their limit; what is said of them stays the same."""
+    errors = list(find_too_large(raw))
+    if not errors:
+        return dict(raw)
     spec = dict(mapping_at(raw, "spec"))
-    for error in find_too_large(raw):
+    for error in errors:
         name = next(str(path[1]) for path in _PARTS if _is_within(error.path, format_path(path)))
         spec[name] = TooLarge(error)
     return {**raw, "spec": spec}
