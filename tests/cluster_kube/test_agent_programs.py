@@ -62,13 +62,13 @@ def pod_with(digest: str, phase: str = "Running") -> dict[str, Any]:
 async def test_it_is_sent_once_for_all_jobs_and_found_again_after_a_restart() -> None:
     async with open_shared() as shared:
         await shared.programs.provide(build_program("default", NOW))
-        assert shared.calls() == ["get metadata", "create"]
+        assert shared.calls() == ["create"]
         for _ in range(3):
             await shared.programs.provide(build_program("default", NOW))
         assert shared.calls() == ["get metadata"] * 3
         async with open_client(shared.server.url) as api:
             await AgentPrograms(api, None, list, list).provide(build_program("default", NOW))
-        assert shared.calls() == ["get metadata", "get"]
+        assert shared.calls() == ["create", "get metadata", "get"]
         await shared.programs.provide(build_program("lab", NOW))
         assert [stored["metadata"]["namespace"] for stored in shared.server.all("ConfigMap")] == [
             "default",

@@ -59,12 +59,15 @@ class AgentPrograms:
         Raises:
             Conflict: somebody else keeps creating another one of the name.
         """
+        place = place_of(manifest)
+        may_be_there = place in self._checked
         for _ in range(3):
-            if await self._is_there(manifest):
+            if may_be_there and await self._is_there(manifest):
                 return
+            may_be_there = True
             with suppress(AlreadyExists):
                 created = await self._api.create(CONFIG_MAPS, manifest)
-                self._checked[place_of(manifest)] = created["metadata"]["uid"]
+                self._checked[place] = created["metadata"]["uid"]
                 return
         raise Conflict(
             f"ConfigMap {manifest['metadata']['name']} is created by somebody else again and again"
