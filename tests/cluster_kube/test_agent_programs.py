@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support_answers import failing
 from support_apirules import Seen
 from support_apiserver import FakeApiServer
@@ -202,7 +203,8 @@ async def test_a_job_that_comes_while_it_is_deleted_does_not_lose_it() -> None:
 async def test_it_looks_now_and_then_whatever_the_api_server_says() -> None:
     async with FakeApiServer().serve() as server:
         server.put(build_program("default", BEFORE))
-        ills = iter((failing(503, "ServiceUnavailable"), failing(403, "Forbidden")))
+        garbled = web.json_response({"items": [{"metadata": "?"}]})
+        ills = iter((failing(503, "ServiceUnavailable"), failing(403, "Forbidden"), garbled))
         server.fault = lambda seen: next(ills, None) if seen.kind == "ConfigMap" else None
         pace = Pace(watch=QUICK.watch, inactivity=QUICK.inactivity, first_retry=0.01, collect=0.01)
         async with open_kube(server.url, pace=pace) as cluster:

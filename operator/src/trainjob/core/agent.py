@@ -113,11 +113,12 @@ def read_source(pod_spec: Mapping[str, Any]) -> AgentSource | None:
     volume = next((v for v in pod_spec.get("volumes") or () if v.get("name") == BUNDLE_VOLUME), None)
     if volume is None:
         return None
-    if "projected" not in volume:
+    projected = volume.get("projected")
+    if not projected:
         return AgentSource((volume.get("secret") or {}).get("secretName", ""))
     names = {
         kind: (source.get(kind) or {}).get("name", "")
-        for source in volume["projected"].get("sources") or ()
+        for source in projected.get("sources") or ()
         for kind in source
     }
     return AgentSource(names.get("secret", ""), names.get("configMap", "").removeprefix(PROGRAM_PREFIX))

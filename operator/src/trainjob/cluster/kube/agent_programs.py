@@ -105,6 +105,8 @@ class AgentPrograms:
                 unneeded = await self.sweep(bundle, unneeded)
             except ClusterError as error:
                 _log.info("agents' programs: %s; looking again in %.0f s", error, seconds)
+            except Exception:  # noqa: BLE001 - an object that can't be read must not end the controller
+                _log.exception("agents' programs: the look at them failed; looking again in %.0f s", seconds)
 
     async def sweep(self, bundle: Bundle, before: Unneeded) -> Unneeded:
         """Delete what wasn't needed at the sweep before and isn't now; return what isn't needed now.
