@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 from pathlib import Path
@@ -61,14 +62,17 @@ def test_a_member_tells_the_controller_how_it_is(tmp_path: Path) -> None:
         assert (report["leaderLostSeconds"], report["child"], report["attempt"]) == (None, "running", 1)
 
 
-def test_the_bundle_runs_as_it_comes(tmp_path: Path) -> None:
+def test_the_program_runs_as_it_comes_and_once_it_is_checked(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.program = tmp_path / "packed" / "trainjob.pyz"
         job.program.parent.mkdir()
         job.program.write_bytes(build_bundle())
+        job.digest = hashlib.sha256(job.program.read_bytes()).hexdigest()
         (job.program.parent / "token").write_text((tmp_path / "bundle" / "token").read_text())
         job.start()
         job.wait_started(1)
+        # What is mounted is another program from now on: nothing of it is ever loaded.
+        job.program.write_bytes(b"planted")
         job.kill_child("worker-1")
         job.wait_started(2)
         for seat in job.agents:

@@ -10,6 +10,7 @@ from support_jobs import build_job
 from trainjob.api import parse
 from trainjob.cli import main
 from trainjob.cli.yaml_stream import dump_stream
+from trainjob.cluster.agents import preview_source
 from trainjob.core.render import build_objects
 
 
@@ -25,7 +26,8 @@ def test_the_objects_are_exactly_those_of_the_core(tmp_path: Path) -> None:
     result = _render(tmp_path, job)
     assert result.exit_code == 0
     objects = list(yaml.safe_load_all(result.stdout))
-    assert objects == build_objects(parse(job))
+    parsed = parse(job)
+    assert objects == build_objects(parsed, preview_source(parsed.metadata))
     assert [made["kind"] for made in objects] == ["Service", "Pod", "Pod", "Pod"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import importlib.util
 import io
@@ -12,8 +13,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support_jobs import build_job
 
-from trainjob.cluster.agents import BundleMissing, build_bundle, bundle, lay_out
+from trainjob.api import parse
+from trainjob.cluster.agents import BundleMissing, build_bundle, bundle, lay_out, preview_source
 
 PACKAGE = Path(__file__).parents[2] / "trainer" / "src" / "trainjob_trainer"
 
@@ -108,6 +111,16 @@ def test_without_the_trainer_there_is_no_bundle(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(BundleMissing):
         lay_out(tmp_path / "folder", "secret")
     assert not (tmp_path / "folder").exists()
+
+
+def test_a_pod_can_be_shown_without_the_controllers_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = parse(build_job(uid="some-uid")).metadata
+    source = preview_source(meta)
+    assert source is not None
+    assert source.digest == hashlib.sha256(build_bundle()).hexdigest()
+    assert source.token_digest == ""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    assert preview_source(meta) is None
 
 
 def test_finding_the_trainer_does_not_import_it() -> None:

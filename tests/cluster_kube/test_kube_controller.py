@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,12 +24,14 @@ from trainjob.cluster.kube import Call, KubeCluster, Pace
 from trainjob.cluster.kube.permissions import PERMISSIONS
 from trainjob.controller import Controller
 from trainjob.core.render import build_objects
-from trainjob.core.settings import Isolation, Settings
+from trainjob.core.settings import Bundle, Isolation, Settings
 
 EVENTS = {"Created", "Started", "TrainingFinished", "Complete"}
 """Of a job that goes well, with an evaluator that takes longer than the training."""
 
 OUTPUT = {"claim": {"size": "1Gi"}}
+
+BUNDLE = Bundle(b"a program" * 20_000, b"the key of the controller")
 
 
 OnReconciled = Callable[[JobKey, float], None]
@@ -41,7 +46,7 @@ async def open_controller(
 ) -> AsyncIterator[KubeCluster]:
     agents = agents or GhostAgents(lambda: server.all("Pod"))
     async with open_kube(server.url, asking=agents.asking, **options) as cluster:
-        settings = Settings(isolation=Isolation())
+        settings = Settings(isolation=Isolation(), bundle=BUNDLE)
         controller = Controller(cluster, workers=4, settings=settings, on_reconciled=on_reconciled)
         async with running(controller.run()):
             yield cluster
@@ -76,7 +81,9 @@ async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_wri
         "create PersistentVolumeClaim": 1,
         "create Service": 1,
         "create NetworkPolicy": 1,
+        "create ConfigMap": 1,
         "create Secret": 1,
+        "delete Secret": 1,
         "create Pod": 5,
         "create Event": len(EVENTS),
     }
@@ -103,6 +110,47 @@ async def test_a_new_controller_writes_nothing_about_jobs_that_are_as_they_shoul
         async with open_controller(server, on_reconciled=lambda key, _seconds: looked_at.add(key.name)):
             await until(lambda: looked_at == set(names))
         assert server.writes()[before:] == []
+
+
+async def test_what_jobs_leave_beside_their_pods_is_small() -> None:
+    names = [f"job-{number}" for number in range(5)]
+    async with FakeApiServer().serve() as server:
+        kubelet = Kubelet(server, lambda _pod: 0)
+        async with open_controller(server), running(kubelet.run()):
+            for name in names:
+                server.put(build_job(name=name, output=OUTPUT))
+            await until(lambda: {state(server, name) for name in names} == {"Complete"}, guard=60)
+        kept = [made for made in server.objects.values() if made["kind"] not in ("Pod", "Event")]
+    sizes = Counter[str]()
+    for made in kept:
+        meta = made["metadata"]
+        sizes[meta.get("labels", {}).get("trainjob.dev/job", meta["name"])] += len(json.dumps(made))
+    assert max(sizes[name] for name in names) < 8_000, sizes
+    assert Counter(made["kind"] for made in kept)["ConfigMap"] == 1
+    assert [made for made in kept if made["kind"] == "Secret"] == []
+
+
+async def test_nothing_that_was_put_there_before_comes_into_a_pod() -> None:
+    """A suspended job's pods are yet to come; its UID, and the version of the controller, are public."""
+    async with FakeApiServer().serve() as server:
+        kubelet = Kubelet(server, lambda _pod: None)
+        async with open_controller(server), running(kubelet.run()):
+            uid = server.put(build_job(suspend=True))["metadata"]["uid"]
+            await until(lambda: state(server) == "Suspended")
+            evil = base64.b64encode(b"evil").decode()
+            secret = {"name": f"digits-agent-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"}
+            program = {"name": f"trainjob-agent-{hashlib.sha256(BUNDLE.pyz).hexdigest()}"}
+            content = {"trainjob.pyz": evil, "token": evil}
+            server.put({"kind": "Secret", "metadata": secret, "immutable": True, "data": content})
+            server.put({"kind": "ConfigMap", "metadata": program, "immutable": True, "binaryData": content})
+            server.put(build_job(suspend=False))
+            await until(lambda: state(server) == "Running")
+        for pod in server.all("Pod"):
+            text = json.dumps(pod["spec"]["volumes"])
+            for made in (*server.all("Secret"), *server.all("ConfigMap")):
+                if f'"{made["metadata"]["name"]}"' in text:
+                    held = {**made.get("data", {}), **made.get("binaryData", {})}
+                    assert evil not in held.values(), f"{made['kind']} {made['metadata']['name']}"
 
 
 async def test_a_restart_in_place_is_told_and_takes_no_pod() -> None:

@@ -16,7 +16,8 @@ def test_nothing_dangerous_is_asked_for() -> None:
 
 
 def test_the_jobs_secrets_are_made_and_never_read() -> None:
-    assert [p.verbs for p in PERMISSIONS if (p.resource, p.scope) == ("secrets", Scope.JOBS)] == [("create",)]
+    verbs = [p.verbs for p in PERMISSIONS if (p.resource, p.scope) == ("secrets", Scope.JOBS)]
+    assert verbs == [("create", "delete")]
 
 
 def test_only_lease_and_key_are_needed_in_the_controllers_own_namespace() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support_local import KEY, Lines, ended, local_cluster, python, ref_of, until
-from support_local_agents import BUNDLE, TOKEN, build_agent_pod, build_bundle_secret
+from support_local_agents import BUNDLE, TOKEN, build_agent_pod, build_token_secret
 
 from trainjob.cluster import AlreadyExists, JobKey, Refused, Snapshot
 from trainjob.cluster.local import LocalCluster
@@ -18,7 +18,7 @@ WORLD = {"worker": 2}
 
 async def start(cluster: LocalCluster, lines: Lines, **pod: Any) -> None:
     """Create the bundle and a pod with the small agent, and wait until it listens."""
-    await cluster.create(build_bundle_secret())
+    await cluster.create(build_token_secret())
     await cluster.create(build_agent_pod(**pod))
     await lines.wait_for("agent of worker-0 listens")
 
@@ -87,7 +87,7 @@ async def test_the_agents_environment(tmp_path: Path) -> None:
     names += ["PYTHONPATH", "TRAINJOB_PROGRESS_FILE"]
     code = f"import json, os\nprint(json.dumps([os.environ.get(name) for name in {names}]))"
     async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(build_bundle_secret())
+        await cluster.create(build_token_secret())
         await cluster.create(build_agent_pod(python(code)))
         await ended(cluster, NAME)
         values = dict(zip(names, json.loads(lines.seen[0][1]), strict=True))
@@ -111,7 +111,7 @@ folder = pathlib.Path(os.environ["TRAINJOB_STATE_DIR"])
 (folder / "new").rename(folder / "progress.json")
 """
     async with local_cluster(tmp_path) as (cluster, _):
-        await cluster.create(build_bundle_secret())
+        await cluster.create(build_token_secret())
         await cluster.create(build_agent_pod(python(code)))
         await ended(cluster, NAME)
         assert cluster.snapshot().progress == {NAME: {"state": "training", "step": 7}}
@@ -139,7 +139,7 @@ print({printed!r})
 sys.exit({code})
 """
     async with local_cluster(tmp_path) as (cluster, _):
-        await cluster.create(build_bundle_secret())
+        await cluster.create(build_token_secret())
         await cluster.create(build_agent_pod(python(program)))
         state = await ended(cluster, NAME)
         assert (state["exitCode"], state.get("message")) == (code, message)
@@ -154,7 +154,7 @@ print("just now", flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     async with local_cluster(tmp_path) as (cluster, _):
-        await cluster.create(build_bundle_secret())
+        await cluster.create(build_token_secret())
         await cluster.create(build_agent_pod(python(program)))
         assert (await ended(cluster, NAME))["message"] == "just now"
 
@@ -172,7 +172,7 @@ os._exit(1)
 @pytest.mark.parametrize("make", ["os.mkfifo(log)", "os.mkdir(log)", "os.symlink('/etc/passwd', log)", ""])
 async def test_a_termination_log_that_was_replaced_holds_nobody_up(make: str, tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
-        await cluster.create(build_bundle_secret())
+        await cluster.create(build_token_secret())
         await cluster.create(build_agent_pod(python(REPLACED.format(make=make))))
         assert (await ended(cluster, NAME))["message"] == "said"
 
@@ -187,7 +187,7 @@ async def test_the_log_does_not_name_an_attempt(tmp_path: Path) -> None:
 
 async def test_an_agents_port_in_use_is_named(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
-        await cluster.create(build_bundle_secret())
+        await cluster.create(build_token_secret())
         cluster.prepare([build_agent_pod()])
         port = cluster._workplace.ports_of(build_agent_pod()).agent
         with socket.create_server(("127.0.0.1", port)):
@@ -199,14 +199,14 @@ async def test_an_agents_port_in_use_is_named(tmp_path: Path) -> None:
 
 async def test_a_bundle_is_created_once(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
-        await cluster.create(build_bundle_secret())
+        await cluster.create(build_token_secret())
         with pytest.raises(AlreadyExists, match=f"Secret {BUNDLE} is there already"):
-            await cluster.create(build_bundle_secret())
+            await cluster.create(build_token_secret())
 
 
 async def test_a_bundle_that_was_deleted_is_created_anew(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
-        await cluster.create(build_bundle_secret(**{"trainjob.pyz": "", "token": "another"}))
+        await cluster.create(build_token_secret(token="another"))  # noqa: S106
         (secret,) = cluster._store.of_kind("Secret")
         await cluster.delete(ref_of(secret, "Secret"))
         await start(cluster, lines)
@@ -218,17 +218,17 @@ async def test_a_bundle_that_was_deleted_is_created_anew(tmp_path: Path) -> None
     ("data", "reason"),
     [
         ({"password": "x"}, "Secret other can't be had on this machine"),
-        ({"token": "x"}, "Secret other can't be had on this machine"),
+        ({"token": "x", "trainjob.pyz": "y"}, "Secret other can't be had on this machine"),
     ],
 )
 async def test_other_secrets_are_refused(data: dict[str, str], reason: str, tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
         with pytest.raises(Refused, match=reason):
-            await cluster.create(build_bundle_secret("other", **data))
+            await cluster.create(build_token_secret("other", **data))
 
 
 async def test_a_token_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    secret = build_bundle_secret()
+    secret = build_token_secret()
     secret["data"]["token"] = "?"  # noqa: S105
     async with local_cluster(tmp_path) as (cluster, _):
         with pytest.raises(Refused, match="can't lay out the agent"):

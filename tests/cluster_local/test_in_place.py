@@ -13,11 +13,12 @@ from support_local import KEY, Lines, ended, is_alive, local_cluster, python, re
 from trainjob.api import parse
 from trainjob.cluster import Manifest, Snapshot
 from trainjob.cluster.local import LocalCluster
-from trainjob.core.agent import build_bundle_secret
+from trainjob.core.agent import agent_source, build_token_secret
 from trainjob.core.render import build_pod
 from trainjob.core.settings import Bundle
 
 WORLD = {"worker": 2}
+BUNDLE = Bundle(b"", b"key")
 ORDER: dict[str, Any] = {"world": WORLD, "incarnations": {"worker-0": 1, "worker-1": 1}, "maxRestarts": 3}
 
 # Says who it is; SIGTERM makes it save and leave, SIGUSR1 finish.
@@ -48,13 +49,20 @@ class InPlace:
         self.job = parse(raw)
 
     def pod(self, index: int, incarnation: int = 1) -> Manifest:
-        return build_pod(self.job, role="worker", index=index, incarnation=incarnation, attempt=incarnation)
+        return build_pod(
+            self.job,
+            role="worker",
+            index=index,
+            incarnation=incarnation,
+            attempt=incarnation,
+            source=agent_source(self.job.metadata, BUNDLE),
+        )
 
     def name(self, index: int, incarnation: int = 1) -> str:
         return str(self.pod(index, incarnation)["metadata"]["name"])
 
     async def start(self) -> None:
-        await self.cluster.create(build_bundle_secret(self.job, Bundle(b"", b"key")))
+        await self.cluster.create(build_token_secret(self.job, BUNDLE))
         for index in range(2):
             await self.cluster.create(self.pod(index))
         self.cluster.set_order(KEY, ORDER)

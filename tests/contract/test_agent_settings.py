@@ -10,26 +10,37 @@ import pytest
 from support_jobs import build_job
 
 from trainjob.api import AGENT_PORT, PORT, parse
-from trainjob.core.agent import BUNDLE_FOLDER, PROGRAM, STATE_FOLDER, TOKEN, build_bundle_secret
+from trainjob.core.agent import (
+    BUNDLE_FOLDER,
+    CHECKED_START,
+    PROGRAM,
+    STATE_FOLDER,
+    TOKEN,
+    agent_source,
+    build_token_secret,
+)
 from trainjob.core.render import build_pod
 from trainjob.core.settings import Bundle
 from trainjob.core.token import job_token
-from trainjob_trainer.agent.settings import Address, Settings, read_settings
+from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
 
 KEY = b"some key"
+BUNDLE = Bundle(b"zip", KEY)
 
 
 def settings_of(folder: Path, role: str, index: int = 0, incarnation: int = 1, **job: Any) -> Settings:
     """Return what the agent of one pod reads, from a bundle in `folder`."""
     parsed = parse(build_job(uid="some-uid", **job))
-    secret = build_bundle_secret(parsed, Bundle(b"", KEY))
+    secret = build_token_secret(parsed, BUNDLE)
     (folder / TOKEN).write_bytes(base64.b64decode(secret["data"][TOKEN]))
-    pod = build_pod(parsed, role=role, index=index, incarnation=incarnation, attempt=1)
+    source = agent_source(parsed.metadata, BUNDLE)
+    pod = build_pod(parsed, role=role, index=index, incarnation=incarnation, attempt=1, source=source)
     container = pod["spec"]["containers"][0]
     env = {v["name"]: v.get("value", "10.1.2.3") for v in container["env"]}
     command = container["command"]
     split = command.index("--")
-    assert command[:split] == ["python", "-I", "-S", f"{BUNDLE_FOLDER}/{PROGRAM}"]
+    assert command[:5] == ["python", "-I", "-S", "-c", CHECKED_START]
+    assert command[5:split] == [f"{BUNDLE_FOLDER}/{PROGRAM}", f"{STATE_FOLDER}/{PROGRAM}", BUNDLE.digest]
     return read_settings(command[split + 1 :], env, folder)
 
 
@@ -67,6 +78,16 @@ def test_a_chief_leads(tmp_path: Path) -> None:
     read = [settings_of(tmp_path, role, index, **job) for role, index in seats]
     assert [settings.is_leader for settings in read] == [True, False, False]
     assert {str(settings.leader) for settings in read} == {f"digits-chief-0.digits.default.svc:{AGENT_PORT}"}
+
+
+def test_a_token_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    parsed = parse(build_job(uid="some-uid"))
+    source = agent_source(parsed.metadata, BUNDLE)
+    pod = build_pod(parsed, role="worker", index=0, incarnation=1, attempt=1, source=source)
+    env = {v["name"]: v.get("value", "") for v in pod["spec"]["containers"][0]["env"]}
+    (tmp_path / TOKEN).write_text(job_token(b"a planted key", "some-uid"))
+    with pytest.raises(InvalidSettings, match="not the job's token: its Secret was replaced"):
+        read_settings(["python"], env, tmp_path)
 
 
 def test_the_ledger(tmp_path: Path) -> None:

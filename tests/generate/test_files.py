@@ -70,7 +70,7 @@ def test_the_controller_is_granted_nothing_that_leads_further() -> None:
         if permission.scope is Scope.OPERATOR:
             assert permission.resource in ("leases", "secrets")
         elif permission.resource == "secrets":
-            assert permission.verbs == ("create",)
+            assert permission.verbs == ("create", "delete")
 
 
 @pytest.mark.parametrize("rules", [rbac.controller_rules(), rbac.EDIT_RULES, rbac.VIEW_RULES])

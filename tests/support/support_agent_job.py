@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from support_processes import free_ports
 
 from trainjob.cluster.agents import AgentUnreachable, lay_out, sync
+from trainjob.core.agent import CHECKED_START
 
 T = TypeVar("T")
 
@@ -109,6 +110,7 @@ class Job:
         self.command: tuple[str, ...] = (self.interpreter, str(folder / "toy.py"), str(folder))
         lay_out(folder / "bundle", TOKEN)
         self.program = folder / "bundle" / "trainjob.pyz"
+        self.digest = ""
         seats = [f"{role}-{index}" for role, count in world.items() for index in range(count)]
         ports = iter(free_ports(2 * len(seats) + 1))
         self.tf_address = {seat: f"127.0.0.1:{next(ports)}" for seat in seats}
@@ -147,7 +149,10 @@ class Job:
     def _start(self, seat: str, incarnation: int, cluster: Any, place: Mapping[str, Any]) -> None:
         log = self._folder / f"log-{seat}-{incarnation}"
         env = {**os.environ, **self.environment(seat, incarnation, cluster, **place)}
-        command = [self.interpreter, "-I", "-S", str(self.program), "--", *self.command]
+        copy = self._folder / f"state-{seat}-{incarnation}" / self.program.name
+        program = ["-c", CHECKED_START, str(self.program), str(copy), self.digest]
+        start = program if self.digest else [str(self.program)]
+        command = [self.interpreter, "-I", "-S", *start, "--", *self.command]
         with log.open("wb") as output:
             popen = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
         self.agents[seat] = Agent(seat, incarnation, popen, log)

@@ -9,7 +9,7 @@ from support_answers import ApiError, gone, status_object
 from support_apiobjects import ApiObjects, Manifest, Place
 from support_objects import Kind, matches, merge
 
-GET_METADATA = "PartialObjectMetadataList"
+GET_METADATA = "PartialObjectMetadata"
 
 
 @dataclass
@@ -52,7 +52,8 @@ class ApiRules(ApiObjects):
         if stored is None:
             raise ApiError(404, "NotFound", f'{kind.plural} "{seen.name}" not found')
         if seen.verb == "get":
-            return stored
+            partial = {"kind": "PartialObjectMetadata", "metadata": stored["metadata"]}
+            return partial if GET_METADATA in seen.query["accept"] else stored
         assert seen.body is not None
         if seen.verb == "delete":
             return self._delete(stored, seen.body)

@@ -51,9 +51,9 @@ while True:
 """
 
 
-def build_bundle_secret(name: str = BUNDLE, **data: str) -> dict[str, Any]:
-    """Return the Secret with a job's bundle; the program in it is not what runs here."""
-    contents = data or {"trainjob.pyz": "", "token": TOKEN}
+def build_token_secret(name: str = BUNDLE, **data: str) -> dict[str, Any]:
+    """Return the Secret with a job's token."""
+    contents = data or {"token": TOKEN}
     encoded = {key: base64.b64encode(text.encode()).decode() for key, text in contents.items()}
     metadata = {"name": name, "namespace": "default"}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "immutable": True, "data": encoded}

@@ -23,6 +23,7 @@ KINDS = {
         Kind("persistentvolumeclaims", "PersistentVolumeClaim"),
         Kind("networkpolicies", "NetworkPolicy"),
         Kind("secrets", "Secret"),
+        Kind("configmaps", "ConfigMap"),
         Kind("events", "Event"),
     )
 }

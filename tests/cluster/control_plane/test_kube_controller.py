@@ -25,8 +25,9 @@ from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
 from trainjob.cluster.kube.resources import DEPENDENTS, PODS, TRAINJOBS
 from trainjob.cluster.kube.tls import build_tls
 from trainjob.controller import Controller
+from trainjob.core.agent import build_program
 from trainjob.core.render import build_objects
-from trainjob.core.settings import Isolation, Settings
+from trainjob.core.settings import Bundle, Isolation, Settings
 
 Manifest = dict[str, Any]
 
@@ -34,6 +35,8 @@ GUARD_SECONDS = 180.0
 """Against hanging only."""
 
 READING = {"get", "list", "watch"}
+
+BUNDLE = Bundle(b"the agent's program", b"the controller's key")
 
 
 pytestmark = pytest.mark.usefixtures("crd")
@@ -49,10 +52,9 @@ async def open_controller(
 ) -> AsyncIterator[KubeCluster]:
     agents = GhostAgents(lambda: kubelet.pods if kubelet is not None else [])
     async with open_real(access, namespace, asking=agents.asking, **options) as kube:
-        controller = Controller(
-            kube, workers=8, settings=Settings(isolation=Isolation()), on_reconciled=on_reconciled
-        )
-        async with running(controller.run()):
+        settings = Settings(isolation=Isolation(), bundle=BUNDLE)
+        controller = Controller(kube, workers=8, settings=settings, on_reconciled=on_reconciled)
+        async with running(controller.run(), kube.collect_programs(BUNDLE)):
             yield kube
 
 
@@ -98,7 +100,9 @@ async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_wri
     assert writes == {
         "create persistentvolumeclaims": 1,
         "create services": 1,
+        "create configmaps": 1,
         "create secrets": 1,
+        "delete secrets": 1,
         "create networkpolicies": 1,
         "create pods": 5,
     }
@@ -116,7 +120,8 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
     """Under an account that has these permissions and no others, the calls made are those of the table."""
     calls: list[Call] = []
     kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
-    async with open_controller(access, namespace, kubelet=kubelet, on_call=calls.append) as kube:
+    pace = Pace(collect=0.2)
+    async with open_controller(access, namespace, kubelet=kubelet, on_call=calls.append, pace=pace) as kube:
         await admin.create(TRAINJOBS, build_job(namespace=namespace, output={"claim": {"size": "1Gi"}}))
         async with running(kubelet.run()):
             await reach(admin, namespace, {"digits": "Complete"})
@@ -124,7 +129,8 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
         await admin.patch(TRAINJOBS, namespace, "digits", {"spec": {"ttlSecondsAfterFinished": 0}})
         await reach(admin, namespace, {})
         async with asyncio.timeout(GUARD_SECONDS):
-            while not any((c.verb, c.resource) == ("patch", "events") for c in calls):  # noqa: ASYNC110
+            awaited = {("patch", "events"), ("delete", "configmaps")}
+            while not awaited <= {(c.verb, c.resource) for c in calls}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     made = {(c.group, c.resource, c.verb) for c in calls}
     table = {(p.group, p.resource, verb) for p in PERMISSIONS if p.scope is Scope.JOBS for verb in p.verbs}
@@ -135,6 +141,8 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
 
 async def provoke(kube: KubeCluster, namespace: str) -> None:
     """Run into everything that makes the cluster look again, and say one thing twice."""
+    for _ in range(2):
+        await kube.create(build_program(namespace, BUNDLE))
     snapshot = await kube.observe(JobKey(namespace, "digits"))
     assert snapshot is not None
     for manifest in build_objects(parse(snapshot.job)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from typing import Any
 
@@ -82,16 +84,40 @@ def test_the_leading_agents_pod_is_replaced_alone(installed: NodeCluster, restri
     assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (0, 1)
 
 
-def test_what_the_agents_need_is_the_jobs_and_goes_with_it(installed: NodeCluster, restricted: str) -> None:
-    pod = start(installed, restricted)["0"]
-    (volume,) = [v for v in pod["spec"]["volumes"] if v["name"] == "trainjob-bundle"]
-    secret = installed.get("secret", volume["secret"]["secretName"], namespace=restricted)
+def test_what_the_agents_need_is_there_and_the_token_goes_with_the_jobs_end(
+    installed: NodeCluster, restricted: str
+) -> None:
+    pods = start(installed, restricted)
+    (volume,) = [v for v in pods["0"]["spec"]["volumes"] if v["name"] == "trainjob-bundle"]
+    program, token = volume["projected"]["sources"]
+    shared = installed.get("configmap", program["configMap"]["name"], namespace=restricted)
+    content = base64.b64decode(shared["binaryData"]["trainjob.pyz"])
+    assert shared["metadata"]["name"] == f"trainjob-agent-{hashlib.sha256(content).hexdigest()}"
+    assert shared["immutable"]
+    secret = installed.get("secret", token["secret"]["name"], namespace=restricted)
     assert secret["immutable"]
+    assert list(secret["data"]) == ["token"]
     assert [owner["name"] for owner in secret["metadata"]["ownerReferences"]] == ["toy"]
     finish(installed, restricted)
-    installed.delete("tj", "toy", namespace=restricted)
-    name = secret["metadata"]["name"]
-    installed.kubectl("wait", f"secret/{name}", "-n", restricted, "--for=delete", "--timeout=60s", timeout=70)
+    listed = installed.get("secrets", namespace=restricted, selector="trainjob.dev/job=toy")
+    assert listed["items"] == []
+
+
+def test_a_program_that_was_replaced_is_never_run(installed: NodeCluster, restricted: str) -> None:
+    pods = start(installed, restricted)
+    (volume,) = [v for v in pods["1"]["spec"]["volumes"] if v["name"] == "trainjob-bundle"]
+    name = volume["projected"]["sources"][0]["configMap"]["name"]
+    installed.delete("configmap", name, namespace=restricted)
+    planted = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+    evil = base64.b64encode(b"print('planted')").decode()
+    installed.apply({**planted, "binaryData": {"trainjob.pyz": evil}}, namespace=restricted)
+    installed.kubectl("delete", "pod", pods["1"]["metadata"]["name"], "-n", restricted, timeout=120)
+    wait_for(installed, restricted, "toy", "jsonpath={.status.attempt}=2")
+    wait_for(installed, restricted, "toy", RUNNING)
+    finish(installed, restricted)
+    found = installed.get("configmap", name, namespace=restricted)
+    assert found["immutable"]
+    assert found["binaryData"]["trainjob.pyz"] != evil
 
 
 def test_agents_are_asked_by_the_replica_at_work(installed: NodeCluster, restricted: str) -> None:

@@ -8,6 +8,7 @@ from trainjob.api import Document, InvalidTrainJob, TrainJob
 from trainjob.cli.cluster.where import ends_quietly
 from trainjob.cli.files import RefusedFile, choose, read_trainjobs
 from trainjob.cli.yaml_stream import dump_stream
+from trainjob.cluster.agents import preview_source
 from trainjob.core.names import Replica
 from trainjob.core.render import build_objects
 from trainjob.core.tf_config import build_tf_config
@@ -30,7 +31,8 @@ def render(file: str, task: str | None, name: str | None) -> None:
     if task is not None:
         click.echo(build_tf_config(jobs[0], _replica(jobs[0], task)))
         return
-    click.echo(dump_stream(made for job in jobs for made in build_objects(job)), nl=False)
+    objects = (made for job in jobs for made in build_objects(job, preview_source(job.metadata)))
+    click.echo(dump_stream(objects), nl=False)
 
 
 def _parse(document: Document) -> TrainJob:

@@ -242,7 +242,7 @@ class FakeCluster:
         stored = self._objects.get((ref.kind, ref.namespace, ref.name))
         if stored is None:
             raise NotFound(f"{ref.kind} {ref.name} is gone")
-        if stored["metadata"]["uid"] != ref.uid:
+        if ref.uid and stored["metadata"]["uid"] != ref.uid:
             raise Conflict(f"{ref.kind} {ref.name} is another one")
         return stored
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -24,6 +25,8 @@ from trainjob.core.dependents import Refusal
 from trainjob.core.observed import Observed, read_observed
 from trainjob.core.plan import plan
 from trainjob.core.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 PORTION = 32
 """Actions at once for one job. The bodies of so many creations exist at a time, and a job of a thousand pods
@@ -91,6 +94,7 @@ class Reconciler:
             refused = await self._act(past, planned)
             if self._remember(past, refused, planned) or refused is None:
                 return timedelta(0)  # what has come of it goes into the status, behind other jobs' creations
+        await self._clear(planned)
         await self._record(snapshot, observed, planned)
         past.ahead = False
         if ahead:
@@ -117,6 +121,16 @@ class Reconciler:
             settings=self._settings,
             gang=snapshot.gang,
         )
+
+    async def _clear(self, planned: Plan) -> None:
+        """Do what comes before the status. A refusal must not keep a job from ending: all go with it."""
+        for action in planned.beforehand:
+            try:
+                await self._execute(action)
+            except NotFound:
+                pass
+            except Refused as refused:
+                _log.warning("%s: %s: it goes when the job is deleted", action, refused)
 
     async def _record(self, snapshot: Snapshot, observed: Observed, planned: Plan) -> None:
         """Write the status if it differs, and post the events."""

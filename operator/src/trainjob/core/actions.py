@@ -7,6 +7,16 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from trainjob.api import TrainJob, TrainJobStatus
+from trainjob.core.agent import (
+    AgentSource,
+    agent_source,
+    build_program,
+    build_token_secret,
+    has_agent,
+    old_secret_name,
+    secret_name,
+)
+from trainjob.core.conditions import is_finished
 from trainjob.core.names import LABEL_LIVE, Replica, pod_name
 from trainjob.core.objects import ObjectRef
 from trainjob.core.observed import Observed
@@ -19,7 +29,7 @@ class Create:
     """Create this object; that it exists already is no error, it is looked at again.
 
     Attributes:
-        may_exist: nobody can look at it, and one that is there is as good.
+        may_exist: one that is there is as good: nobody could foresee its name, or the cluster checks it.
     """
 
     manifest: dict[str, Any]
@@ -60,6 +70,7 @@ class CreatePod:
     replica: Replica
     incarnation: int
     attempt: int
+    source: AgentSource | None = None
     kind: Literal["Pod"] = "Pod"
     may_exist: Literal[False] = False
 
@@ -81,6 +92,7 @@ class CreatePod:
             index=self.replica.index,
             incarnation=self.incarnation,
             attempt=self.attempt,
+            source=self.source,
         )
 
     def __str__(self) -> str:
@@ -130,7 +142,10 @@ class Plan:
     record already, and go ahead of it: when many jobs come at once, their pods don't wait for each other's
     status.
 
+    What a finished job no longer needs goes before its end is on record: after that nobody looks for it.
+
     Attributes:
+        beforehand: what is done before the status is written; a refusal doesn't hold that up.
         requeue: when to look again although nothing may have changed, or None.
         order: what to keep telling the job's leading agent, or None.
     """
@@ -140,6 +155,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     requeue: timedelta | None = None
     order: dict[str, Any] | None = None
+    beforehand: tuple[Delete, ...] = ()
 
     @property
     def only_creates(self) -> bool:
@@ -156,3 +172,36 @@ def stop_pods(observed: Observed, pods: tuple[Pod, ...]) -> tuple[Action, ...]:
     """Return what ends these pods, out of the Service first: its names are their successors' from now on."""
     live = (Label(pod_ref(observed, pod), ((LABEL_LIVE, None),)) for pod in pods if pod.live)
     return (*live, *(Delete(pod_ref(observed, pod)) for pod in pods if not pod.deleting))
+
+
+def create_agent_objects(observed: Observed) -> tuple[Create, ...]:
+    """Return what brings agents into new pods: nobody keeps track of it, so it is created each time.
+
+    What pods of an earlier version mount is there as long as they are, and nobody else could create it.
+    """
+    if not observed.in_place:
+        return ()
+    job, bundle = observed.job, observed.settings.bundle
+    source, present = observed.agent_source, agent_source(observed.meta, bundle)
+    program = bool(bundle.digest) and source.digest == bundle.digest
+    made = (
+        build_program(job.metadata.namespace, bundle) if program else None,
+        build_token_secret(job, bundle) if source.secret == present.secret else None,
+    )
+    return tuple(Create(manifest, may_exist=True) for manifest in made if manifest is not None)
+
+
+def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[Delete, ...]:
+    """Return what ends the Secrets of a job that finishes with this status: none of its pods runs any more.
+
+    Names are derived, not read: whoever may create pods must not have the controller delete other Secrets.
+    """
+    begun = observed.status.start_time is not None or observed.pods  # these may come before that is on record
+    if is_finished(observed.status) or not is_finished(status) or not begun:
+        return ()
+    meta = observed.meta
+    old = old_secret_name(meta)
+    names = [old] if any(p.source is not None and p.source.secret == old for p in observed.pods) else []
+    if observed.parsed is None or has_agent(observed.parsed.spec):
+        names.append(secret_name(meta, observed.settings.bundle.key))
+    return tuple(Delete(ObjectRef("Secret", meta.namespace, name, uid="")) for name in names)

@@ -1,19 +1,23 @@
 """The agent in a pod: what the user's container becomes so that training restarts in place.
 
-The agent is the first process of the training container and starts the user's command. It comes with a
-Secret, not in the image, so that any image with Python will do.
+The agent is the first process of the training container and starts the user's command. Its program comes with
+a ConfigMap that all jobs of a namespace share, not in the image, so that any image with Python will do; the
+job's token comes with a Secret of its own (ADR 0018).
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from trainjob.api import AGENT_PORT, BUNDLE_VOLUME, STATE_VOLUME, TrainJob, TrainJobSpec
-from trainjob.core.names import Replica, job_labels, pod_name
+from trainjob.api import AGENT_PORT, BUNDLE_VOLUME, STATE_VOLUME, ObjectMeta, TrainJob, TrainJobSpec
+from trainjob.core.names import LABEL_PROGRAM, MANAGER, Replica, job_labels, pod_name
 from trainjob.core.owners import owner_references
 from trainjob.core.settings import Bundle
 from trainjob.core.templates import render_template
@@ -31,6 +35,27 @@ TOKEN = "token"  # noqa: S105 - the name of a file
 DEFAULT_GRACE_SECONDS = 30
 """Kubernetes' own default of `terminationGracePeriodSeconds`."""
 
+PROGRAM_PREFIX = "trainjob-agent-"
+
+CHECKED_START = """\
+import hashlib, sys
+mounted, copy, digest = sys.argv[1:4]
+with open(mounted, "rb") as file:
+    program = file.read()
+if hashlib.sha256(program).hexdigest() != digest:
+    sys.exit(mounted + " is not the program that this pod was created for: its ConfigMap was replaced")
+with open(copy, "wb") as file:
+    file.write(program)
+sys.argv[:4] = [mounted]
+sys.path.insert(0, copy)
+from trainjob_trainer.agent.main import main
+sys.exit(main())
+"""
+"""What such a pod runs first. It stands in the pod's spec, which can't change; a ConfigMap can be replaced.
+
+It runs from a copy: what is mounted may be another one later, when the kubelet has started again.
+"""
+
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
@@ -39,37 +64,137 @@ def has_agent(spec: TrainJobSpec) -> bool:
     return spec.restart_strategy == "InPlace"
 
 
-def bundle_name(job: TrainJob) -> str:
-    """Return the name of the job's Secret; another job of the same name has another one."""
-    digest = hashlib.sha256(job.metadata.uid.encode()).hexdigest()
-    return f"{job.metadata.name}-agent-{digest[:8]}"
+@dataclass(frozen=True)
+class AgentSource:
+    """Where a pod's agent and its token come from.
+
+    Attributes:
+        secret: the name of the Secret with the job's token.
+        digest: SHA-256 of the program, in hex, after which its ConfigMap is named. Empty: the program comes
+            with the Secret, as in pods of the version before, and in local runs.
+        token_digest: SHA-256 of the token, in hex; empty where only an earlier controller knew it.
+    """
+
+    secret: str
+    digest: str = ""
+    token_digest: str = ""
 
 
-def build_bundle_secret(job: TrainJob, bundle: Bundle) -> Manifest:
-    """Return the Secret that brings agent, trainer library and token into the job's pods."""
-    token = job_token(bundle.key, job.metadata.uid)
-    return render_template(
-        "bundle.yaml.j2",
-        job=job.metadata,
-        bundle_name=bundle_name(job),
-        labels=job_labels(job.metadata.name),
-        owners=owner_references(job),
-        data={PROGRAM: _base64(bundle.pyz), TOKEN: _base64(token.encode())},
+def agent_source(meta: ObjectMeta, bundle: Bundle) -> AgentSource:
+    """Return where a job's agents come from that have no others to agree with."""
+    token = job_token(bundle.key, meta.uid)
+    return AgentSource(
+        secret_name(meta, bundle.key), bundle.digest, hashlib.sha256(token.encode()).hexdigest()
     )
 
 
-def wrapped_command(command: list[str]) -> list[str]:
+def secret_name(meta: ObjectMeta, key: bytes) -> str:
+    """Return the name of the job's Secret, which nobody without the controller's key can foresee.
+
+    Otherwise somebody could create a Secret of that name first, and the controller, which can't read it,
+    would take it for its own.
+    """
+    digest = hmac.new(key, f"secret of {meta.uid}".encode(), hashlib.sha256).hexdigest()
+    return f"{meta.name}-agent-{digest[:16]}"
+
+
+def old_secret_name(meta: ObjectMeta) -> str:
+    """Return the name that the version before gave a job's Secret, which held the program too."""
+    return f"{meta.name}-agent-{hashlib.sha256(meta.uid.encode()).hexdigest()[:8]}"
+
+
+def program_name(digest: str) -> str:
+    """Return the name of the ConfigMap with this program."""
+    return PROGRAM_PREFIX + digest
+
+
+def read_source(pod_spec: Mapping[str, Any]) -> AgentSource | None:
+    """Return where the agent of an existing pod comes from, or None when it has none."""
+    volume = next((v for v in pod_spec.get("volumes") or () if v.get("name") == BUNDLE_VOLUME), None)
+    if volume is None:
+        return None
+    projected = volume.get("projected")
+    if not projected:
+        return AgentSource((volume.get("secret") or {}).get("secretName", ""))
+    names = {
+        kind: (source.get(kind) or {}).get("name", "")
+        for source in projected.get("sources") or ()
+        for kind in source
+    }
+    return AgentSource(names.get("secret", ""), names.get("configMap", "").removeprefix(PROGRAM_PREFIX))
+
+
+def programs_in_use(
+    jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]], digest: str
+) -> set[tuple[str, str]]:
+    """Return namespace and name of each program that a pod or a job may still need.
+
+    A pod that hasn't ended needs its own. A job that hasn't ended may get pods with the present one.
+
+    Args:
+        jobs: as Kubernetes has them.
+        pods: likewise.
+        digest: of the present program.
+    """
+    used = set()
+    for pod in pods:
+        source = read_source(pod.get("spec") or {})
+        ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        if source is not None and source.digest and not ended:
+            used.add((pod["metadata"]["namespace"], program_name(source.digest)))
+    for job in jobs:
+        ended = (job.get("status") or {}).get("completionTime") is not None
+        if not ended and (job.get("spec") or {}).get("restartStrategy") != "Recreate":
+            used.add((job["metadata"]["namespace"], program_name(digest)))
+    return used
+
+
+def build_program(namespace: str, bundle: Bundle) -> Manifest:
+    """Return the ConfigMap that brings agent and trainer library into the pods of a namespace."""
+    return render_template(
+        "agent_program.yaml.j2",
+        object_name=program_name(bundle.digest),
+        namespace=namespace,
+        labels={
+            "app.kubernetes.io/name": MANAGER,
+            "app.kubernetes.io/managed-by": MANAGER,
+            LABEL_PROGRAM: "true",
+        },
+        program=bundle.encoded,
+    )
+
+
+def build_token_secret(job: TrainJob, bundle: Bundle) -> Manifest:
+    """Return the Secret that brings the job's token into its pods."""
+    token = job_token(bundle.key, job.metadata.uid)
+    return render_template(
+        "agent_secret.yaml.j2",
+        job=job.metadata,
+        object_name=secret_name(job.metadata, bundle.key),
+        labels=job_labels(job.metadata.name),
+        owners=owner_references(job),
+        token=base64.b64encode(token.encode()).decode(),
+    )
+
+
+def wrapped_command(command: list[str], digest: str = "") -> list[str]:
     """Return the command that starts the agent, which starts this command.
 
     The user's own interpreter runs it where there is one: that it exists is certain.
+
+    Args:
+        command: the user's.
+        digest: of the only program that may run; empty for whichever is mounted.
     """
     first = command[0]
     interpreter = first if _PYTHON.fullmatch(first.rpartition("/")[2]) else "python3"
-    return [interpreter, "-I", "-S", f"{BUNDLE_FOLDER}/{PROGRAM}", "--", *command]
+    program = f"{BUNDLE_FOLDER}/{PROGRAM}"
+    start = ["-c", CHECKED_START, program, f"{STATE_FOLDER}/{PROGRAM}", digest] if digest else [program]
+    return [interpreter, "-I", "-S", *start, "--", *command]
 
 
 def agent_environment(
-    job: TrainJob, replica: Replica, incarnation: int, pod_spec: Manifest
+    job: TrainJob, replica: Replica, incarnation: int, pod_spec: Manifest, token_digest: str = ""
 ) -> dict[str, str]:
     """Return the variables that tell the agent its place and what has happened so far."""
     grace = pod_spec.get("terminationGracePeriodSeconds")
@@ -84,6 +209,7 @@ def agent_environment(
         "warmStandby": job.spec.warm_standby,
         "graceSeconds": DEFAULT_GRACE_SECONDS if grace is None else grace,
         "ledger": ledger_of(job, incarnation),
+        **({"tokenDigest": token_digest} if token_digest else {}),
     }
     return {"TRAINJOB_AGENT": json.dumps(place, separators=(",", ":")), "TRAINJOB_STATE_DIR": STATE_FOLDER}
 
@@ -102,11 +228,19 @@ def ledger_of(job: TrainJob, incarnation: int) -> dict[str, int | None]:
     }
 
 
-def agent_volumes(job: TrainJob) -> list[Manifest]:
-    """Return the volumes of the bundle and of the agent's few small files."""
+def agent_volumes(source: AgentSource) -> list[Manifest]:
+    """Return the volumes of program and token, and of the agent's few small files."""
+    if source.digest:
+        program = {"name": program_name(source.digest), "items": [{"key": PROGRAM, "path": PROGRAM}]}
+        token = {"name": source.secret, "items": [{"key": TOKEN, "path": TOKEN}]}
+        content: Manifest = {
+            "projected": {"defaultMode": 0o444, "sources": [{"configMap": program}, {"secret": token}]}
+        }
+    else:
+        content = {"secret": {"secretName": source.secret, "defaultMode": 0o444}}
     return [
-        {"name": BUNDLE_VOLUME, "secret": {"secretName": bundle_name(job), "defaultMode": 0o444}},
-        {"name": STATE_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        {"name": BUNDLE_VOLUME, **content},
+        {"name": STATE_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "2Mi"}},
     ]
 
 
@@ -116,7 +250,3 @@ def agent_mounts() -> list[Manifest]:
         {"name": BUNDLE_VOLUME, "mountPath": BUNDLE_FOLDER, "readOnly": True},
         {"name": STATE_VOLUME, "mountPath": STATE_FOLDER},
     ]
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

@@ -12,6 +12,9 @@ LABEL_INCARNATION = "trainjob.dev/incarnation"
 LABEL_LIVE = "trainjob.dev/live"
 """On the pods that the job's Service may name; taken off a pod before its successor is created."""
 
+LABEL_PROGRAM = "trainjob.dev/agent-program"
+"""On the ConfigMaps with the agent's program."""
+
 MANAGER = "trainjob"
 
 CONTROLLER_LABELS = {"app.kubernetes.io/name": MANAGER, "app.kubernetes.io/component": "controller"}

@@ -21,8 +21,9 @@ class ObjectRef:
     """One object, and no other that may take its name later.
 
     Attributes:
-        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy` or `TrainJob`.
-        uid: the precondition of every write: an object of the same name with another uid is left alone.
+        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy`, `Secret` or `TrainJob`.
+        uid: the precondition of every write: an object of the same name with another uid is left alone. Empty
+            for a Secret: it is never looked at, and its name is used for one job only.
     """
 
     kind: str

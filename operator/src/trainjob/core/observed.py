@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
 from trainjob.api.paths import value_at
-from trainjob.core.agent import has_agent
+from trainjob.core.agent import AgentSource, agent_source, has_agent
 from trainjob.core.backoff import time_left
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.dependents import Dependent, Refusal
@@ -95,6 +95,20 @@ class Observed:
     def in_place(self) -> bool:
         """Tell whether pods outlive the training processes in them: each is replaced for itself."""
         return self.parsed is not None and has_agent(self.parsed.spec)
+
+    @cached_property
+    def agent_source(self) -> AgentSource:
+        """Return where the agents of new pods come from: from where those come that they are to speak with.
+
+        So a job keeps its version as long as a pod of it lives, whichever controller looks after it by then.
+        """
+        present = agent_source(self.meta, self.settings.bundle)
+        living = [p.source for p in (*self.training_pods, *self.pods) if p.source is not None and not p.ended]
+        if not living or not living[0].secret:
+            return present
+        if living[0].secret == present.secret:
+            return replace(present, digest=living[0].digest)
+        return living[0]
 
     @cached_property
     def attempt(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.api import CONTROLLER
-from trainjob.core.actions import Plan
+from trainjob.core.actions import Plan, delete_agent_secrets
 from trainjob.core.backoff import soonest
 from trainjob.core.observed import Observed
 from trainjob.core.order import build_order
@@ -61,7 +61,12 @@ def plan(observed: Observed, now: datetime) -> Plan:
     requeue = soonest(decided.requeue, look_again, _deadline(observed, now))
     events = (*decided.events, *straggler_events(observed.status, status))
     return replace(
-        decided, status=status, events=events, requeue=requeue, order=build_order(observed, status)
+        decided,
+        status=status,
+        events=events,
+        requeue=requeue,
+        order=build_order(observed, status),
+        beforehand=delete_agent_secrets(observed, status),
     )
 
 

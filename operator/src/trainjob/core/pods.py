@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER
+from trainjob.core.agent import AgentSource, read_source
 from trainjob.core.gang import AgentWords, read_agent_words
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, Replica
 from trainjob.core.tf_config import training_world
@@ -60,6 +61,7 @@ class Pod:
         finished_at: when the training container ended, as far as the kubelet says.
         world: replicas of each training role, as its TF_CONFIG has them.
         words: what its agent left behind when it ended badly, or None.
+        source: where its agent comes from, or None when it has none.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Pod:
     finished_at: datetime | None = None
     world: Mapping[str, int] | None = None
     words: AgentWords | None = None
+    source: AgentSource | None = None
 
     @property
     def deleting(self) -> bool:
@@ -140,6 +143,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         finished_at=read_time((ended or {}).get("finishedAt")),
         world=_world(spec),
         words=read_agent_words(read_json(message)) if state is PodState.FAILED else None,
+        source=read_source(spec),
     )
 
 

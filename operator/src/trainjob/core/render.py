@@ -6,7 +6,15 @@ from typing import Any
 
 from trainjob.api import AGENT_PORT, PORT, TrainJob
 from trainjob.api.paths import mapping_at
-from trainjob.core.agent import agent_environment, agent_mounts, agent_volumes, has_agent, wrapped_command
+from trainjob.core.agent import (
+    AgentSource,
+    agent_environment,
+    agent_mounts,
+    agent_volumes,
+    has_agent,
+    old_secret_name,
+    wrapped_command,
+)
 from trainjob.core.kueue import queue_annotations, queue_labels
 from trainjob.core.names import (
     CONTROLLER_LABELS,
@@ -32,10 +40,10 @@ TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' own default for `terminationMessagePath`."""
 
 
-def build_objects(job: TrainJob) -> list[Manifest]:
+def build_objects(job: TrainJob, source: AgentSource | None = None) -> list[Manifest]:
     """Return all objects of the job's first attempt, in the order in which they are created."""
     pods = [
-        build_pod(job, role=r.role, index=r.index, incarnation=1, attempt=1)
+        build_pod(job, role=r.role, index=r.index, incarnation=1, attempt=1, source=source)
         for r in desired_replicas(job.spec)
     ]
     claim = build_claim(job)
@@ -83,7 +91,15 @@ def build_claim(job: TrainJob) -> Manifest | None:
     )
 
 
-def build_pod(job: TrainJob, *, role: str, index: int, incarnation: int, attempt: int) -> Manifest:
+def build_pod(
+    job: TrainJob,
+    *,
+    role: str,
+    index: int,
+    incarnation: int,
+    attempt: int,
+    source: AgentSource | None = None,
+) -> Manifest:
     """Return the pod of one replica.
 
     Args:
@@ -92,15 +108,17 @@ def build_pod(job: TrainJob, *, role: str, index: int, incarnation: int, attempt
         index: the replica's index within the role, from 0.
         incarnation: how many pods this seat has had, this one included.
         attempt: how many times the gang has been started, this time included.
+        source: where its agent comes from; None where no controller's key is at hand.
     """
     replica = Replica(role, index)
+    source = source or AgentSource(old_secret_name(job.metadata))
     template = role_template(job.spec, role)
     agent = has_agent(job.spec)
     container = trainer_container(template["spec"])
     env = _environment(job, replica, attempt, container)
     if agent:
-        container["command"] = wrapped_command(container["command"])
-        env |= agent_environment(job, replica, incarnation, template["spec"])
+        container["command"] = wrapped_command(container["command"], source.digest)
+        env |= agent_environment(job, replica, incarnation, template["spec"], source.token_digest)
     overlay = render_template(
         "pod.yaml.j2",
         job=job.metadata,
@@ -108,7 +126,7 @@ def build_pod(job: TrainJob, *, role: str, index: int, incarnation: int, attempt
         labels={**queue_labels(job), **pod_labels(job.metadata.name, replica, incarnation)},
         owners=owner_references(job),
         hostname=hostname(job.metadata.name, replica),
-        volumes=[*_volumes(job), *(agent_volumes(job) if agent else [])],
+        volumes=[*_volumes(job), *(agent_volumes(source) if agent else [])],
         mounts=[*_mounts(job, replica), *(agent_mounts() if agent else [])],
         env=env,
         port=PORT,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -25,12 +28,22 @@ class Bundle:
     """What every pod with an agent is given.
 
     Attributes:
-        pyz: the agent and the trainer library, one zip that Python runs.
+        pyz: the agent and the trainer library, one zip that Python runs; empty where the machine has them.
         key: the controller's own, from which each job's token is derived.
     """
 
     pyz: bytes = field(repr=False)
     key: bytes = field(repr=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the program's SHA-256 in hex; empty without a program."""
+        return hashlib.sha256(self.pyz).hexdigest() if self.pyz else ""
+
+    @cached_property
+    def encoded(self) -> str:
+        """Return the program in base64: one text for all manifests."""
+        return base64.b64encode(self.pyz).decode()
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,9 @@ class Operator:
         self._metrics.show_depth(lambda: controller.load().waiting)
         for key in self._cluster.job_keys():
             controller.add(key)
-        await controller.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(controller.run())
+            group.create_task(self._cluster.collect_programs(bundle))
 
     async def _need_bundle(self) -> Bundle:
         key = await KeyStore(self._api, self._settings.key).need()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
         grace=_number(raw, "graceSeconds", 30),
         ledger=Ledger.from_json(raw.get("ledger")),
         cluster=_cluster(env),
-        token=_token(bundle / "token"),
+        token=_token(bundle / "token", raw.get("tokenDigest")),
         pod_ip=env.get("TRAINJOB_POD_IP", ""),
         state_dir=Path(env.get("TRAINJOB_STATE_DIR") or DEFAULT_STATE_DIR),
         termination_log=Path(log) if log else None,
@@ -169,13 +170,17 @@ def _cluster(env: Mapping[str, str]) -> dict[str, list[str]]:
     return dict(cluster)
 
 
-def _token(path: Path) -> bytes:
+def _token(path: Path, digest: object) -> bytes:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path}: the job's token can't be read ({error})") from error
     if not token:
         raise InvalidSettings(f"{path}: holds no token")
+    if digest is not None and hashlib.sha256(token.encode()).hexdigest() != digest:
+        raise InvalidSettings(
+            f"{path}: not the job's token: its Secret was replaced; delete the job and create it again"
+        )
     return token.encode()
 
 

@@ -11,6 +11,7 @@ from trainjob.cli.cluster.answers import Answer, Refused, describe_problem, lack
 from trainjob.cli.cluster.exits import Exit
 from trainjob.cli.cluster.refusals import describe_refusal
 from trainjob.cli.cluster.resources import PODS, TRAINJOBS
+from trainjob.cluster.agents import preview_source
 from trainjob.core.names import Replica
 from trainjob.core.render import build_pod
 from trainjob.core.topology import desired_replicas
@@ -116,9 +117,10 @@ def _check_pods(server: Server, document: Document, namespace: str) -> Verdict:
 def pods_to_ask_for(job: TrainJob, namespace: str) -> Iterator[tuple[Replica, Manifest]]:
     """Yield the pods of the first attempt; without an owner, which isn't there yet."""
     placed = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
+    source = preview_source(placed.metadata)
     for replica in desired_replicas(job.spec):
         pod: dict[str, Any] = build_pod(
-            placed, role=replica.role, index=replica.index, incarnation=1, attempt=1
+            placed, role=replica.role, index=replica.index, incarnation=1, attempt=1, source=source
         )
         del pod["metadata"]["ownerReferences"]
         yield replica, pod

@@ -3,7 +3,13 @@
 The protocol is written down in `docs/contract.md`; the other side of it is the trainer's.
 """
 
-from trainjob.cluster.agents.bundle import BundleMissing, build_bundle, find_package, lay_out
+from trainjob.cluster.agents.bundle import (
+    BundleMissing,
+    build_bundle,
+    find_package,
+    lay_out,
+    preview_source,
+)
 from trainjob.cluster.agents.client import AgentError, AgentRefused, AgentUnreachable, sync
 from trainjob.cluster.agents.record import GangRecord, Report
 
@@ -17,5 +23,6 @@ __all__ = [
     "build_bundle",
     "find_package",
     "lay_out",
+    "preview_source",
     "sync",
 ]

@@ -9,9 +9,12 @@ import importlib.util
 import io
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from trainjob.core.agent import PROGRAM, TOKEN
+from trainjob.api import ObjectMeta
+from trainjob.core.agent import PROGRAM, TOKEN, AgentSource, agent_source
+from trainjob.core.settings import Bundle
 
 PACKAGE = "trainjob_trainer"
 
@@ -48,6 +51,19 @@ def build_bundle() -> bytes:
             name = (Path(PACKAGE) / source.relative_to(package)).as_posix()
             _add(archive, name, source.read_bytes())
     return zipped.getvalue()
+
+
+def preview_source(meta: ObjectMeta) -> AgentSource | None:
+    """Return where a job's agents come from, as far as that is known without the controller's key.
+
+    The program is that of this installation; a controller gives the Secret another name. None: no trainer is
+    installed here.
+    """
+    try:
+        bundle = Bundle(build_bundle(), key=b"")
+    except BundleMissing:
+        return None
+    return replace(agent_source(meta, bundle), token_digest="")
 
 
 def lay_out(folder: Path, token: str) -> None:

@@ -23,6 +23,7 @@ INACTIVITY_SECONDS = 90.0
 """The API server sends a bookmark about each minute, also when nothing happens."""
 
 _METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+_METADATA_OF_ONE = f"{JSON};as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 _STRICT = (("fieldValidation", "Strict"),)
 
 
@@ -58,9 +59,14 @@ class ApiClient:
     ) -> None:
         await self._transport.__aexit__(kind, error, trace)
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
+    async def get(
+        self, resource: Resource, namespace: str, name: str, *, metadata_only: bool = False
+    ) -> Manifest:
         """Return one object."""
-        return await self._send(Request("get", "GET", resource, resource.path(namespace, name)))
+        accept = _METADATA_OF_ONE if metadata_only else JSON
+        return await self._send(
+            Request("get", "GET", resource, resource.path(namespace, name), accept=accept)
+        )
 
     async def list(
         self,
@@ -96,13 +102,14 @@ class ApiClient:
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
     ) -> Manifest:
-        """Delete the object that has this uid, and return its last state, or a `Status`."""
+        """Delete the object that has this uid (empty: any), and return its last state, or a `Status`."""
         options: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "preconditions": {"uid": uid},
             "propagationPolicy": "Background",
         }
+        if uid:
+            options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         path = resource.path(namespace, name)

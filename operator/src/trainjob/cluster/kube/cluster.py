@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound
+from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.agents import AgentPoller, Asking
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.event_sender import EventSender
@@ -22,6 +23,7 @@ from trainjob.cluster.kube.pace import Pace
 from trainjob.cluster.kube.resources import (
     BY_KIND,
     CLAIMS,
+    CONFIG_MAPS,
     DEPENDENTS,
     NETWORK_POLICIES,
     PODS,
@@ -33,6 +35,7 @@ from trainjob.cluster.kube.resources import (
 from trainjob.cluster.kube.store import Place, Store, place_of
 from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
 from trainjob.core.names import LABEL_JOB
+from trainjob.core.settings import Bundle
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class KubeCluster:
         self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, asking or Asking())
         self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS if r != PODS}
         self._stores[PODS] = Store(_job_of_label, self._take_pod_change)
+        self._programs = AgentPrograms(api, namespace, self.jobs, self._stores[PODS].items)
+        self._collect_seconds = pace.collect
         self._foreign = ForeignObjects(_time)
         self._events = EventSender(api, clock)
         self._informers = {
@@ -103,6 +108,15 @@ class KubeCluster:
             group.create_task(self._jobs.run())
             group.create_task(self._events.run())
             group.create_task(self._agents.run())
+
+    async def collect_programs(self, bundle: Bundle) -> None:
+        """Delete agents' programs that nobody needs, until cancelled; for the replica at work only.
+
+        Args:
+            bundle: with the program of new pods.
+        """
+        await self.synced()
+        await self._programs.collect(bundle, self._collect_seconds)
 
     async def synced(self) -> None:
         """Return once every cache has been filled; until then no job can be observed."""
@@ -157,8 +171,11 @@ class KubeCluster:
     async def create(self, manifest: Manifest) -> None:
         """See `Cluster.create`."""
         resource, place = BY_KIND[manifest["kind"]], place_of(manifest)
-        is_read = resource not in UNREAD
+        is_read = resource not in (*UNREAD, CONFIG_MAPS)
         try:
+            if resource == CONFIG_MAPS:
+                await self._programs.provide(manifest)
+                return
             created = await self._api.create(resource, manifest)
         except AlreadyExists:
             if is_read:
@@ -178,8 +195,11 @@ class KubeCluster:
                 resource, ref.namespace, ref.name, uid=ref.uid, grace_seconds=grace_seconds
             )
         except (NotFound, Conflict) as error:
-            await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
+            if resource not in UNREAD:
+                await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
             raise
+        if resource in UNREAD:
+            return
         if answer.get("kind") == ref.kind and "deletionTimestamp" in answer["metadata"]:
             self._take(resource, answer)  # it goes on for its grace period; its end is the watch's to tell
 

@@ -69,15 +69,15 @@ async def compare(
     """
     try:
         limit = PAGE if metadata_only else _PAGES.get(scope.resource, PAGE)
-        seen, version = await _walk(api, scope, take, limit=limit, metadata_only=metadata_only)
+        seen, version = await walk(api, scope, take, limit=limit, metadata_only=metadata_only)
     except Expired:
         # The list was compacted away between two pages; all at once it can't be.
-        seen, version = await _walk(api, scope, take, limit=None, metadata_only=metadata_only)
+        seen, version = await walk(api, scope, take, limit=None, metadata_only=metadata_only)
     store.retain(seen, version)
     return version
 
 
-async def _walk(
+async def walk(
     api: ApiClient,
     scope: Scope,
     take: Callable[[Manifest], object],
@@ -85,6 +85,12 @@ async def _walk(
     limit: int | None,
     metadata_only: bool,
 ) -> tuple[list[tuple[Place, str]], str]:
+    """Give every object to `take`, and return their places and uids, and the list's resourceVersion.
+
+    Raises:
+        Expired: the list was compacted away between two pages.
+        ClusterError: it could not be had.
+    """
     seen: list[tuple[Place, str]] = []
     continuation = ""
     while True:

@@ -14,6 +14,8 @@ class Pace:
         inactivity: how long a watch may be silent; the API server sends a bookmark about each minute.
         resync: how old a list may get before another one is compared with the store, for deletions lost.
         sweep: how often the jobs, whose watch is kopf's, are held against a list anyway.
+        collect: between two looks for agents' programs that nobody needs; what is found twice goes. Longer
+            than any pass over a job, which may be about to create pods with such a program.
         first_retry: the wait after a failure; see `Backoff`.
         longest_retry: the limit of the waits after failures in a row.
     """
@@ -22,6 +24,7 @@ class Pace:
     inactivity: float = 70.0
     resync: float = 1800.0
     sweep: float = 300.0
+    collect: float = 900.0
     first_retry: float = 0.2
     longest_retry: float = 30.0
 

@@ -65,7 +65,19 @@ PERMISSIONS: tuple[Permission, ...] = (
     Permission("", "services", (*_READ, "create"), "the replicas' DNS names"),
     Permission("", "persistentvolumeclaims", (*_READ, "create"), "the output of jobs that ask for a size"),
     Permission("networking.k8s.io", "networkpolicies", (*_READ, "create"), "who may reach the replicas"),
-    Permission("", "secrets", ("create",), "each job's agent and token; none is ever read"),
+    Permission(
+        "",
+        "secrets",
+        ("create", "delete"),
+        "each job's token, deleted when the job has finished; none is ever read",
+    ),
+    Permission(
+        "",
+        "configmaps",
+        ("get", "list", "create", "delete"),
+        "the agent's program, one for all jobs of a namespace; deleted when no job needs it, and when it "
+        "isn't what its name says",
+    ),
     Permission("", "events", ("create", "patch"), "what `kubectl describe` tells; patch counts repetitions"),
     Permission(
         "coordination.k8s.io",

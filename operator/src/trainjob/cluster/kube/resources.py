@@ -42,6 +42,7 @@ SERVICES = Resource("", "v1", "services", "Service")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 NETWORK_POLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 SECRETS = Resource("", "v1", "secrets", "Secret")
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 EVENTS = Resource("", "v1", "events", "Event")
 
 DEPENDENTS = (PODS, SERVICES, CLAIMS, NETWORK_POLICIES)
@@ -50,4 +51,4 @@ DEPENDENTS = (PODS, SERVICES, CLAIMS, NETWORK_POLICIES)
 UNREAD = (SECRETS,)
 """What is created for jobs and never looked at again: whoever can read one Secret can read all."""
 
-BY_KIND = {resource.kind: resource for resource in (TRAINJOBS, *DEPENDENTS, *UNREAD, EVENTS)}
+BY_KIND = {resource.kind: resource for resource in (TRAINJOBS, *DEPENDENTS, *UNREAD, CONFIG_MAPS, EVENTS)}

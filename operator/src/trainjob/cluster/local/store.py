@@ -80,7 +80,7 @@ class ObjectStore:
         found = self.find(ref.kind, ref.namespace, ref.name)
         if found is None:
             raise NotFound(f"there is no {ref.kind} {ref.namespace}/{ref.name}")
-        if found["metadata"]["uid"] != ref.uid:
+        if ref.uid and found["metadata"]["uid"] != ref.uid:
             raise Conflict(f"{ref.kind} {ref.namespace}/{ref.name} is another one: its uid is not {ref.uid}")
         return found
 

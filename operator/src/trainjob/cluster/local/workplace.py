@@ -15,7 +15,7 @@ from trainjob.cluster.local.place import Place
 from trainjob.cluster.local.ports import PortBook, ReplicaPorts
 from trainjob.cluster.local.refusal import CannotRunHere
 from trainjob.cluster.protocol import Manifest
-from trainjob.core.agent import PROGRAM, TOKEN
+from trainjob.core.agent import TOKEN
 from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
 from trainjob.core.resources import count_gpus
 
@@ -87,13 +87,13 @@ class Workplace:
         return launch
 
     def unpack(self, secret: Manifest) -> None:
-        """Lay out the bundle that a job's pods are given.
+        """Lay out what a job's pods are given: this machine's own agent, and the token.
 
         Raises:
             CannotRunHere: it is another Secret, or the bundle can't be had.
         """
         name, data = secret["metadata"]["name"], secret.get("data") or {}
-        if set(data) != {PROGRAM, TOKEN}:
+        if set(data) != {TOKEN}:
             raise CannotRunHere([f"Secret {name} can't be had on this machine"])
         folder = self._place.bundles / name
         try:

@@ -8,8 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.core import transitions
-from trainjob.core.actions import Action, Create, CreatePod, Creation, Event, Plan, stop_pods
-from trainjob.core.agent import build_bundle_secret
+from trainjob.core.actions import (
+    Action,
+    Create,
+    CreatePod,
+    Creation,
+    Event,
+    Plan,
+    create_agent_objects,
+    stop_pods,
+)
 from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.dependents import Refusal
@@ -50,7 +58,8 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     seats = training_seats(observed.job.spec)
     evaluator = evaluator_step(observed, now)
     pods = _missing_pods(observed, seats)
-    creations = (*_missing_dependents(observed), *_bundle(observed, pods), *pods, *evaluator.actions)
+    agents = create_agent_objects(observed) if pods or evaluator.creating else ()
+    creations = (*_missing_dependents(observed), *agents, *pods, *evaluator.actions)
     refusal = observed.gang_refusal
     if refusal is not None and refusal.patience_left(now) > timedelta(0):
         # Every event of a pod that is there would ask again for all that are not.
@@ -165,19 +174,12 @@ def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
 
 def _missing_pods(observed: Observed, seats: Iterable[Replica]) -> tuple[Action, ...]:
     taken = {p.replica for p in observed.training_pods}
-    attempt = observed.attempt
+    attempt, source = observed.attempt, observed.agent_source
     return tuple(
-        CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt)
+        CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt, source=source)
         for replica in seats
         if replica not in taken
     )
-
-
-def _bundle(observed: Observed, pods: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Return what brings the agents into these pods; it can't be looked up, so it is created each time."""
-    if not pods or not observed.in_place:
-        return ()
-    return (Create(build_bundle_secret(observed.job, observed.settings.bundle), may_exist=True),)
 
 
 def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Plan:

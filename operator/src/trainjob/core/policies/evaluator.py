@@ -76,7 +76,13 @@ def _pause_left(pod: Pod, now: datetime) -> timedelta:
 def _create(
     observed: Observed, incarnation: int, now: datetime, after: tuple[Action, ...] = ()
 ) -> EvaluatorStep:
-    pod = CreatePod(observed.job, Replica(EVALUATOR, 0), incarnation=incarnation, attempt=incarnation)
+    pod = CreatePod(
+        observed.job,
+        Replica(EVALUATOR, 0),
+        incarnation=incarnation,
+        attempt=incarnation,
+        source=observed.agent_source,
+    )
     actions = (*after, pod)
     refusal = observed.refusal
     if refusal is None or refusal.role != EVALUATOR:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from trainjob.core import transitions
-from trainjob.core.actions import Event, Plan, stop_pods
+from trainjob.core.actions import Event, Plan, create_agent_objects, stop_pods
 from trainjob.core.backoff import soonest
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
 from trainjob.core.names import Replica
@@ -26,7 +26,8 @@ def succeeded(observed: Observed, now: datetime) -> Plan | None:
     left = _evaluator_time_left(observed, now)
     if not step.done and left > timedelta(0):
         requeue = soonest(left, step.requeue)
-        return Plan(observed.status, (*stops, *step.actions), step.events, requeue=requeue)
+        agents = create_agent_objects(observed) if step.creating else ()
+        return Plan(observed.status, (*stops, *agents, *step.actions), step.events, requeue=requeue)
     if observed.unfinished_pods:
         return Plan(observed.status, stop_pods(observed, observed.unfinished_pods))
     message = _outcome(observed, step, timed_out=not step.done)

@@ -1,0 +1,249 @@
+"""The objects that bring agents into a job's pods: when they come, of which version, and when they go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support_jobs import build_job, build_plain_job
+from support_world import World
+
+from trainjob.cluster import JobKey, Refused
+from trainjob.core.agent import AgentSource, old_secret_name, program_name, read_source, secret_name
+from trainjob.core.observed import Observed, read_observed
+from trainjob.core.settings import Bundle, Settings
+
+OLD = Bundle(b"the program", b"key")
+NEW = Bundle(b"a newer program", b"key")
+
+
+def world_of(job: dict[str, Any] | None = None, bundle: Bundle = OLD) -> World:
+    return World(job or build_job(), Settings(bundle=bundle))
+
+
+def upgrade(world: World, bundle: Bundle = NEW) -> None:
+    """Another controller takes over; what was written before is forgotten."""
+    world.settings = Settings(bundle=bundle)
+    world.restart_controller()
+    world.cluster.writes.clear()
+
+
+def source_of(world: World, role: str = "worker", index: int = 0) -> AgentSource:
+    source = read_source(world.pod(role, index)["spec"])
+    assert source is not None
+    return source
+
+
+def observed(world: World) -> Observed:
+    settings = world.settings or Settings()
+    return read_observed(job=world.cluster.job(world.key), pods=world.pods, settings=settings)
+
+
+def secret_of(world: World, bundle: Bundle = OLD) -> str:
+    return secret_name(observed(world).meta, bundle.key)
+
+
+def as_the_version_before(world: World) -> str:
+    """Have the job's pods get program and token from one Secret, whose name anybody can foresee."""
+    meta = observed(world).meta
+    world.cluster.writes.clear()
+    name = old_secret_name(meta)
+    for kind, known in (("ConfigMap", program_name(OLD.digest)), ("Secret", secret_of(world))):
+        world.cluster.remove({"kind": kind, "metadata": {"name": known, "uid": "", "namespace": "default"}})
+    for pod in world.pods:
+        (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "trainjob-bundle")
+        del volume["projected"]
+        volume["secret"] = {"secretName": name, "defaultMode": 0o444}
+    owner = {"uid": meta.uid, "controller": True}
+    world.cluster.put({"kind": "Secret", "metadata": {"name": name, "ownerReferences": [owner]}})
+    return name
+
+
+def writes_of(world: World, *kinds: str) -> list[str]:
+    return [write for write in world.cluster.writes if write.split()[1] in kinds]
+
+
+async def finish(world: World) -> None:
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "evaluator")
+    await world.settle()
+    assert world.status.state == "Complete"
+
+
+async def test_program_and_token_are_there_before_the_pods() -> None:
+    world = world_of()
+    await world.settle()
+    creations = [write for write in world.cluster.writes if write.startswith("create")]
+    first_pod = next(i for i, write in enumerate(creations) if write.startswith("create Pod"))
+    assert {f"create ConfigMap {program_name(OLD.digest)}", f"create Secret {secret_of(world)}"} <= set(
+        creations[:first_pod]
+    )
+    for role in ("worker", "evaluator"):
+        assert source_of(world, role) == AgentSource(secret_of(world), OLD.digest)
+
+
+async def test_without_agents_there_are_neither() -> None:
+    world = await world_of(build_plain_job()).started()
+    await finish(world)
+    assert writes_of(world, "ConfigMap", "Secret") == []
+
+
+@pytest.mark.parametrize("role", ["worker", "evaluator"])
+async def test_a_pod_that_is_replaced_keeps_the_version_of_its_job(role: str) -> None:
+    world = await world_of().started()
+    upgrade(world)
+    world.cluster.remove(world.pod(role))
+    await world.pass_time(60)
+    assert source_of(world, role) == AgentSource(secret_of(world), OLD.digest)
+    # Nobody but the controller of that version could create its program; it is there, since pods have it.
+    assert writes_of(world, "ConfigMap") == []
+
+
+async def test_a_job_none_of_whose_pods_lives_goes_on_with_the_present_version() -> None:
+    world = await world_of().started()
+    upgrade(world)
+    world.each(world.cluster.remove)
+    await world.pass_time(60)
+    assert source_of(world) == AgentSource(secret_of(world), NEW.digest)
+    assert writes_of(world, "ConfigMap") == [f"create ConfigMap {program_name(NEW.digest)}"]
+
+
+async def test_pods_that_have_ended_do_not_hold_a_version() -> None:
+    world = await world_of(build_job(evaluator=False)).started()
+    upgrade(world)
+    world.each(lambda pod: world.cluster.end_pod(pod, 1))
+    await world.pass_time(60)
+    assert source_of(world).digest == NEW.digest
+
+
+async def test_a_resumed_job_goes_on_with_the_present_version() -> None:
+    world = await world_of().started()
+    world.edit(suspend=True)
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Suspended"
+    upgrade(world)
+    world.edit(suspend=False)
+    await world.settle()
+    assert source_of(world) == AgentSource(secret_of(world), NEW.digest)
+
+
+async def test_an_evaluator_that_comes_after_the_training_has_its_program_created() -> None:
+    world = await world_of().started()
+    upgrade(world)
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    world.cluster.remove(world.pod("evaluator"))
+    await world.pass_time(60)
+    assert source_of(world, "evaluator").digest == NEW.digest
+    created = [write for write in world.cluster.writes if write.startswith("create")]
+    assert created.index(f"create ConfigMap {program_name(NEW.digest)}") < len(created) - 1
+    assert created[-1].startswith("create Pod digits-evaluator-0-")
+
+
+async def test_a_job_of_the_version_before_goes_on_with_its_secret_and_loses_it_at_its_end() -> None:
+    world = await world_of().started()
+    name = as_the_version_before(world)
+    upgrade(world)
+    world.cluster.remove(world.pod("worker", 1))
+    await world.pass_time(60)
+    assert source_of(world, "worker", 1) == AgentSource(name)
+    pod = world.pod("worker", 1)
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][3] == "/run/trainjob/bundle/trainjob.pyz"
+    assert writes_of(world, "ConfigMap", "Secret") == []
+    world.each(world.cluster.run_pod)
+    await world.settle()
+    await finish(world)
+    assert writes_of(world, "Secret") == [f"delete Secret {name}"]
+
+
+async def test_after_the_key_was_replaced_pods_keep_the_token_of_those_that_live() -> None:
+    world = await world_of().started()
+    before = secret_of(world)
+    upgrade(world, Bundle(b"the program", b"another key"))
+    world.cluster.remove(world.pod("worker"))
+    await world.pass_time(60)
+    assert source_of(world) == AgentSource(before, OLD.digest)
+    assert "tokenDigest" not in str(world.pod("worker")["spec"])
+    assert writes_of(world, "Secret") == []
+
+
+async def test_the_secret_goes_before_the_end_is_on_record_and_only_once() -> None:
+    world = await world_of().started()
+    await finish(world)
+    deletion = f"delete Secret {secret_of(world)}"
+    assert world.cluster.writes.count(deletion) == 1
+    assert world.cluster.writes[-2:] == [deletion, "status TrainJob digits"]
+    done = list(world.cluster.writes)
+    world.restart_controller()
+    await world.pass_time(3600)
+    assert world.cluster.writes == done
+
+
+async def test_a_job_that_ends_before_its_start_is_on_record_keeps_no_secret_either() -> None:
+    world = world_of(build_job(evaluator=False))
+    await world.reconciler.reconcile(world.key)
+    assert world.status.start_time is None
+    world.each(lambda pod: world.cluster.end_pod(pod, 0))
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert writes_of(world, "Secret")[-1] == f"delete Secret {secret_of(world)}"
+
+
+async def test_a_controller_that_dies_between_the_two_leaves_no_secret() -> None:
+    world = await world_of().started()
+    name = secret_of(world)
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "evaluator")
+    world.cluster.fault_after = lambda operation, _: RuntimeError("died") if operation == "delete" else None
+    with pytest.raises(RuntimeError, match="died"):
+        await world.settle()
+    world.cluster.fault_after = lambda *_: None
+    world.restart_controller()
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.cluster.writes[-2:] == [f"delete Secret {name}", "status TrainJob digits"]
+
+
+async def test_a_deletion_that_is_refused_keeps_no_job_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+    world = await world_of().started()
+    world.cluster.fault = lambda operation, manifest: (
+        Refused("Forbidden", "secrets is forbidden")
+        if (operation, manifest["kind"]) == ("delete", "Secret")
+        else None
+    )
+    await finish(world)
+    assert f"delete Secret {secret_of(world)}: Forbidden: secrets is forbidden" in caplog.text
+
+
+async def test_a_job_that_never_began_has_none_to_delete() -> None:
+    world = world_of(build_job(suspend=True))
+    await world.settle()
+    world.edit(worker={"replicas": -1})
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert writes_of(world, "Secret") == []
+
+
+async def test_a_failed_job_keeps_no_token() -> None:
+    world = await world_of(build_job(maxRestarts=0, evaluator=False)).started()
+    world.each(lambda pod: world.cluster.end_pod(pod, 1))
+    await world.pass_time(60)
+    assert world.status.state == "Failed"
+    assert writes_of(world, "Secret")[-1] == f"delete Secret {secret_of(world)}"
+
+
+async def test_pods_can_not_have_other_secrets_deleted() -> None:
+    """Whoever may create pods, but not delete Secrets, can't have the controller do it."""
+    world = await world_of().started()
+    for pod in world.pods:
+        (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "trainjob-bundle")
+        volume["projected"]["sources"][1]["secret"]["name"] = "theirs"
+    world.cluster.put({"kind": "Secret", "metadata": {"name": "theirs"}})
+    await finish(world)
+    assert world.cluster.find("Secret", JobKey("default", "theirs")) is not None
+    assert writes_of(world, "Secret")[-1] == f"delete Secret {secret_of(world)}"
