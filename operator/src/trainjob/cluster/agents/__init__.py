@@ -6,6 +6,7 @@ The protocol is written down in `docs/contract.md`; the other side of it is the 
 from trainjob.cluster.agents.bundle import BundleMissing, build_bundle, find_package, lay_out
 from trainjob.cluster.agents.client import AgentError, AgentRefused, AgentUnreachable, sync
 from trainjob.cluster.agents.record import GangRecord, Report
+from trainjob.cluster.agents.wire import largest_report
 
 __all__ = [
     "AgentError",
@@ -16,6 +17,7 @@ __all__ = [
     "Report",
     "build_bundle",
     "find_package",
+    "largest_report",
     "lay_out",
     "sync",
 ]
