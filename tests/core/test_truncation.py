@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support_jobs import build_job, build_plain_job
 
@@ -20,6 +20,7 @@ from trainjob.core.names import Replica, pod_labels
 from trainjob.core.observed import read_observed
 from trainjob.core.plan import plan
 from trainjob.core.truncation import truncated
+from trainjob.core.wording import printable
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 CRD = object_schema()["properties"]["status"]
@@ -182,7 +183,6 @@ def at(written: Any, path: str) -> list[Any]:
     return found
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), pods, st.none() | reports, st.none() | reports)
 def test_a_status_can_be_written_whatever_is_said(
     plain: bool, states: tuple[dict[str, Any], ...], said: dict[str, Any] | None, later: dict[str, Any] | None
@@ -194,6 +194,7 @@ def test_a_status_can_be_written_whatever_is_said(
         observed = read_observed(job=job, pods=build_pods(job, states), gang=gang)
         planned = plan(observed, now)
         job = {**job, "status": check(planned.status)}
+        assert all(printable(event.message) == event.message for event in planned.events)
         now += timedelta(seconds=31)
 
 

@@ -45,6 +45,8 @@ def text(value: object, longest: int = LONGEST_NAME) -> str:
     """Return the beginning of a text, on one line, without what drives a terminal."""
     if not isinstance(value, str):
         return ""
+    if len(value) <= longest and value.isprintable():
+        return value
     return printable(" ".join(value[: 4 * longest].splitlines()).replace("\t", " "))[:longest]
 
 
