@@ -97,6 +97,29 @@ def play(network: Network, seconds: float, then: Callable[[float], None] = lambd
     run_skipping_time(main())
 
 
+@pytest.mark.parametrize(
+    ("is_hasty", "silent", "wait"),
+    [
+        (False, 0.0, 5.0),
+        (True, 0.0, 1.0),
+        (False, 20.0, 5.0),
+        (True, 20.0, 1.0),
+        (True, 22.0, 11.0),
+        (False, 40.0, 20.0),
+        (False, 60.0, 30.0),
+        (False, 1e6, 30.0),
+    ],
+)
+def test_how_long_after_one_call_the_next_is_due(is_hasty: bool, silent: float, wait: float) -> None:
+    assert AgentPace().wait(is_hasty=is_hasty, silent=silent) == wait
+
+
+def test_who_is_silent_is_asked_as_ever_until_it_is_known_whether_its_node_is_gone() -> None:
+    pace = AgentPace()
+    assert pace.patience >= UNREACHABLE.total_seconds() + pace.steady + pace.timeout
+    assert pace.patience >= pace.witness + pace.steady + pace.timeout
+
+
 @pytest.mark.parametrize("namespace", ["theirs", "ours"])
 def test_an_honest_job_is_heard_as_often_beside_two_hundred_silent_ones(namespace: str) -> None:
     network, honest = Network(), JobKey(namespace, "honest")

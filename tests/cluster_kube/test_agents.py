@@ -181,6 +181,20 @@ async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
         assert world.gang()["unreachableSeconds"] == 0
 
 
+async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_answer() -> None:
+    agent, tarpit = FakeAgent("token of uid-1"), FakeAgent("another")
+    tarpit.is_mute = True
+    pace = replace(QUICK, timeout=NEVER)
+    async with agent.serve() as port, tarpit.serve("127.0.0.2", port), polling(
+        World(port=port, pace=pace)
+    ) as world:  # fmt: skip
+        for key in [JobKey("theirs", f"silent-{number}") for number in range(200)]:
+            world.uids[key], world.pods[key] = key.name, [build_pod(host="127.0.0.2")]
+            world.poller.set_order(key, ORDER)
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.outcomes["answered"] >= 20)
+
+
 # -- when ------------------------------------------------------------------------------------------------
 
 
