@@ -54,6 +54,21 @@ class Pod:
         return done.returncode, done.stdout, done.stderr
 
 
+def test_what_a_pod_answers_drives_no_terminal(api: CliServer, tmp_path: Path) -> None:
+    api.put(stored_job("Running"))
+    api.put(stored_pod("worker", 0, container=RUNNING))
+    folder = "/output/x\x1b]0;title\x07; rm -rf ~\x1b[2J\u202e\nsteps 1-2: /forged/logs/train"
+    message = "ended\x1b[31m early\r\nsteps 1-2: /forged"
+    api.program = Pod(tmp_path, {**WRITTEN, "folder": folder, "first": "\x1b[2J", "message": message})
+    result = call("profile", "digits")
+    assert result.stderr.splitlines() == ["ended early steps 1-2: /forged"]
+    assert result.stdout.splitlines() == [
+        "steps None-130: /output/x; rm -rf ~ steps 1-2: /forged/logs/train (in the job's output)",
+        "tensorboard --logdir '/output/x; rm -rf ~ steps 1-2: /forged'"
+        "   (with the package tensorboard-plugin-profile)",
+    ]
+
+
 def test_a_worker_of_a_job_in_a_cluster(api: CliServer, tmp_path: Path) -> None:
     api.put(stored_job("Running"))
     api.put(stored_pod("worker", 1, container=RUNNING))

@@ -16,6 +16,7 @@ from trainjob.cluster.agents.wire import (
     InvalidFrame,
     Opener,
     Sealer,
+    largest_report,
     read_length,
     session_key,
 )
@@ -91,7 +92,12 @@ def test_lengths_that_no_frame_has(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"[]", b"1", b"", b"{", b"\xff", b'{"a":NaN}', b'{"a":-Infinity}', b"[" * 100_000]
+    "payload",
+    [
+        *(b"[]", b"1", b"", b"{", b"\xff", b'{"a":NaN}', b'{"a":-Infinity}', b"[" * 100_000),
+        b'{"a":' * 100_000,
+        b'{"a":' + b"9" * 5000 + b"}",
+    ],
 )
 def test_content_that_is_no_json_object(payload: bytes) -> None:
     from trainjob.cluster.agents import wire  # noqa: PLC0415
@@ -110,3 +116,14 @@ def test_numbers_that_json_does_not_have_are_not_sent() -> None:
     with pytest.raises(ValueError, match="Out of range float"):
         Sealer(KEY, b"C").seal({"loss": float("nan")})
     json.dumps({"loss": float("nan")})  # Python's default would have let it through
+
+
+@pytest.mark.parametrize(
+    ("replicas", "pods", "most"), [(0, 0, 65_536), (3, 3, 72_064), (1000, 3, 199_680), (1000, 1000, 1 << 20)]
+)
+def test_a_report_is_as_large_as_its_world(replicas: int, pods: int, most: int) -> None:
+    """A job that only says that it is large has no pods, and may not say more for that."""
+    assert largest_report(replicas, pods) == most
+    assert read_length(most.to_bytes(4, "big"), most) == most
+    with pytest.raises(InvalidFrame, match=f"at most {most} are taken"):
+        read_length((most + 1).to_bytes(4, "big"), most)

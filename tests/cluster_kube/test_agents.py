@@ -133,6 +133,35 @@ async def test_an_agent_with_another_key_is_no_end_and_told_once(caplog: pytest.
         await until(lambda: world.gang().get("phase") == "running")
 
 
+async def test_a_report_that_is_larger_than_its_job_is_refused_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = FakeAgent("token of uid-1")
+    agent.report = build_report() | {"members": {f"worker-{number}": {} for number in range(50_000)}}
+    async with agent.serve() as port, polling(World(port=port)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.outcomes["refused"] >= 4)
+        assert world.poller.gang(KEY) is None
+        (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warning
+        assert "at most 67840 are taken" in warning
+
+
+async def test_of_a_report_what_is_known_is_kept_of_replicas_that_are() -> None:
+    agent, member = FakeAgent("token of uid-1"), build_report()["members"]["worker-0"]
+    agent.report = build_report()
+    agent.report["members"] |= {"evaluator-0": member, "worker-7": member, "root": [1]}
+    agent.report |= {"more": ["of"] * 100}
+    async with agent.serve() as port, polling(World(port=port, pace=ONCE)) as world:
+        evaluator = build_pod()
+        evaluator["metadata"]["labels"]["trainjob.dev/role"] = "evaluator"
+        world.pods[KEY].append(evaluator)
+        world.poller.set_order(KEY, ORDER)
+        await until(world.gang)
+        assert set(world.gang()["members"]) == {"worker-0", "worker-1", "evaluator-0"}
+        assert set(world.gang()) == {*build_report(), "age", "unreachableSeconds"}
+
+
 async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
     leader, member = FakeAgent("token of uid-1"), FakeAgent("token of uid-1", build_witness(11.0))
     pace = replace(QUICK, witness=0.05, timeout=0.05)
@@ -150,6 +179,20 @@ async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
         leader.is_mute = False
         await until(lambda: "witness" not in world.gang())
         assert world.gang()["unreachableSeconds"] == 0
+
+
+async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_answer() -> None:
+    agent, tarpit = FakeAgent("token of uid-1"), FakeAgent("another")
+    tarpit.is_mute = True
+    pace = replace(QUICK, timeout=NEVER)
+    async with agent.serve() as port, tarpit.serve("127.0.0.2", port), polling(
+        World(port=port, pace=pace)
+    ) as world:  # fmt: skip
+        for key in [JobKey("theirs", f"silent-{number}") for number in range(200)]:
+            world.uids[key], world.pods[key] = key.name, [build_pod(host="127.0.0.2")]
+            world.poller.set_order(key, ORDER)
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.outcomes["answered"] >= 20)
 
 
 # -- when ------------------------------------------------------------------------------------------------
@@ -263,18 +306,19 @@ async def test_another_job_of_the_same_name_has_another_token_and_no_past() -> N
 # -- many ------------------------------------------------------------------------------------------------
 
 
-async def test_no_more_calls_at_once_than_allowed() -> None:
-    calls = Calls()
+@pytest.mark.parametrize("namespaces", [1, 2, 3])
+async def test_no_more_calls_at_once_than_allowed(namespaces: int) -> None:
+    calls, most = Calls(), min(CALLS, namespaces * CALLS // 2)
     calls.held = asyncio.Event()
     async with polling(World(sync=calls)) as world:
-        keys = [JobKey("default", f"job-{number}") for number in range(3 * CALLS)]
+        keys = [JobKey(f"space-{number % namespaces}", f"job-{number}") for number in range(3 * CALLS)]
         for key in keys:
             world.uids[key], world.pods[key] = key.name, [build_pod()]
             world.poller.set_order(key, ORDER)
-        await until(lambda: calls.open == CALLS)
+        await until(lambda: calls.open == most)
         calls.held.set()
         await until(lambda: len({token for _, token, _ in calls.made}) == len(keys))
-        assert calls.most_open == CALLS
+        assert calls.most_open == most
 
 
 async def test_no_more_calls_a_second_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,3 +73,9 @@ def test_another_job_of_the_name_has_its_own_series() -> None:
 
 def test_times_are_written_in_utc() -> None:
     assert write_time(NOON.astimezone(timezone(timedelta(hours=2)))) == "2026-01-01T12:00:00Z"
+
+
+def test_no_event_drives_the_terminal_that_shows_it() -> None:
+    job = {"metadata": {"namespace": "default", "name": "digits", "uid": "1"}}
+    series = series_of(job, type_="Normal", reason="Restarted", message="a\x1b[31mb\x1b]0;c\x07\u202ed")
+    assert series.message == "abd"

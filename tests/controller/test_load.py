@@ -77,3 +77,30 @@ def test_the_wait_of_the_key_that_is_next() -> None:
     assert queue.longest_wait() == 1
     assert queue.take() == "b"
     assert queue.longest_wait() == 0
+
+
+class HalfSlowCluster(SlowCluster):
+    """Answers questions about the jobs of other namespaces at once."""
+
+    async def observe(self, key: JobKey) -> Snapshot | None:
+        return await FakeCluster.observe(self, key) if key.namespace == "ours" else await super().observe(key)
+
+
+async def test_one_namespaces_passes_that_last_hold_up_no_other() -> None:
+    cluster, passed = HalfSlowCluster(), asyncio.Event()
+
+    def count(key: JobKey, _seconds: float) -> None:
+        if key.namespace == "ours":
+            passed.set()
+
+    controller = Controller(cluster, workers=4, on_reconciled=count)
+    for number in range(20):
+        cluster.apply(build_plain_job(name=f"slow-{number}", namespace="theirs"))
+    running = asyncio.create_task(controller.run())
+    await cluster.asked.wait()
+    cluster.apply(build_plain_job(namespace="ours"))
+    async with asyncio.timeout(10):
+        await passed.wait()
+    cluster.let_go.set()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -141,3 +141,21 @@ def test_far_times_that_nearer_ones_replace_are_not_kept_until_they_are_over() -
     assert len(queue._later) < 200
     clock.now = 6 * 86400
     assert queue.take() == "b"
+
+
+def test_namespaces_take_turns_and_none_has_all_the_workers() -> None:
+    woken: list[int] = []
+    queue: WorkQueue[str] = WorkQueue(
+        lambda: 0.0, wake=lambda: woken.append(1), group_of=lambda key: key[0], share=2
+    )
+    for key in ("a1", "a2", "a3", "a4", "b1"):
+        queue.add(key)
+    assert [queue.take(), queue.take(), queue.take()] == ["a1", "b1", "a2"]
+    assert len(queue) == 2
+    assert queue.take() is None
+    assert queue.next_due() is None, "waiting for one of them to be done, not again and again"
+    woken.clear()
+    queue.done("a1")
+    assert woken
+    assert queue.next_due() == 0.0
+    assert queue.take() == "a3"

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.core.reports import EvaluationResult, Report, read_report
+from trainjob.core.gang import project_report, read_gang
+from trainjob.core.reports import EvaluationResult, Report, project_progress, read_report
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -90,3 +92,48 @@ def test_metrics_that_would_swell_the_status_are_left_out() -> None:
     report = read_report({"metrics": {f"metric{i}": i for i in range(1000)}})
     assert list(report.metrics) == [f"metric{i}" for i in range(32)]
     assert read_report({"metrics": {"\ud800\x1b": 1, "x" * 200: 1}}).metrics == {}
+
+
+odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just({"a": [1]})
+progress = st.dictionaries(st.sampled_from(KEYS), odd, max_size=3)
+failures = st.fixed_dictionaries(
+    {"seat": st.just("worker-0")},
+    optional=dict.fromkeys(("pod", "reason", "exitCode", "message", "logTail", "step", "charged"), odd),
+)
+members = st.dictionaries(
+    st.sampled_from(["worker-0", "worker-1", "\x1b"]),
+    st.dictionaries(st.sampled_from(["pod", "state", "seconds", "x"]), odd, max_size=2)
+    | st.fixed_dictionaries({"report": progress}),
+    max_size=2,
+)
+ledgers = st.dictionaries(st.sampled_from(["attempt", "charged", "furthestStep", "x"]), odd, max_size=2)
+nested = st.fixed_dictionaries(
+    {},
+    optional={
+        "phase": odd,
+        "world": st.just({"worker": 2, "x": 1}) | odd,
+        "ledger": ledgers | odd,
+        "failure": failures | odd,
+        "members": members | odd,
+        "x": odd,
+    },
+)
+
+
+@given(nested)
+def test_what_is_kept_of_a_report_says_the_same_and_can_be_written(raw: dict[str, Any]) -> None:
+    kept = project_report(raw, {"worker-0"})
+    json.dumps(kept, allow_nan=False).encode()
+    assert project_report(kept, {"worker-0"}) == kept
+    assert set(kept.get("members", ())) <= {"worker-0"}
+    assert read_gang(kept).ledger == read_gang(raw).ledger
+    assert read_gang(kept).failure == read_gang(raw).failure
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), json_values))
+def test_what_is_kept_of_progress_says_the_same(raw: dict[str, Any]) -> None:
+    assert str(read_report(project_progress(raw))) == str(read_report(raw)), "as text: NaN equals nothing"
+
+
+def test_a_seat_with_a_number_that_python_would_not_read_is_none() -> None:
+    assert read_gang({"failure": {"seat": "worker-" + 5000 * "9"}}).failure is None

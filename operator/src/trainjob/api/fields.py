@@ -6,10 +6,12 @@ CustomResourceDefinition, of the editors' JSON schema and of the reference page.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, Strict
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
 
 from trainjob.api.group import INT32_MAX
 
@@ -33,6 +35,23 @@ class Reported(Part):
     """A part that we or the API server write: a newer version may have added fields, so they are ignored."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+@dataclass(frozen=True)
+class Longest:
+    """Annotates a text of the status with the most characters that are written.
+
+    The schema has it as `maxLength`. A longer text is read all the same, so that a status of an earlier
+    version is never taken for a damaged one.
+    """
+
+    characters: int
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Return the text's schema with its length."""
+        return {**handler(core_schema), "maxLength": self.characters}
 
 
 def as_whole_number(value: object) -> object:

@@ -6,10 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from trainjob.api.fields import Int64, NotNegative, Reported
+from trainjob.api.fields import Int64, Longest, NotNegative, Reported
 from trainjob.api.metadata import Timestamp
 
-Metrics = dict[str, str]
+Word = Annotated[str, Longest(64)]
+Named = Annotated[str, Longest(253)]
+Sentence = Annotated[str, Longest(2048)]
+LogTail = Annotated[str, Longest(2048)]
+Path = Annotated[str, Longest(4096)]
+
+Metrics = dict[str, Word]
 Figure = Annotated[float, Strict(False)]
 Seconds = dict[str, Figure]
 
@@ -17,10 +23,10 @@ Seconds = dict[str, Figure]
 class Condition(Reported):
     """One fact about the job, in the form that `kubectl wait` reads."""
 
-    type: str = Field(description="Running, Restarting, Suspended, Complete or Failed.")
+    type: Word = Field(description="Running, Restarting, Suspended, Complete or Failed.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: str = Field("", description="One word, for programs.")
-    message: str = Field("", description="One sentence, for people.")
+    reason: Word = Field("", description="One word, for programs.")
+    message: Sentence = Field("", description="One sentence, for people.")
     last_transition_time: Timestamp = Field(description="When status last changed.")
     observed_generation: Int64 | None = Field(None, description="The generation that this is about.")
 
@@ -31,11 +37,11 @@ class WorkerStatus(Reported):
     active: NotNegative = Field(0, description="Workers whose pods exist and haven't ended.")
     ready: NotNegative = Field(0, description="Workers whose pods are ready.")
     size: NotNegative | None = Field(None, description="Workers that training was last resized to.")
-    without: Annotated[tuple[str, ...], Strict(False)] = Field(
+    without: Annotated[tuple[Word, ...], Strict(False)] = Field(
         (), description="Those that can't be had: training goes on without them (minReplicas)."
     )
-    summary: str = Field("", description="Ready and desired workers, such as 2/2.")
-    selector: str = Field("", description="Label selector of the worker pods, for the scale subresource.")
+    summary: Word = Field("", description="Ready and desired workers, such as 2/2.")
+    selector: Named = Field("", description="Label selector of the worker pods, for the scale subresource.")
 
 
 class Restarts(Reported):
@@ -54,7 +60,7 @@ class Restarts(Reported):
     same: NotNegative = Field(0, description="How many times in a row the latest failure was the same.")
     last_time: Timestamp | None = Field(None, description="When the latest restart was decided.")
     next_time: Timestamp | None = Field(None, description="When a gang that gave way tries again.")
-    replaced: Annotated[tuple[str, ...], Strict(False)] = Field(
+    replaced: Annotated[tuple[Named, ...], Strict(False)] = Field(
         (), description="Pods that the latest decision replaces."
     )
 
@@ -77,7 +83,7 @@ class Progress(Reported):
     step: Int64 | None = Field(None, description="Steps done.")
     total_steps: Int64 | None = Field(None, description="Steps in all, when known.")
     epoch: Int64 | None = Field(None, description="The current epoch, the first is 1.")
-    eta: str | None = Field(None, description="Time left, such as 3m20s.")
+    eta: Word | None = Field(None, description="Time left, such as 3m20s.")
     examples_per_second: Figure | None = Field(None, description="Examples a second of all workers together.")
     global_batch: Int64 | None = Field(None, description="Examples a step, of all workers together.")
     metrics: Metrics = Field(default_factory=dict, description="Latest values, loss included, as strings.")
@@ -94,8 +100,8 @@ class Progress(Reported):
 class Straggler(Reported):
     """A replica that all others wait for in every step."""
 
-    replica: str = Field("", description="Such as worker-2.")
-    node: str = Field("", description="Name of its node.")
+    replica: Word = Field("", description="Such as worker-2.")
+    node: Named = Field("", description="Name of its node.")
     work_seconds: Figure = Field(0.0, description="Its own work in a step.")
     median_seconds: Figure = Field(0.0, description="The median of the others.")
 
@@ -103,7 +109,7 @@ class Straggler(Reported):
 class OutputStatus(Reported):
     """What lies in the output."""
 
-    path: str = Field("", description="The job's folder.")
+    path: Path = Field("", description="The job's folder.")
     checkpoint_step: Int64 | None = Field(None, description="Step of the newest whole checkpoint.")
 
 
@@ -117,14 +123,14 @@ class Evaluation(Reported):
 class FirstFailure(Reported):
     """The failure that came first, not those that followed from it."""
 
-    pod: str = Field("", description="Name of the pod.")
-    node: str = Field("", description="Name of its node.")
-    rank: str = Field("", description="The replica, such as worker-1.")
-    reason: str = Field("", description="One word, as in the table of exit codes.")
-    message: str = Field("", description="One sentence.")
+    pod: Named = Field("", description="Name of the pod.")
+    node: Named = Field("", description="Name of its node.")
+    rank: Word = Field("", description="The replica, such as worker-1.")
+    reason: Word = Field("", description="One word, as in the table of exit codes.")
+    message: Sentence = Field("", description="One sentence.")
     exit_code: Int64 | None = Field(None, description="Exit code of the training process.")
     step: Int64 | None = Field(None, description="The last step that it reported.")
-    log_tail: str = Field("", description="The last lines of its log.")
+    log_tail: LogTail = Field("", description="The last lines of its log.")
 
 
 class TrainJobStatus(Reported):
@@ -134,8 +140,10 @@ class TrainJobStatus(Reported):
     conditions: Annotated[tuple[Condition, ...], Strict(False)] = Field(
         (), description="Running, Restarting, Suspended, Complete and Failed."
     )
-    state: str | None = Field(None, description="The state in one word.")
-    message: str | None = Field(None, description="The state in one sentence that says what is going on.")
+    state: Word | None = Field(None, description="The state in one word.")
+    message: Sentence | None = Field(
+        None, description="The state in one sentence that says what is going on."
+    )
     start_time: Timestamp | None = Field(None, description="When the job was first taken up.")
     completion_time: Timestamp | None = Field(None, description="When the job finished, well or not.")
     worker: WorkerStatus | None = Field(None, description="The workers.")
@@ -146,7 +154,7 @@ class TrainJobStatus(Reported):
     stragglers: Annotated[tuple[Straggler, ...], Strict(False)] = Field(
         (), description="Replicas that all others wait for in every step."
     )
-    stragglers_told: Annotated[tuple[str, ...], Strict(False)] = Field(
+    stragglers_told: Annotated[tuple[Word, ...], Strict(False)] = Field(
         (), description="Those of this attempt that there was an event for."
     )
     output: OutputStatus | None = Field(None, description="What lies in the output.")

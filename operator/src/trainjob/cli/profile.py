@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,6 @@ from trainjob.cli.cluster.problems import ClusterProblem
 from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
 from trainjob.cli.profiling.asking import Asking
 from trainjob.core.names import Replica
-from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
@@ -142,9 +142,9 @@ def choose(spec: Mapping[str, Any], worker: int | None) -> Replica:
 
 def _conclude(answer: Mapping[str, Any], folder: str, root: str) -> None:
     if answer.get("message"):
-        _say(printable(str(answer["message"])))
+        _say(str(answer["message"]))
     click.echo(f"steps {answer.get('first')}-{answer.get('last')}: {folder}")
-    click.echo(f"tensorboard --logdir {root}   (with the package {_PLUGIN})")
+    click.echo(f"tensorboard --logdir {shlex.quote(root)}   (with the package {_PLUGIN})")
 
 
 def _say(line: str) -> None:

@@ -82,7 +82,10 @@ class Controller:
         self._workers = workers
         self._wakeup = asyncio.Event()
         self._queue: WorkQueue[JobKey] = WorkQueue(
-            lambda: asyncio.get_running_loop().time(), wake=self._wakeup.set
+            lambda: asyncio.get_running_loop().time(),
+            wake=self._wakeup.set,
+            group_of=lambda key: key.namespace,
+            share=max(1, 3 * workers // 4),  # whatever one namespace does, others' jobs are looked at
         )
         cluster.watch(self._queue.add)
 

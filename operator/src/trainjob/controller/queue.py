@@ -2,14 +2,16 @@
 
 A key waits at most once however often it is added; it is never handed to two workers; one that is added while
 it is being worked on is handed out again afterwards. Failures of one key wait longer and longer, alone.
+Beyond those rules namespaces take turns, and none has all the workers.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from trainjob.core.fair_queue import FairQueue
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -25,12 +27,22 @@ class WorkQueue(Generic[Key]):
     Args:
         time: seconds on a clock that only goes forward.
         wake: called whenever a key became due or a due time came nearer.
+        group_of: returns who shares a key's turn: its namespace.
+        share: how many keys of one group may be worked on at once; None for all.
     """
 
-    def __init__(self, time: Callable[[], float], wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        time: Callable[[], float],
+        wake: Callable[[], None] = lambda: None,
+        *,
+        group_of: Callable[[Key], Hashable] = lambda _key: None,
+        share: int | None = None,
+    ) -> None:
         self._time = time
         self._wake = wake
-        self._ready: deque[Key] = deque()
+        self._group_of = group_of
+        self._ready: FairQueue[Key] = FairQueue(share=share)
         self._waiting: dict[Key, float] = {}  # when each became due; the first one has waited longest
         self._working: set[Key] = set()
         self._again: set[Key] = set()
@@ -50,7 +62,7 @@ class WorkQueue(Generic[Key]):
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting[key] = self._time()
-            self._ready.append(key)
+            self._ready.add(key, self._group_of(key))
             self._wake()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -82,11 +94,11 @@ class WorkQueue(Generic[Key]):
         self._failures.pop(key, None)
 
     def take(self) -> Key | None:
-        """Hand out a due key, or None; the key is the caller's until `done`."""
+        """Hand out a due key, or None while it is nobody's turn; the key is the caller's until `done`."""
         self._promote()
-        if not self._ready:
+        key = self._ready.take()
+        if key is None:
             return None
-        key = self._ready.popleft()
         del self._waiting[key]
         self._working.add(key)
         return key
@@ -94,13 +106,16 @@ class WorkQueue(Generic[Key]):
     def done(self, key: Key) -> None:
         """Take the key back; it is due at once if it was added in the meantime."""
         self._working.discard(key)
+        self._ready.release(self._group_of(key))
         if key in self._again:
             self._again.discard(key)
             self.add(key)
+        elif self._ready.has_next:
+            self._wake()  # its group may have another one now
 
     def next_due(self) -> float | None:
-        """Return the seconds until a key becomes due, 0 when one is now, None when there is none."""
-        if self._ready:
+        """Return the seconds until a key can be taken, 0 when one can be now, None when only `done` helps."""
+        if self._ready.has_next:
             return 0.0
         self._drop_superseded()
         return max(0.0, self._later[0][0] - self._time()) if self._later else None

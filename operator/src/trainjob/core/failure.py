@@ -12,18 +12,18 @@ from trainjob.core.backoff import time_left
 from trainjob.core.checkpoints import checkpoint_step
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.exits import PEER_LOST, meaning_of
-from trainjob.core.gang import LOST, ChildFailure
+from trainjob.core.gang import LOG_TAIL, LOST, ChildFailure
+from trainjob.core.lenient import tail
 from trainjob.core.lone_workers import trains_without
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.topology import leader
-from trainjob.core.wording import last_line, printable
+from trainjob.core.wording import last_line, quoted, reason_word
 
 UNREACHABLE = timedelta(seconds=10)
 """How long an agent whose connection is lost may stay away before its pod is given up with its node."""
 
-_LOG_TAIL = 2048
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
 
@@ -183,16 +183,16 @@ def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = 
 def _cause(pod: Pod) -> Cause:
     detail = _detail(pod.message) if pod.words is None else ""
     if pod.infrastructure:
-        text = f"was taken away by the cluster ({pod.reason}{detail})"
-        return Cause(pod.reason, text, charged=False)
+        text = f"was taken away by the cluster ({quoted(pod.reason)}{detail})"
+        return Cause(reason_word(pod.reason, "Disrupted"), text, charged=False)
     if pod.taken:
         return Cause("PodDeleted", "had its pod deleted", charged=False)
     code = pod.exit_code
     if code is None and pod.state is PodState.RUNNING:
         return Cause("Unreachable", "can't be reached by the others", charged=False)
     if code is None:
-        why = last_line(pod.message) or pod.reason or "the cluster doesn't say why"
-        return Cause(pod.reason or "PodFailed", f"failed before its training began ({why})")
+        why = last_line(pod.message) or quoted(pod.reason) or "the cluster doesn't say why"
+        return Cause(reason_word(pod.reason, "PodFailed"), f"failed before its training began ({why})")
     if pod.reason == "OOMKilled":
         return _out_of_memory(code)
     return _cause_of_code(code, detail)
@@ -260,7 +260,7 @@ def to_status(failure: Failure, message: str) -> FirstFailure:
         reason=failure.reason,
         exit_code=failure.exit_code,
         step=failure.step,
-        log_tail=_tail(failure.log),
+        log_tail=tail(failure.log, LOG_TAIL),
         message=message,
     )
 
@@ -273,13 +273,9 @@ def with_log(first: FirstFailure, observed: Observed) -> FirstFailure:
     told = [p.words.failure for p in observed.pods if p.words is not None]
     told += [observed.gang.failure] if observed.gang is not None else []
     logs = (child.log_tail for child in told if child is not None and _is_same(first, child))
-    return first.model_copy(update={"log_tail": _tail(next(filter(None, logs), ""))})
+    return first.model_copy(update={"log_tail": tail(next(filter(None, logs), ""), LOG_TAIL)})
 
 
 def _is_same(first: FirstFailure, child: ChildFailure) -> bool:
     same_seat = (first.pod, first.rank) == (child.pod, child.seat.name)
     return same_seat and (first.reason, first.step) == (child.reason, child.step)
-
-
-def _tail(log: str) -> str:
-    return printable(log)[-_LOG_TAIL:]

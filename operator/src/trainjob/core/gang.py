@@ -1,14 +1,20 @@
-"""What a job's agents say of themselves, read leniently: a report never breaks a job."""
+"""What a job's agents say of themselves, read leniently: a report never breaks a job.
+
+The image that an agent runs in is its author's: whatever it says is cut to the known keys, replicas and
+lengths before it is kept, and no text of it reaches a terminal uncleaned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainjob.core.lenient import integer, mapping
+from trainjob.core.lenient import count, finite, integer, known, mapping, tail, text
 from trainjob.core.names import Replica
-from trainjob.core.reports import Report, read_report
+from trainjob.core.reports import Report, project_progress, read_report
+from trainjob.core.topology import EVALUATOR, TRAINING_ROLES
+from trainjob.core.wording import reason_word
 
 MEETING = "meeting"
 RUNNING = "running"
@@ -17,6 +23,13 @@ STOPPING = "stopping"
 IDLE = "idle"
 LOST = "lost"
 ABSENT = "absent"
+
+LOG_TAIL = 2048
+"""Characters of a log's end that are kept; agents send as many."""
+
+_WORD = 32
+_MESSAGE = 500
+_MOST_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -122,14 +135,31 @@ def read_gang(raw: Mapping[str, Any]) -> Gang:
         if (seat := read_seat(name)) is not None
     }
     return Gang(
-        phase=str(raw.get("phase", "")),
+        phase=_word(raw.get("phase")),
         ledger=read_ledger(mapping(raw.get("ledger"))),
-        world={role: n for role, n in mapping(raw.get("world")).items() if isinstance(n, int)},
+        world=_world(raw.get("world")),
         failure=_failure(raw.get("failure")),
         members=members,
-        unreachable=_seconds(raw.get("unreachableSeconds")) or 0.0,
-        leader_lost=_seconds(mapping(raw.get("witness")).get("leaderLostSeconds")),
+        unreachable=finite(raw.get("unreachableSeconds")) or 0.0,
+        leader_lost=finite(mapping(raw.get("witness")).get("leaderLostSeconds")),
     )
+
+
+def project_report(raw: Mapping[str, Any], replicas: Container[str]) -> dict[str, Any]:
+    """Return what is kept of an agent's report: known keys of known replicas, no value too large.
+
+    Args:
+        raw: as the agent has sent it.
+        replicas: names of those that the job has, or has pods of.
+    """
+    members = mapping(raw.get("members"))
+    kept = {name: known(mapping(member), _MEMBER) for name, member in members.items() if name in replicas}
+    return {**known(raw, _REPORT), **({"members": kept} if "members" in raw else {})}
+
+
+def replica_names(world: Mapping[str, int]) -> Iterator[str]:
+    """Yield the names of all replicas of a world, such as `worker-1`."""
+    return (Replica(role, index).name for role, number in world.items() for index in range(number))
 
 
 def read_agent_words(raw: Mapping[str, Any]) -> AgentWords | None:
@@ -148,28 +178,30 @@ def read_agent_words(raw: Mapping[str, Any]) -> AgentWords | None:
 def read_ledger(raw: Mapping[str, Any]) -> Ledger:
     """Return the ledger; what is missing is 0."""
     return Ledger(
-        attempt=_count(raw.get("attempt")),
-        charged=_count(raw.get("charged")),
-        uncharged=_count(raw.get("uncharged")),
-        refunded=_count(raw.get("refunded")),
-        since_progress=_count(raw.get("sinceProgress")),
+        attempt=count(raw.get("attempt")),
+        charged=count(raw.get("charged")),
+        uncharged=count(raw.get("uncharged")),
+        refunded=count(raw.get("refunded")),
+        since_progress=count(raw.get("sinceProgress")),
         furthest_step=integer(raw.get("furthestStep")),
     )
 
 
 def read_seat(name: object) -> Replica | None:
     """Return the seat of a name such as `worker-1`, or None."""
-    role, dash, index = str(name).rpartition("-")
-    return Replica(role, int(index)) if dash and role and index.isascii() and index.isdigit() else None
+    role, _, index = str(name).rpartition("-")
+    if role not in (*TRAINING_ROLES, EVALUATOR) or not index.isascii() or not index.isdigit():
+        return None
+    return Replica(role, int(index)) if len(index) <= _MOST_DIGITS else None
 
 
 def _member(raw: object) -> Member:
     member = mapping(raw)
     report = member.get("report")
     return Member(
-        pod=str(member.get("pod") or ""),
-        state=str(member.get("state", ABSENT)),
-        seconds=_seconds(member.get("seconds")) or 0.0,
+        pod=text(member.get("pod")),
+        state=_word(member.get("state")) or ABSENT,
+        seconds=finite(member.get("seconds")) or 0.0,
         report=read_report(report) if isinstance(report, Mapping) else None,
     )
 
@@ -181,11 +213,11 @@ def _failure(raw: object) -> ChildFailure | None:
         return None
     return ChildFailure(
         seat=seat,
-        pod=str(failure.get("pod") or ""),
-        reason=str(failure.get("reason") or "Crashed"),
+        pod=text(failure.get("pod")),
+        reason=_reason(failure.get("reason")),
         exit_code=integer(failure.get("exitCode")),
-        message=str(failure.get("message") or ""),
-        log_tail=str(failure.get("logTail") or ""),
+        message=_message(failure.get("message")),
+        log_tail=_log_tail(failure.get("logTail")),
         step=integer(failure.get("step")),
         charged=failure.get("charged") is not False,
         permanent=failure.get("permanent") is True,
@@ -194,9 +226,69 @@ def _failure(raw: object) -> ChildFailure | None:
     )
 
 
-def _count(value: object) -> int:
-    return max(integer(value) or 0, 0)
+def _word(value: object) -> str:
+    return text(value, _WORD)
 
 
-def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _reason(value: object) -> str:
+    return reason_word(value, "Crashed")
+
+
+def _message(value: object) -> str:
+    return text(value, _MESSAGE)
+
+
+def _log_tail(value: object) -> str:
+    return tail(value, LOG_TAIL)
+
+
+def _world(value: object) -> dict[str, int]:
+    counts = {role: integer(mapping(value).get(role)) for role in (*TRAINING_ROLES, EVALUATOR)}
+    return {role: n for role, n in counts.items() if n is not None}
+
+
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _part(readers: Mapping[str, Callable[[Any], object]]) -> Callable[[Any], object]:
+    """Return what reads an object that may be null."""
+    return lambda value: known(value, readers) if isinstance(value, Mapping) else None
+
+
+def _progress(value: object) -> dict[str, Any] | None:
+    return project_progress(value) if isinstance(value, Mapping) else None
+
+
+_LEDGER: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("attempt", "charged", "uncharged", "refunded", "sinceProgress"), count),
+    "furthestStep": integer,
+}
+_FAILURE: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("seat", "pod"), text),
+    **dict.fromkeys(("incarnation", "attempt", "exitCode", "signal", "step"), integer),
+    "reason": _reason,
+    "message": _message,
+    "logTail": _log_tail,
+    **dict.fromkeys(("charged", "permanent", "repeated", "alone"), _flag),
+    "time": finite,
+}
+_MEMBER: Mapping[str, Callable[[Any], object]] = {
+    "pod": text,
+    "incarnation": integer,
+    "state": _word,
+    "seconds": finite,
+    "report": _progress,
+}
+_REPORT: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("type", "role", "phase", "child"), _word),
+    **dict.fromkeys(("phaseSeconds", "leaderLostSeconds", "beatAge"), finite),
+    **dict.fromkeys(("seat", "pod"), text),
+    **dict.fromkeys(("attempt", "incarnation"), integer),
+    "stopped": _flag,
+    "report": _progress,
+    "world": _world,
+    "ledger": _part(_LEDGER),
+    "failure": _part(_FAILURE),
+}
+"""Of the leading agent's report, `members` aside, and of another one's."""

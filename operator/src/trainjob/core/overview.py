@@ -21,6 +21,7 @@ from trainjob.core.rank_times import rank_times
 from trainjob.core.reports import Report
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.topology import EVALUATOR, leader
+from trainjob.core.truncation import truncated
 from trainjob.core.wording import short_duration
 
 INTERVAL = timedelta(seconds=30)
@@ -30,10 +31,10 @@ def with_overview(
     observed: Observed, status: TrainJobStatus, now: datetime
 ) -> tuple[TrainJobStatus, timedelta | None]:
     """Return the status with its figures up to date, and when to look again if they were held back."""
-    status = with_time_spent(observed.status, _stamp(status, observed.meta.generation), now)
+    status = truncated(with_time_spent(observed.status, _stamp(status, observed.meta.generation), now))
     if observed.parsed is None:
         return status, None
-    fresh = _figures(observed, observed.parsed, status, now)
+    fresh = truncated(_figures(observed, observed.parsed, status, now))
     if fresh == observed.status:
         return fresh, None
     is_news = _is_news(observed.status.progress, fresh.progress)

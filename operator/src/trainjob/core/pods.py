@@ -204,10 +204,10 @@ def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[s
     if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         # The kubelet tells the two in turns, for one and the same trouble.
         reason = "ImagePullBackOff" if waiting["reason"] == "ErrImagePull" else waiting["reason"]
-        return reason, _clause(waiting.get("message") or "")
+        return _clause(reason), _clause(waiting.get("message") or "")
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False" and scheduled.get("reason"):
-        return scheduled["reason"], _clause(scheduled.get("message") or "")
+        return _clause(scheduled["reason"]), _clause(scheduled.get("message") or "")
     return None
 
 

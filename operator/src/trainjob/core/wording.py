@@ -9,7 +9,12 @@ from datetime import timedelta
 _QUOTED = 500
 """Bytes of foreign text in a sentence: with ours around it, it fits an event's message (1,024 bytes)."""
 
-_TERMINAL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_CONTROL = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+_CONTROL_STRING = r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+_TERMINAL_SEQUENCE = re.compile(f"{_CONTROL}|{_CONTROL_STRING}")
+"""Colours and the cursor; window titles, links and the like."""
+
+_REASON = re.compile(r"[A-Z][A-Za-z]{0,63}")
 
 
 def count_roles(counts: Mapping[str, int]) -> str:
@@ -29,9 +34,16 @@ def short_duration(length: timedelta) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text without what drives a terminal or can't be stored; lines stay lines."""
+    """Return the text without what drives a terminal, turns its direction or can't be stored; lines stay."""
+    if text.isprintable():
+        return text
     plain = _TERMINAL_SEQUENCE.sub("", text)
     return "".join(c for c in plain if c in "\n\t" or c.isprintable())
+
+
+def reason_word(text: object, otherwise: str) -> str:
+    """Return a reason as conditions and events have it, such as `OutOfMemory`; `otherwise` for other text."""
+    return text if isinstance(text, str) and _REASON.fullmatch(text) else otherwise
 
 
 def quoted(text: str, most: int = _QUOTED) -> str:

@@ -8,9 +8,18 @@ from typing import Any
 from trainjob_trainer.agent.gang import Gang
 from trainjob_trainer.agent.messages import count_roles
 from trainjob_trainer.agent.roster import ABSENT, Member
+from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
 
-_OWN_SHARE = ("metrics", "evaluation")
+_OWN_SHARE = ("metrics", "evaluation", "error")
 """The writer's are the job's; everybody else's are only large."""
+
+
+def build_fitting_report(gang: Gang, now: float) -> dict[str, Any]:
+    """Return the report with as much of it as the controller takes."""
+    report = build_report(gang, now)
+    pods = sum(1 for _ in gang.meeting.roster)
+    fits = len(encode(report)) + TAG_BYTES <= largest_report(len(report["members"]), pods)
+    return report if fits else build_report(gang, now, whole=False)
 
 
 def build_report(gang: Gang, now: float, *, whole: bool = True) -> dict[str, Any]:

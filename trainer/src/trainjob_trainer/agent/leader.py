@@ -12,14 +12,14 @@ from typing import Any
 
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.gang import MEETING, Gang
-from trainjob_trainer.agent.gang_report import build_report
+from trainjob_trainer.agent.gang_report import build_fitting_report
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import Event, Lost, Send, Tick
 from trainjob_trainer.agent.reading import MalformedMessage, read_join, read_member_message, read_order
 from trainjob_trainer.agent.rendezvous import Place
 from trainjob_trainer.agent.roster import is_observer
 from trainjob_trainer.agent.seat import Seat
-from trainjob_trainer.agent.wire import LARGEST_FRAME, TAG_BYTES, Channel, WireError, encode
+from trainjob_trainer.agent.wire import Channel, WireError
 
 OWN_LINK = 0
 LINGER_SECONDS = 2.0
@@ -166,10 +166,7 @@ class Leader:
             self.handle(read_order(first.get("order")))
         except MalformedMessage as error:
             log(f"the controller's order makes no sense: {error}")
-        report = build_report(self.gang, self._loop.time())
-        if len(encode(report)) + TAG_BYTES > LARGEST_FRAME:
-            report = build_report(self.gang, self._loop.time(), whole=False)
-        channel.post(report)
+        channel.post(build_fitting_report(self.gang, self._loop.time()))
         self._is_expected = not self.gang.is_over  # who has asked once asks again
         self._note_who_waits()
 

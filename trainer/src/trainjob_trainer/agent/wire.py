@@ -25,6 +25,11 @@ TAG_BYTES = 32
 LARGEST_FRAME = 1 << 20
 """Bytes of tag and content."""
 
+REPORT_BYTES = 1 << 16
+REPLICA_BYTES = 128
+MEMBER_BYTES = 1 << 11
+"""What the controller takes of a report: so much, and so much for each replica and for each pod."""
+
 LARGEST_FIRST_FRAME = 1 << 16
 """The same, from somebody whom a server does not know yet."""
 
@@ -33,6 +38,11 @@ FRAME_SECONDS = 5.0
 
 _LARGEST_BACKLOG = 4 << 20
 _PURPOSE = b"trainjob-agent/1"
+
+
+def largest_report(replicas: int, pods: int) -> int:
+    """Return the bytes that the controller takes of a report about so many replicas and pods."""
+    return min(REPORT_BYTES + REPLICA_BYTES * replicas + MEMBER_BYTES * pods, LARGEST_FRAME)
 
 
 class WireError(Exception):

@@ -13,17 +13,18 @@ from trainjob.cli.cluster.answers import (
     lacks_api,
 )
 from trainjob.cli.cluster.exits import Exit
+from trainjob.core.wording import printable
 
 
 class ClusterProblem(click.ClickException):
-    """Printed as it is, without a traceback."""
+    """Printed without a traceback, and without what a cluster or a pod may say to drive the terminal."""
 
     exit_code = Exit.FAILED
 
     def show(self, file: object = None) -> None:
         """Print the sentence on stderr."""
         del file
-        click.echo(self.message, err=True)
+        click.echo(printable(self.message), err=True)
 
 
 class NoCluster(ClusterProblem):

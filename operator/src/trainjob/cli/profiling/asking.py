@@ -54,7 +54,7 @@ class Asking:
         try:
             self._desk.ask(request)
         except Away as away:
-            raise ClusterProblem(printable(f"{self._who} can't be asked: {away}")) from away
+            raise ClusterProblem(f"{self._who} can't be asked: {away}") from away
 
     def _wait(self, number: str) -> Mapping[str, Any]:
         looks = 0
@@ -65,7 +65,7 @@ class Asking:
             if answer.get("state") == "written":
                 return answer
             if over is not None:
-                raise ClusterProblem(printable(over))
+                raise ClusterProblem(over)
             self._check_time()
             self._pace.pause(_SECONDS_BETWEEN_LOOKS)
 
@@ -83,7 +83,7 @@ class Asking:
             raise ClusterProblem(f"{self._who} has been asked by somebody else meanwhile")
         self._answered = True
         if answer.get("state") == "refused":
-            raise ClusterProblem(printable(f"{self._who}: {answer.get('message')}"))
+            raise ClusterProblem(f"{self._who}: {answer.get('message')}")
         self._tell(describe(self._who, answer), str(answer.get("state")))
         return answer
 

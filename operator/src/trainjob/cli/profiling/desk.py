@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+from trainjob.core.lenient import integer, known, text
+
+_LONGEST_TEXT = 4096
 
 
 class Away(Exception):
@@ -27,10 +31,24 @@ class Desk(Protocol):
         """Return why nothing will be answered any more, in a sentence; None while something may."""
 
 
-def read_answer(text: str) -> Mapping[str, Any]:
-    """Return the answer; empty if it is none."""
+LARGEST_ANSWER = 1 << 14
+"""Characters; one has some hundred."""
+
+
+def read_answer(raw: str) -> Mapping[str, Any]:
+    """Return the answer, empty if it is none.
+
+    A training image writes it: its texts have one line, and nothing in them drives a terminal.
+    """
     try:
-        answer = json.loads(text)
-    except ValueError:
+        answer = json.loads(raw) if len(raw) <= LARGEST_ANSWER else None
+    except (ValueError, RecursionError):
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return known(answer, _ANSWER) if isinstance(answer, dict) else {}
+
+
+_ANSWER: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("id", "state"), text),
+    **dict.fromkeys(("step", "first", "last"), integer),
+    **dict.fromkeys(("folder", "message"), lambda value: text(value, _LONGEST_TEXT)),
+}

@@ -17,9 +17,12 @@ from trainjob.cli.profiling import request_files
 from trainjob.cli.profiling.desk import Away, read_answer
 from trainjob.core.names import Replica
 from trainjob.core.pods import PodState
+from trainjob.core.wording import last_line, quoted
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
+
+_SILENT = "it gives no reason"
 
 
 class PodDesk:
@@ -72,9 +75,9 @@ class PodDesk:
                 raise explain(problem) from problem
             raise Away(describe_problem(problem)) from problem
         if done.code is None:
-            raise ClusterProblem(f"no python3 can be run in pod {pod}: {done.complaint}")
+            raise ClusterProblem(f"no python3 can be run in pod {pod}: {quoted(done.complaint)}")
         if done.code:
-            raise ClusterProblem(f"pod {pod} can't be asked: {_last_line(done.complaint)}")
+            raise ClusterProblem(f"pod {pod} can't be asked: {last_line(done.complaint) or _SILENT}")
         return done.output
 
     def _find_pod(self) -> str:
@@ -96,8 +99,3 @@ def describe_end(job: Job) -> str | None:
 def _is_forbidden(problem: ServerProblem) -> bool:
     answer = getattr(problem, "answer", None)
     return answer is not None and answer.code in (401, 403)
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it gives no reason"

@@ -12,6 +12,7 @@ from trainjob.cluster.agents.bundle import (
 )
 from trainjob.cluster.agents.client import AgentError, AgentRefused, AgentUnreachable, sync
 from trainjob.cluster.agents.record import GangRecord, Report
+from trainjob.cluster.agents.wire import largest_report
 
 __all__ = [
     "AgentError",
@@ -22,6 +23,7 @@ __all__ = [
     "Report",
     "build_bundle",
     "find_package",
+    "largest_report",
     "lay_out",
     "preview_source",
     "sync",

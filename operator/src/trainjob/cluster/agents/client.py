@@ -11,6 +11,7 @@ from typing import Any
 from trainjob.cluster.agents.wire import (
     GREETING,
     LARGEST_FIRST_FRAME,
+    LARGEST_FRAME,
     LENGTH_BYTES,
     NONCE_BYTES,
     FrameTooLarge,
@@ -41,6 +42,7 @@ async def sync(
     order: Mapping[str, Any],
     *,
     timeout: float = 3.0,  # noqa: ASYNC109 - callers have no use for what is left of it
+    largest: int = LARGEST_FRAME,
 ) -> Mapping[str, Any]:
     """Tell an agent what is wanted, and return its report (`docs/contract.md` has the keys of both).
 
@@ -50,15 +52,17 @@ async def sync(
         token: the job's.
         order: what the leading agent is to know.
         timeout: seconds for all of it.
+        largest: bytes of a report; see `largest_report`.
 
     Raises:
         AgentUnreachable: nobody is there, or time is over.
-        AgentRefused: whoever is there does not know the token or the protocol, or the order is too large.
+        AgentRefused: whoever is there does not know the token or the protocol, says more than it may, or
+            would not take as large an order.
     """
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout), _connected(host, port) as (reader, writer):
-            return await _ask(reader, writer, token, order)
+            return await _ask(reader, writer, token, order, largest)
     except TimeoutError as error:
         raise AgentUnreachable(f"the agent at {where} has not answered within {timeout:g} s") from error
     except OSError as error:
@@ -88,7 +92,11 @@ async def _connected(
 
 
 async def _ask(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, order: Mapping[str, Any]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    order: Mapping[str, Any],
+    largest: int,
 ) -> Mapping[str, Any]:
     server_nonce = await _greeted(reader)
     client_nonce = os.urandom(NONCE_BYTES)
@@ -97,7 +105,7 @@ async def _ask(
     writer.write(Sealer(key, b"C").seal({"type": "sync", "order": order}, LARGEST_FIRST_FRAME))
     await writer.drain()
     try:
-        length = read_length(await reader.readexactly(LENGTH_BYTES))
+        length = read_length(await reader.readexactly(LENGTH_BYTES), largest)
         report = Opener(key, b"S").open(await reader.readexactly(length))
     except asyncio.IncompleteReadError as error:
         raise InvalidFrame("it has closed the connection: another token, perhaps") from error

@@ -31,6 +31,8 @@ class _Silence:
 class GangRecord:
     """See the module. All times are seconds on one clock that only goes forward.
 
+    Reports are kept as they are given: they come from `project_report`, which bounds them.
+
     Args:
         figures_seconds: how often figures alone, such as the step, are worth a look at the job.
     """
@@ -38,6 +40,7 @@ class GangRecord:
     def __init__(self, figures_seconds: float) -> None:
         self._figures_seconds = figures_seconds
         self._report: Report | None = None
+        self._said: tuple[object, object] = _digest({})
         self._heard_at = 0.0
         self._silence: _Silence | None = None
         self._told: tuple[object, object] | None = None
@@ -46,12 +49,18 @@ class GangRecord:
     def hear(self, report: Report, now: float) -> None:
         """Take in the leading agent's answer."""
         self._report, self._heard_at, self._silence = report, now, None
+        self._said = _digest(report)
 
     def miss(self, pod: str, now: float) -> float:
         """Take note that the agent of this pod leads and hasn't answered, and return for how long by now."""
         if self._silence is None or self._silence.pod != pod:
             self._silence = _Silence(pod, now)
         return self.silent_seconds(now)
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether the leading agent hasn't answered the latest call."""
+        return self._silence is not None
 
     def silent_seconds(self, now: float) -> float:
         """Return for how long the leading agent hasn't answered."""
@@ -95,10 +104,14 @@ class GangRecord:
             witness = self._silence.witness
             is_lost = None if witness is None else witness.get("leaderLostSeconds") is not None
             return (self._silence.pod, is_lost), now  # how long it lasts is a figure
-        report = self._report or {}
-        members = [(seat, member) for seat, member in _members(report) if isinstance(member, Mapping)]
-        seats = [(seat, *(m.get(key) for key in _SEATED), _has_stepped(m)) for seat, m in members]
-        return ([report.get(key) for key in _DECISIVE], seats), [m.get("report") for _, m in members]
+        return self._said
+
+
+def _digest(report: Report) -> tuple[object, object]:
+    """Return what of a report decides something, and the mere figures."""
+    members = [(seat, member) for seat, member in _members(report) if isinstance(member, Mapping)]
+    seats = [(seat, *(m.get(key) for key in _SEATED), _has_stepped(m)) for seat, m in members]
+    return ([report.get(key) for key in _DECISIVE], seats), [m.get("report") for _, m in members]
 
 
 def _members(report: Report) -> Iterable[tuple[str, Any]]:

@@ -21,7 +21,16 @@ LENGTH_BYTES = 4
 TAG_BYTES = 32
 
 LARGEST_FRAME = 1 << 20
-"""Bytes of tag and content."""
+"""Bytes of tag and content, whatever is said."""
+
+REPORT_BYTES = 1 << 16
+"""Of a report, beside its replicas: a failure with its log, and what the writer and the evaluator say."""
+
+REPLICA_BYTES = 128
+"""Of a report, for each replica that is to be there: one that isn't there takes so many."""
+
+MEMBER_BYTES = 1 << 11
+"""Of a report, for each pod: what its training process says of itself."""
 
 LARGEST_FIRST_FRAME = 1 << 16
 """The same, for what an agent takes from somebody it does not know yet."""
@@ -98,6 +107,16 @@ class Opener:
             raise InvalidFrame("a frame has a wrong tag: another token, or somebody in between")
         self._number += 1
         return _read(payload)
+
+
+def largest_report(replicas: int, pods: int) -> int:
+    """Return how many bytes a report may have.
+
+    Args:
+        replicas: of the job, as it is to be.
+        pods: that the job has: they cost their owner something, and replicas that aren't there don't.
+    """
+    return min(REPORT_BYTES + REPLICA_BYTES * replicas + MEMBER_BYTES * pods, LARGEST_FRAME)
 
 
 def read_length(prefix: bytes, largest: int = LARGEST_FRAME) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,3 +85,10 @@ def _agent_of(pod: Manifest) -> AgentSeat | None:
 def _rank(place: tuple[str, int]) -> tuple[int, int]:
     role, index = place
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), index
+
+
+def names_of(pods: Iterable[Manifest]) -> Iterator[str]:
+    """Yield the name of each pod's replica, such as `worker-1`."""
+    for pod in pods:
+        labels = pod["metadata"].get("labels") or {}
+        yield f"{labels.get(LABEL_ROLE)}-{labels.get(LABEL_INDEX)}"

@@ -6,21 +6,37 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from trainjob.api import AGENT_PORT
-from trainjob.cluster.agents import AgentRefused, AgentUnreachable, GangRecord, Report, sync
-from trainjob.cluster.kube.agent_seats import AgentSeat, find_agents
+from trainjob.cluster.agents import (
+    AgentRefused,
+    AgentUnreachable,
+    GangRecord,
+    Report,
+    largest_report,
+    sync,
+)
+from trainjob.cluster.fair_slots import FairSlots
+from trainjob.cluster.kube.agent_seats import AgentSeat, find_agents, names_of
 from trainjob.cluster.kube.pace import AgentPace
 from trainjob.cluster.protocol import JobKey, Manifest
 from trainjob.cluster.waiting import happens_within
+from trainjob.core.gang import project_report, replica_names
 from trainjob.core.token import job_token
 
 _log = logging.getLogger(__name__)
 
-CALLS = 32
-"""At once, over all jobs."""
+CALLS = 64
+"""At once, over all jobs; half of them for one namespace."""
+
+DOUBTFUL_CALLS = 32
+"""Of those, for jobs whose agents haven't answered lately; half of them for one namespace.
+
+Such a call keeps its place until its time is over, one that is answered for some milliseconds.
+"""
 
 CALLS_A_SECOND = 250.0
 """Over all jobs, after a burst of as many as may be at once: each takes half a millisecond of a processor.
@@ -41,7 +57,7 @@ class Sync(Protocol):
     """One call of an agent; see `trainjob.cluster.agents.client.sync`."""
 
     def __call__(
-        self, host: str, port: int, token: str, order: Order, *, timeout: float
+        self, host: str, port: int, token: str, order: Order, *, timeout: float, largest: int
     ) -> Coroutine[Any, Any, Mapping[str, Any]]:
         """Return the agent's answer."""
 
@@ -90,6 +106,24 @@ class _Watched:
     task: asyncio.Task[None] | None = None
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a report may tell of.
+
+    Attributes:
+        replicas: names of those that the job is to have, or has pods of.
+        pods: how many there are.
+    """
+
+    replicas: frozenset[str]
+    pods: int
+
+    @property
+    def largest_report(self) -> int:
+        """Return how many bytes it may have."""
+        return largest_report(len(self.replicas), self.pods)
+
+
 class AgentPoller:
     """See the module.
 
@@ -113,7 +147,8 @@ class AgentPoller:
         self._asking = asking
         self._pace = asking.pace
         self._watched: dict[JobKey, _Watched] = {}
-        self._slots = asyncio.Semaphore(CALLS)
+        self._slots = FairSlots(CALLS, CALLS // 2)
+        self._doubtful = FairSlots(DOUBTFUL_CALLS, DOUBTFUL_CALLS // 2)
         self._next_call = float("-inf")
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -183,26 +218,31 @@ class AgentPoller:
 
     def _wait(self, watched: _Watched) -> float:
         now = _time()
-        seconds = self._pace.hasty if now < watched.hasty_until else self._pace.steady
+        changed_at = watched.hasty_until - self._pace.hasty_for
+        silent = min(watched.record.silent_seconds(now), now - changed_at)
+        seconds = self._pace.wait(is_hasty=now < watched.hasty_until, silent=silent)
         return watched.asked_at + seconds * watched.spread - now
 
     async def _ask(self, key: JobKey, watched: _Watched) -> None:
-        agents, record = find_agents(self._pods_of(key), watched.order.get("world") or {}), watched.record
+        pods, world, record = tuple(self._pods_of(key)), watched.order.get("world") or {}, watched.record
+        agents = find_agents(pods, world)
         if agents.leader is None:
             record.rest()
             return
-        report = await self._call(key, watched, agents.leader)
+        seen = _Seen(frozenset((*replica_names(world), *names_of(pods))), len(pods))
+        report = await self._call(key, watched, agents.leader, seen)
         if report is not None:
             record.hear(report, _time())
         elif record.miss(agents.leader.pod, _time()) >= self._pace.witness:
-            calls = (self._call(key, watched, agent) for agent in agents.others[:WITNESSES])
+            calls = (self._call(key, watched, agent, seen) for agent in agents.others[:WITNESSES])
             record.testify([said for said in await asyncio.gather(*calls) if said is not None])
         if record.has_news(_time()):
             self._changed(key)
 
-    async def _call(self, key: JobKey, watched: _Watched, agent: AgentSeat) -> Report | None:
+    async def _call(self, key: JobKey, watched: _Watched, agent: AgentSeat, seen: _Seen) -> Report | None:
         asking = self._asking
-        async with self._slots:
+        doubt = self._doubtful.place(key.namespace, key.name) if watched.record.is_silent else nullcontext()
+        async with doubt, self._slots.place(key.namespace, key.name):
             await self._turn()
             began = _time()
             try:
@@ -212,6 +252,7 @@ class AgentPoller:
                     asking.token_of(watched.uid),
                     watched.order,
                     timeout=self._pace.timeout,
+                    largest=seen.largest_report,
                 )
             except AgentUnreachable as error:
                 _log.debug("%s: the agent at %s: %s", key, agent.host, error)
@@ -222,7 +263,7 @@ class AgentPoller:
             else:
                 watched.refusals = 0
                 asking.on_call("answered", _time() - began)
-                return report
+                return project_report(report, seen.replicas)
         return None
 
     async def _turn(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound
+from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.agents import AgentPoller, Asking
 from trainjob.cluster.kube.client import ApiClient
@@ -36,6 +37,12 @@ from trainjob.cluster.kube.store import Place, Store, place_of
 from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
 from trainjob.core.names import LABEL_JOB
 from trainjob.core.settings import Bundle
+
+WRITES = 40
+"""At once, over all jobs; the other connections are for watches, events and single objects."""
+
+NAMESPACE_WRITES = 24
+"""At once, for one namespace: some are left for others' jobs whatever it creates."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class KubeCluster:
         self._programs = AgentPrograms(api, namespace, self.jobs, self._stores[PODS].items)
         self._collect_seconds = pace.collect
         self._foreign = ForeignObjects(_time)
+        self._writes = FairSlots(WRITES, NAMESPACE_WRITES)
         self._events = EventSender(api, clock)
         self._informers = {
             resource: Informer(
@@ -173,10 +181,11 @@ class KubeCluster:
         resource, place = BY_KIND[manifest["kind"]], place_of(manifest)
         is_read = resource not in (*UNREAD, CONFIG_MAPS)
         try:
-            if resource == CONFIG_MAPS:
-                await self._programs.provide(manifest)
-                return
-            created = await self._api.create(resource, manifest)
+            async with self._turn(manifest):
+                if resource == CONFIG_MAPS:
+                    await self._programs.provide(manifest)
+                    return
+                created = await self._api.create(resource, manifest)
         except AlreadyExists:
             if is_read:
                 await self._look(resource, place)
@@ -191,9 +200,10 @@ class KubeCluster:
         """See `Cluster.delete`."""
         resource = BY_KIND[ref.kind]
         try:
-            answer = await self._api.delete(
-                resource, ref.namespace, ref.name, uid=ref.uid, grace_seconds=grace_seconds
-            )
+            async with self._turn_for(resource, ref):
+                answer = await self._api.delete(
+                    resource, ref.namespace, ref.name, uid=ref.uid, grace_seconds=grace_seconds
+                )
         except (NotFound, Conflict) as error:
             if resource not in UNREAD:
                 await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
@@ -208,10 +218,12 @@ class KubeCluster:
         resource = BY_KIND[ref.kind]
         patch = {"metadata": {"uid": ref.uid, "labels": dict(labels)}}
         try:
-            self._take(resource, await self._api.patch(resource, ref.namespace, ref.name, patch))
+            async with self._turn_for(resource, ref):
+                patched = await self._api.patch(resource, ref.namespace, ref.name, patch)
         except (NotFound, Conflict) as error:
             await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
             raise
+        self._take(resource, patched)
 
     async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
         """See `Cluster.write_status`."""
@@ -228,10 +240,12 @@ class KubeCluster:
             "status": status,
         }
         try:
-            self._take(TRAINJOBS, await self._api.replace(TRAINJOBS, job, subresource="status"))
+            async with self._writes.place(key.namespace, key.name):
+                written = await self._api.replace(TRAINJOBS, job, subresource="status")
         except (NotFound, Conflict) as error:
             await self._put_right(TRAINJOBS, (key.namespace, key.name), uid, error)
             raise
+        self._take(TRAINJOBS, written)
 
     def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
         """See `Cluster.set_order`."""
@@ -242,6 +256,15 @@ class KubeCluster:
         self._events.post(job, type_=type_, reason=reason, message=message)
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _turn_for(self, resource: Resource, ref: ObjectRef) -> AbstractAsyncContextManager[None]:
+        known = None if resource in UNREAD else self._store(resource).get((ref.namespace, ref.name))
+        return self._turn(known or {"metadata": vars(ref)})
+
+    def _turn(self, manifest: Manifest) -> AbstractAsyncContextManager[None]:
+        """Return the turn to write of the job that this object belongs to."""
+        meta, job = manifest["metadata"], _job_of_label(manifest)
+        return self._writes.place(meta["namespace"], job.name if job is not None else meta["name"])
 
     def _uid_of(self, key: JobKey) -> str | None:
         job = self._jobs.store.get((key.namespace, key.name))

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainjob.cluster.kube.store import place_of
 from trainjob.cluster.protocol import Manifest
+from trainjob.core.wording import printable
 
 LONGEST_MESSAGE = 1024
 """Bytes."""
@@ -40,7 +41,8 @@ class Series:
 def series_of(job: Manifest, *, type_: str, reason: str, message: str) -> Series:
     """Return the series that an event about this job belongs to."""
     namespace, name = place_of(job)
-    return Series(namespace, name, job["metadata"]["uid"], type_, reason, clamp(message, LONGEST_MESSAGE))
+    told = clamp(printable(message), LONGEST_MESSAGE)
+    return Series(namespace, name, job["metadata"]["uid"], type_, reason, told)
 
 
 def clamp(text: str, limit: int) -> str:

@@ -39,6 +39,9 @@ class AgentPace:
         hasty_for: how long that while is.
         witness: how long a leading agent may be silent before others are asked about it.
         timeout: of one call.
+        patience: how long a job's agent may be silent and still be asked as often as any. It is longer than
+            what it takes to find out that a node is gone (`UNREACHABLE`, as others see it, too).
+        longest: between two calls for a job that has been silent for long.
     """
 
     steady: float = 5.0
@@ -46,3 +49,15 @@ class AgentPace:
     hasty_for: float = 30.0
     witness: float = 10.0
     timeout: float = 3.0
+    patience: float = 20.0
+    longest: float = 30.0
+
+    def wait(self, *, is_hasty: bool, silent: float) -> float:
+        """Return the time from one call for a job to the next.
+
+        Args:
+            is_hasty: something has changed a short while ago.
+            silent: for how long its agent hasn't answered, since then.
+        """
+        usual = self.hasty if is_hasty else self.steady
+        return usual if silent <= self.patience else max(usual, min(silent / 2, self.longest))

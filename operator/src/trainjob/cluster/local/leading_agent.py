@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.cluster.agents import AgentError, AgentRefused, GangRecord, sync
+from trainjob.cluster.agents import AgentError, AgentRefused, GangRecord, Report, largest_report, sync
 from trainjob.cluster.local.pod import LocalPod
 from trainjob.cluster.local.rewriting import LOOPBACK
 from trainjob.cluster.waiting import happens_within
+from trainjob.core.gang import project_report, replica_names
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE
+from trainjob.core.topology import EVALUATOR
 
 POLL_SECONDS = 0.5
 
@@ -96,7 +98,7 @@ class LeadingAgent:
             self._record.rest()
             return False
         try:
-            report = await sync(LOOPBACK, leader.port, leader.token, order)
+            report = await self._call(leader, order)
         except AgentError as error:
             self._record.miss(leader.pod, self._clock())
             if isinstance(error, AgentRefused):
@@ -105,6 +107,12 @@ class LeadingAgent:
             self._complained = False
             self._record.hear(report, self._clock())
         return self._record.has_news(self._clock())
+
+    async def _call(self, leader: Leader, order: Mapping[str, Any]) -> Report:
+        replicas = frozenset(replica_names({**(order.get("world") or {}), EVALUATOR: 1}))
+        largest = largest_report(len(replicas), len(replicas))
+        report = await sync(LOOPBACK, leader.port, leader.token, order, largest=largest)
+        return project_report(report, replicas)
 
     def _complain(self, error: AgentRefused) -> None:
         if not self._complained and self._record.silent_seconds(self._clock()) >= _REFUSED_SECONDS:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainjob.core.reports import project_progress
+
 LARGEST_REPORT = 1 << 16
 """Bytes; a report is a few hundred."""
 
@@ -33,11 +35,11 @@ class ProgressFile:
             report = json.loads(self.path.read_bytes())
         except FileNotFoundError:
             return self._is_taken_away()
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         if not isinstance(report, dict):
             return False
-        self.report = report
+        self.report = project_progress(report)
         return True
 
     def _is_taken_away(self) -> bool:

@@ -1,0 +1,150 @@
+"""What an agent reports is kept by the controller, all of it; what only a hostile one would say is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support_gang import Simulation
+
+from trainjob.cluster.agents import wire as ours
+from trainjob.core.gang import project_report, read_gang
+from trainjob_trainer.agent import wire as theirs
+from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.gang_report import build_fitting_report, build_report
+from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.messages import Join
+from trainjob_trainer.agent.readable import readable_report
+from trainjob_trainer.reporting.progress import Progress
+
+PROGRESS = Progress(
+    state="training",
+    step=220,
+    total_steps=440,
+    epoch=10,
+    total_epochs=20,
+    loss=float("nan"),
+    metrics={"accuracy": 0.97, "größe": float("inf"), "lr": 1e-3},
+    examples_per_second=1234.5,
+    step_seconds=0.05,
+    work_seconds=0.04,
+    input_seconds=0.01,
+    global_batch=64,
+    checkpoint_step=200,
+    resumed_from=100,
+    evaluated_batches=3,
+    evaluation={"step": 200, "metrics": {"loss": 0.25}, "final": True},
+    stopped_early="val_loss has not improved for 2 epochs",
+    error={"reason": "Crashed", "message": "ValueError: boom\nin train.py"},
+)
+FAILURE = Failure(
+    seat="worker-1",
+    pod="digits-worker-1-ab12cd34",
+    incarnation=2,
+    attempt=7,
+    reason="OutOfMemory",
+    exit_code=137,
+    signal=9,
+    message="it was killed: Grüße \U0001f600",
+    log_tail="Traceback…\n\tFile train.py\n" + 2000 * "\U0001f600",
+    step=40,
+    time=1e9,
+)
+REPLICAS = frozenset(["worker-0", "worker-1", "evaluator-0"])
+
+
+def told(*seats: str) -> Simulation:
+    """Return a gang of which each of these seats has reported all that it can."""
+    simulation = Simulation({"worker": len(seats), "evaluator": 1})
+    simulation.gather()
+    simulation.gang.handle(Join(99, "evaluator-0", 1, "pod-e", "10.0.0.9:2222"), 0.0)
+    report = readable_report({**PROGRESS.to_json(), "time": 1e9})
+    for member in simulation.gang.meeting.roster:
+        member.report = report
+    simulation.gang.failure = FAILURE
+    return simulation
+
+
+def through_the_wire(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report as it comes out at the other end."""
+    frame = ours.Sealer(b"k", b"S").seal(report)
+    ours.read_length(frame[: ours.LENGTH_BYTES], ours.largest_report(len(REPLICAS), len(REPLICAS)))
+    return ours.Opener(b"k", b"S").open(frame[ours.LENGTH_BYTES :])
+
+
+def test_both_sides_have_the_same_limits_of_a_report() -> None:
+    for size in [(0, 0), (1, 1), (3, 2), (1000, 0), (1000, 1000)]:
+        assert ours.largest_report(*size) == theirs.largest_report(*size)
+
+
+@pytest.mark.parametrize("build", [build_report, build_fitting_report])
+def test_nothing_of_a_leading_agents_report_is_lost(build: Any) -> None:
+    report = through_the_wire(build(told("worker-0", "worker-1").gang, 5.0))
+    assert report["members"]["worker-0"]["report"]["error"]["message"].endswith("train.py")
+    assert project_report(report, REPLICAS) == report
+    assert read_gang(project_report(report, REPLICAS)).failure is not None
+
+
+def test_what_the_version_before_tells_of_every_seat_is_kept_too() -> None:
+    report = build_report(told("worker-0", "worker-1").gang, 5.0)
+    report["members"]["worker-1"]["report"]["error"] = {"reason": "PeerLost", "message": "worker 0 is gone"}
+    assert project_report(through_the_wire(report), REPLICAS) == report
+
+
+def test_nothing_of_a_members_report_is_lost() -> None:
+    for lost in (None, 12.5):
+        report = {
+            "type": "report",
+            "role": "member",
+            "seat": "worker-1",
+            "pod": "digits-worker-1-ab12cd34",
+            "incarnation": 2,
+            "ledger": Ledger(attempt=3, charged=2, furthest_step=40).to_json(),
+            "child": "running",
+            "attempt": 3,
+            "report": readable_report(PROGRESS.to_json()),
+            "beatAge": 0.5,
+            "stopped": False,
+            "leaderLostSeconds": lost,
+        }
+        assert project_report(through_the_wire(report), REPLICAS) == report
+
+
+@pytest.mark.parametrize("workers", [2, 64, 1000])
+def test_a_report_fits_whatever_its_training_processes_say(workers: int) -> None:
+    simulation = Simulation({"worker": workers})
+    for index in range(1, workers):
+        pod = f"a-job-with-rather-a-long-name-worker-{index}-ab12cd34"
+        simulation.gang.handle(Join(index, f"worker-{index}", 1, pod, "10.0.0.1:2222"), 0.0)
+    simulation.gang.handle(Join(0, "worker-0", 1, "w-0", "10.0.0.1:2222"), 0.0)
+    for member in simulation.gang.meeting.roster:
+        member.report = readable_report({"state": "failed", "stoppedEarly": 3000 * "é"})
+    simulation.gang.failure = replace(FAILURE, message=500 * "\U0001f600", log_tail=2048 * "\U0001f600")
+    report = build_fitting_report(simulation.gang, 0.0)
+    assert len(report["members"]) == workers
+    frame = theirs.TAG_BYTES + len(json.dumps(report, separators=(",", ":")))
+    assert frame <= ours.largest_report(workers, workers)
+
+
+def test_what_no_agent_of_ours_says_is_not_kept() -> None:
+    member = {"pod": "p" * 999, "incarnation": 1, "state": ["running"], "seconds": 1e999, "x": 1}
+    failure = {"seat": "worker-0", "reason": "boom\x1b[31m", "logTail": 9999 * "é", "message": "a\nb\u202ec"}
+    report = {
+        "phase": "running" + 999 * "!",
+        "attempt": 10**30,
+        "world": {"worker": 2, "root": 1},
+        "ledger": {"attempt": 2**62, "charged": -5, "more": {}},
+        "failure": failure,
+        "members": {"worker-0": member, "worker-7": member, "\x1b]0;title\x07": {}},
+        "anything": [[]] * 100,
+    }
+    assert project_report(report, REPLICAS) == {
+        "phase": "running" + 25 * "!",
+        "attempt": None,
+        "world": {"worker": 2},
+        "ledger": {"attempt": 2**31 - 1, "charged": 0},
+        "failure": {"seat": "worker-0", "reason": "Crashed", "logTail": 2048 * "é", "message": "a bc"},
+        "members": {"worker-0": {"pod": "p" * 253, "incarnation": 1, "state": "", "seconds": None}},
+    }
