@@ -141,9 +141,11 @@ def test_of_all_secrets_the_controller_reads_its_key_alone(helm: Helm, settings:
     }
     granted = {question for question, answer in asked.items() if answer}
     everywhere = ("secret/trainjob-agent-key", "secret/another", "secrets")
+    looked_after = (jobs,) if settings else (helm.namespace, jobs)
     assert granted == {
         ("get", "secret/trainjob-agent-key", helm.namespace),
         *(("create", what, namespace) for what in everywhere for namespace in (helm.namespace, jobs)),
+        *(("delete", what, namespace) for what in everywhere for namespace in looked_after),
     }
     helm.run("uninstall", "trainjob")
 
