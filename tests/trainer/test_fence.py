@@ -104,8 +104,8 @@ class InterleavedFiles(Files):
     def names(self, path: Path) -> list[str]:
         return self._in_turn(super().names, path)
 
-    def write(self, path: Path, text: str) -> None:
-        self._in_turn(super().write, path, text)
+    def write(self, path: Path, data: bytes) -> None:
+        self._in_turn(super().write, path, data)
 
     def sync(self, path: Path) -> None:
         self._in_turn(super().sync, path)

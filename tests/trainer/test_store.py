@@ -62,11 +62,11 @@ class CrashingFiles(Files):
         self._count()
         super().make_folder(path)
 
-    def write(self, path: Path, text: str) -> None:
+    def write(self, path: Path, data: bytes) -> None:
         self._count()
-        path.write_text(text[: len(text) // 2])
+        path.write_bytes(data[: len(data) // 2])
         self._count()
-        super().write(path, text)
+        super().write(path, data)
 
     def sync(self, path: Path) -> None:
         self._count()
@@ -85,7 +85,7 @@ class FailingFiles(Files):
     def __init__(self, error: OSError) -> None:
         self.error = error
 
-    def write(self, path: Path, text: str) -> None:  # noqa: ARG002
+    def write(self, path: Path, data: bytes) -> None:  # noqa: ARG002
         raise self.error
 
 

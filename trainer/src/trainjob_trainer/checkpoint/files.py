@@ -5,13 +5,29 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 
 from trainjob_trainer.errors import OutputFull, OutputUnwritable, TrainerError
 
+Array = np.ndarray[Any, Any]
+Kind = Literal["file", "folder", "other"]
+_PART = 1 << 20
+
+
+class NotAFile(ValueError):
+    """What should be a small regular file is something else."""
+
 
 class Files:
-    """Durable writes: what `rename` has published survives a power cut, what it has not is ignored."""
+    """Durable writes: what `rename` has published survives a power cut, what it has not is ignored.
+
+    Everything that checkpoints ask of the disk is one of these calls, TensorFlow's part of it too.
+    """
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its parents; an existing one is fine."""
@@ -27,16 +43,71 @@ class Files:
         path.mkdir()
 
     def names(self, path: Path) -> list[str]:
-        """What is in a folder; nothing is in one that doesn't exist."""
+        """What is in a folder; nothing is in one that doesn't exist.
+
+        Raises:
+            OSError: nobody knows what is in it.
+        """
         try:
             return [entry.name for entry in path.iterdir()]
         except FileNotFoundError:
             return []
 
-    def write(self, path: Path, text: str) -> None:
+    def kind(self, path: Path) -> Kind | None:
+        """What is there, without following a link; None if nothing is.
+
+        Raises:
+            OSError: nobody knows.
+        """
+        try:
+            mode = path.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if stat.S_ISDIR(mode):
+            return "folder"
+        return "file" if stat.S_ISREG(mode) else "other"
+
+    def size(self, path: Path) -> int:
+        """The bytes of a file.
+
+        Raises:
+            OSError: it isn't there, or can't be looked at.
+        """
+        return path.lstat().st_size
+
+    def read(self, path: Path, limit: int) -> bytes:
+        """All of a regular file. Anything else is refused at once: a FIFO would hang, a link lead elsewhere.
+
+        Args:
+            path: the file.
+            limit: the most bytes that it may have.
+
+        Raises:
+            NotAFile: it is something else, or larger.
+            OSError: it isn't there, or can't be read.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                raise NotAFile(f"{path} is not a regular file") from error
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NotAFile(f"{path} is not a regular file")
+            data = bytearray()
+            while part := os.read(descriptor, _PART):
+                data += part
+                if len(data) > limit:
+                    raise NotAFile(f"{path} has more than {limit} bytes")
+        finally:
+            os.close(descriptor)
+        return bytes(data)
+
+    def write(self, path: Path, data: bytes) -> None:
         """Write a file in place, down to the disk."""
-        with path.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
@@ -59,6 +130,39 @@ class Files:
         else:
             path.unlink(missing_ok=True)
 
+    def write_tensors(self, prefix: Path, tensors: Mapping[str, Array]) -> None:
+        """Write TensorFlow's tensor bundle: `<prefix>.index` and `<prefix>.data-00000-of-00001`."""
+        import tensorflow as tf  # noqa: PLC0415 - the rest of the package works without it
+
+        with tf.device("/CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(prefix),
+                tensor_names=list(tensors),
+                shape_and_slices=[""] * len(tensors),
+                tensors=list(tensors.values()),
+            )
+
+    def read_tensors(self, prefix: Path, dtypes: Mapping[str, str]) -> dict[str, Array]:
+        """Read tensors of a bundle, checked by its CRCs.
+
+        Args:
+            prefix: of the bundle's files.
+            dtypes: of the tensors to read, by key; at least one.
+
+        Raises:
+            tf.errors.OpError: they aren't all there, or can't be read.
+        """
+        import tensorflow as tf  # noqa: PLC0415 - as above
+
+        with tf.device("/CPU:0"):
+            tensors = tf.raw_ops.RestoreV2(
+                prefix=str(prefix),
+                tensor_names=list(dtypes),
+                shape_and_slices=[""] * len(dtypes),
+                dtypes=[tf.as_dtype(dtype) for dtype in dtypes.values()],
+            )
+        return {key: tensor.numpy() for key, tensor in zip(dtypes, tensors, strict=True)}
+
 
 def gone(folder: Path) -> OutputUnwritable:
     """What is wrong where a folder that was there has left, as one does whose volume is unmounted."""
@@ -66,6 +170,11 @@ def gone(folder: Path) -> OutputUnwritable:
         f"{folder} is gone: it has been deleted while this job was writing, or its volume isn't mounted "
         "any more"
     )
+
+
+def is_tensorflows(error: BaseException) -> bool:
+    """Whether TensorFlow's file functions have raised it; this package works without TensorFlow."""
+    return type(error).__module__.startswith("tensorflow")
 
 
 def explain_write_error(error: BaseException, path: Path) -> TrainerError | None:
@@ -77,7 +186,7 @@ def explain_write_error(error: BaseException, path: Path) -> TrainerError | None
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "Disk quota" in text:
         return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
-    if isinstance(error, OSError) or type(error).__module__.startswith("tensorflow"):
+    if isinstance(error, OSError) or is_tensorflows(error):
         why = error.strerror if isinstance(error, OSError) and error.strerror else text.partition("\n")[0]
         return OutputUnwritable(f"cannot write {path}: {why}")
     return None

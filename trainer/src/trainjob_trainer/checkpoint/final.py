@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 
 FILE = "final.json"
+LARGEST = 1 << 20
+"""Bytes of it."""
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ class Publisher:
             self._fence.claim()
         self._make_once()
         self.check()
-        for leftover in self._directory.glob(TEMPORARY + "*"):
-            self._files.remove(leftover)
+        for name in self._files.names(self._directory):
+            if name.startswith(TEMPORARY):
+                self._files.remove(self._directory / name)
         probe = self.place("probe")
-        self._files.write(probe, "")
+        self._files.write(probe, b"")
         self._files.remove(probe)
 
     def check(self) -> None:
@@ -48,7 +49,7 @@ class Publisher:
         """
         if self._fence is not None:
             self._fence.check()
-        elif self._is_made and not self._directory.is_dir():
+        elif self._is_made and self._files.kind(self._directory) is None:
             raise gone(self._directory)
 
     def place(self, name: str) -> Path:
@@ -81,7 +82,7 @@ class Publisher:
         place = self.new_folder(target.name)
         try:
             fill(place)
-            if target.exists():
+            if self._files.kind(target) is not None:
                 self.discard(target)
             self.move(place, target)
             self._files.sync(target.parent)
@@ -92,7 +93,7 @@ class Publisher:
     def replace(self, path: Path, text: str) -> None:
         """Write a small file so that a reader sees the old or the new one, never a part."""
         place = self.place(path.name)
-        self._files.write(place, text)
+        self._files.write(place, text.encode())
         self.move(place, path)
         self._files.sync(path.parent)
 

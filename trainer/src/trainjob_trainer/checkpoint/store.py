@@ -13,7 +13,7 @@ from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifes
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.final import FILE as FINAL
-from trainjob_trainer.checkpoint.final import FinalMarker
+from trainjob_trainer.checkpoint.final import LARGEST, FinalMarker
 from trainjob_trainer.checkpoint.publishing import Publisher
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.errors import CheckpointUnreadable
@@ -129,7 +129,7 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """The steps of all checkpoints in place, oldest first, damaged ones included."""
         try:
-            names = [_FOLDER.fullmatch(path.name) for path in self.directory.iterdir()]
+            names = [_FOLDER.fullmatch(name) for name in self._files.names(self.directory)]
         except OSError:
             return []
         return sorted(int(match[1]) for match in names if match)
@@ -140,7 +140,9 @@ class CheckpointStore:
             try:
                 return self.checked(step)
             except CheckpointUnreadable as error:
-                if self._folder(step).exists():  # else it was dropped meanwhile, as the oldest
+                if (
+                    self._files.kind(self._folder(step)) is not None
+                ):  # else it was dropped meanwhile, as the oldest
                     warnings.warn(f"damaged checkpoint passed over: {error}", RuntimeWarning, stacklevel=2)
         return None
 
@@ -151,7 +153,7 @@ class CheckpointStore:
             CheckpointUnreadable: it is absent or damaged.
         """
         checkpoint = self.at(step)
-        read_bundle(checkpoint.path)
+        read_bundle(checkpoint.path, self._files)
         return checkpoint
 
     def at(self, step: int) -> Checkpoint:
@@ -161,7 +163,7 @@ class CheckpointStore:
             CheckpointUnreadable: it is absent, or its manifest damaged.
         """
         folder = self._folder(step)
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder, self._files)
         if manifest["step"] != step:
             raise CheckpointUnreadable(f"{folder}: its manifest is that of step {manifest['step']}")
         return Checkpoint(step, manifest["epoch"], manifest["jobUid"], folder, manifest["time"])
@@ -181,7 +183,7 @@ class CheckpointStore:
         Raises:
             CheckpointUnreadable: it is damaged or gone.
         """
-        return read_bundle(checkpoint.path)
+        return read_bundle(checkpoint.path, self._files)
 
     def mark_final(self, marker: FinalMarker) -> None:
         """Say that training is finished; the checkpoint that is its result is in place.
@@ -198,7 +200,7 @@ class CheckpointStore:
     def final(self) -> FinalMarker | None:
         """The final marker, if training is finished."""
         try:
-            return FinalMarker.from_json((self.directory / FINAL).read_text(encoding="utf-8"))
+            return FinalMarker.from_json(self._files.read(self.directory / FINAL, LARGEST).decode())
         except (OSError, ValueError):
             return None
 
@@ -210,7 +212,7 @@ class CheckpointStore:
         """
         path = self.directory / FINAL
         try:
-            if path.exists():
+            if self._files.kind(path) is not None:
                 self._publisher.discard(path)
         except Exception as error:
             raise self._publisher.explained(error, path) from error
@@ -262,7 +264,7 @@ class CheckpointStore:
         place, aside = self._publisher.place(folder.name), folder.with_name(_DAMAGED + folder.name)
         self._files.remove(place)
         self._publisher.move(folder, place)
-        if aside.exists():
+        if self._files.kind(aside) is not None:
             self._publisher.discard(aside)
         self._publisher.move(place, aside)
 
@@ -279,8 +281,9 @@ class CheckpointStore:
         for step in dropped:
             if final is None or step != final.step:
                 self._publisher.discard(self._folder(step))
-        for damaged in self.directory.glob(_DAMAGED + "*"):
-            self._publisher.discard(damaged)
+        for name in self._files.names(self.directory):
+            if name.startswith(_DAMAGED):
+                self._publisher.discard(self.directory / name)
 
     def _write_state(self) -> None:
         """TensorFlow's own index of the folder, for `tf.train.latest_checkpoint`."""
