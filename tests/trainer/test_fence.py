@@ -359,7 +359,7 @@ def test_models_of_one_script_share_the_claim(tmp_path: Path) -> None:
         assert store.steps() == [1]
 
 
-def test_a_damaged_one_is_set_aside_until_the_next_is_there(tmp_path: Path) -> None:
+def test_a_damaged_one_is_set_aside_until_there_are_enough_newer_ones(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, fence=fence(tmp_path, "1.1"))
     store.prepare()
     for step in (1, 2):
@@ -374,7 +374,10 @@ def test_a_damaged_one_is_set_aside_until_the_next_is_there(tmp_path: Path) -> N
     assert store.steps() == [1]
     assert (tmp_path / "damaged-step-00000002").is_dir()
     assert '"step-00000001/' in (tmp_path / "checkpoint").read_text().splitlines()[0]
-    store.save(3, 0, groups(OLD), "uid")
+    for step in (3, 4):
+        store.save(step, 0, groups(OLD), "uid")
+        assert [path.name for path in tmp_path.glob("damaged-*")] == ["damaged-step-00000002"]
+    store.save(5, 0, groups(OLD), "uid")
     assert not list(tmp_path.glob("damaged-*"))
 
 

@@ -164,7 +164,10 @@ def test_the_final_marker_comes_and_goes(tmp_path: Path) -> None:
     (tmp_path / "final.json").write_text('{"step": 4, "jobUid": "of an earlier version", "time": 1}')
     assert store.final() == FinalMarker(4, "of an earlier version")
     (tmp_path / "final.json").write_text("[]")
-    assert store.final() is None
+    with pytest.raises(
+        CheckpointUnreadable, match=r"final.json is damaged .* once it is deleted training goes on"
+    ):
+        store.final()
 
 
 @pytest.mark.parametrize("name", ["variables.index", "variables.data-00000-of-00001", "manifest.json"])

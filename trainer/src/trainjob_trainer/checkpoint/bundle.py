@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.checkpoint.files import Array, Files, is_tensorflows
+from trainjob_trainer.checkpoint.files import NOT_THERE, Array, Files, is_tensorflows
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
-from trainjob_trainer.errors import CheckpointUnreadable, first_line
+from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, first_line
 
 FORMAT = 1
 PREFIX = "variables"
@@ -23,6 +23,8 @@ _INDEX = "variables.index"
 _DATA = "variables.data-00000-of-00001"
 _LARGEST = 256 << 20
 """Bytes of a manifest or an index: a few hundred for each variable."""
+_NONSENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading something else than was written ends with."""
 
 
 def write_bundle(folder: Path, groups: HostGroups, facts: Mapping[str, Any], files: Files) -> None:
@@ -46,18 +48,23 @@ def read_manifest(folder: Path, files: Files) -> dict[str, Any]:
     """The manifest, checked against itself and the files beside it.
 
     Raises:
-        CheckpointUnreadable: a file is missing, cut off or altered, or of a later format.
+        CheckpointUnreadable: a file is missing, cut off or altered.
+        CheckpointUnavailable: it is of a later format; in all of them `format` and `crc32` mean the same.
+        OSError: nobody knows.
     """
     try:
         manifest = json.loads(files.read(folder / MANIFEST, _LARGEST))
         content = {key: value for key, value in manifest.items() if key != "crc32"}
         if manifest["crc32"] != _crc(content):
             raise CheckpointUnreadable(f"{folder}: {MANIFEST} is damaged")
+        if manifest["format"] > FORMAT:
+            raise CheckpointUnavailable(
+                f"{folder} has been written by a later version of the trainer (format {manifest['format']}, "
+                f"this one knows {FORMAT}): go on with that version, or with a new folder"
+            )
         if manifest["files"] != _measured(folder, files):
             raise CheckpointUnreadable(f"{folder}: its files are cut off or damaged")
-        if manifest["format"] != FORMAT:
-            raise CheckpointUnreadable(f"{folder}: format {manifest['format']} is not known to this version")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*NOT_THERE, *_NONSENSE) as error:
         raise CheckpointUnreadable(f"{folder}: {error}") from error
     return content
 
@@ -67,27 +74,42 @@ def read_bundle(folder: Path, files: Files) -> dict[str, list[NamedArray]]:
 
     Raises:
         CheckpointUnreadable: a file is missing, cut off or altered.
+        CheckpointUnavailable: as `read_manifest`.
+        OSError, tf.errors.OpError: nobody knows.
     """
-    described: Mapping[str, list[dict[str, Any]]] = read_manifest(folder, files)["groups"]
-    dtypes = {
-        _key(group, i, item["name"]): item["dtype"]
-        for group, items in described.items()
-        for i, item in enumerate(items)
-    }
-    if not dtypes:
-        return {group: [] for group in described}
     try:
-        tensors = files.read_tensors(folder / PREFIX, dtypes)
+        described = read_manifest(folder, files)["groups"]
+        dtypes = {
+            _key(group, i, item["name"]): item["dtype"]
+            for group, items in described.items()
+            for i, item in enumerate(items)
+        }
+        tensors = files.read_tensors(folder / PREFIX, dtypes) if dtypes else {}
+        return {
+            group: [
+                NamedArray(item["name"], tensors[_key(group, i, item["name"])])
+                for i, item in enumerate(items)
+            ]
+            for group, items in described.items()
+        }
+    except _NONSENSE as error:
+        raise CheckpointUnreadable(f"{folder}: {first_line(error)}") from error
     except Exception as error:
-        if not is_tensorflows(error):
+        if not is_tensorflows(error) or not _is_damage(error, folder, files):
             raise
         raise CheckpointUnreadable(f"{folder}: {first_line(error)}") from error
-    return {
-        group: [
-            NamedArray(item["name"], tensors[_key(group, i, item["name"])]) for i, item in enumerate(items)
-        ]
-        for group, items in described.items()
-    }
+
+
+def _is_damage(error: Exception, folder: Path, files: Files) -> bool:
+    """Whether an error of TensorFlow's tells of the files' content, rather than of an attempt to read them.
+
+    It says `NotFound` of a tensor that the index lacks, and also where it could not list the folder.
+    """
+    kind = type(error).__name__
+    if kind == "NotFoundError":
+        read_manifest(folder, files)  # its files are there, as long as they were
+        return "not found in checkpoint" in str(error)
+    return kind in ("DataLossError", "OutOfRangeError", "InvalidArgumentError")
 
 
 def _keyed(groups: HostGroups) -> dict[str, Array]:

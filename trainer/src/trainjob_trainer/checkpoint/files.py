@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +12,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainjob_trainer.errors import OutputFull, OutputUnwritable, TrainerError
+from trainjob_trainer.errors import (
+    CheckpointUnavailable,
+    OutputFull,
+    OutputUnwritable,
+    TrainerError,
+    first_line,
+)
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["file", "folder", "other"]
+NOT_THERE = (FileNotFoundError, NotADirectoryError)
+"""The only errors that say what is there: nothing."""
 _PART = 1 << 20
 
 
@@ -30,8 +38,11 @@ class Files:
     """
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents; an existing one is fine."""
+        """Create a folder and its parents, down to the disk; an existing one is fine."""
+        made = [folder for folder in (path, *path.parents) if self.kind(folder) is None]
         path.mkdir(parents=True, exist_ok=True)
+        for folder in made:
+            self.sync(folder.parent)
 
     def create_folder(self, path: Path) -> None:
         """Create a folder in one that is there.
@@ -61,7 +72,7 @@ class Files:
         """
         try:
             mode = path.lstat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
+        except NOT_THERE:
             return None
         if stat.S_ISDIR(mode):
             return "folder"
@@ -105,11 +116,13 @@ class Files:
         return bytes(data)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Write a file in place, down to the disk."""
-        with path.open("wb") as file:
+        """Write a new file in place of what may be there, which is never followed, down to the disk."""
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
 
     def sync(self, path: Path) -> None:
         """Force a file or folder down to the disk."""
@@ -124,11 +137,18 @@ class Files:
         source.replace(target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file or folder, if it is there."""
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        """Remove a file or folder, if it is there.
+
+        Raises:
+            OSError: a part of it may still be there, such as what an NFS client keeps for a file in use.
+        """
+        with contextlib.suppress(*NOT_THERE):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                path.unlink()
+                return
+            for inner in path.iterdir():
+                Files.remove(self, inner)
+            path.rmdir()
 
     def write_tensors(self, prefix: Path, tensors: Mapping[str, Array]) -> None:
         """Write TensorFlow's tensor bundle: `<prefix>.index` and `<prefix>.data-00000-of-00001`."""
@@ -177,6 +197,19 @@ def is_tensorflows(error: BaseException) -> bool:
     return type(error).__module__.startswith("tensorflow")
 
 
+def is_of_the_disk(error: BaseException) -> bool:
+    """Whether a file operation has failed, TensorFlow's included."""
+    return isinstance(error, OSError) or is_tensorflows(error)
+
+
+def explain_read_error(error: BaseException, path: Path) -> CheckpointUnavailable:
+    """Say what it means that something could not be read, and not because it isn't there."""
+    return CheckpointUnavailable(
+        f"cannot read {path}: {_reason(error)}. Nothing has been changed there, and the next start tries "
+        "again; if it goes on, look at the output's volume and how it is mounted"
+    )
+
+
 def explain_write_error(error: BaseException, path: Path) -> TrainerError | None:
     """Say what to do about a failed write; None when it is no matter of the disk.
 
@@ -186,7 +219,10 @@ def explain_write_error(error: BaseException, path: Path) -> TrainerError | None
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "Disk quota" in text:
         return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
-    if isinstance(error, OSError) or is_tensorflows(error):
-        why = error.strerror if isinstance(error, OSError) and error.strerror else text.partition("\n")[0]
-        return OutputUnwritable(f"cannot write {path}: {why}")
+    if is_of_the_disk(error):
+        return OutputUnwritable(f"cannot write {path}: {_reason(error)}")
     return None
+
+
+def _reason(error: BaseException) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainjob_trainer.atomic_file import TEMPORARY
-from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.fence import DAMAGED, Fence
 from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone
 from trainjob_trainer.errors import TrainerError
 
@@ -35,7 +35,9 @@ class Publisher:
         self._make_once()
         self.check()
         for name in self._files.names(self._directory):
-            if name.startswith(TEMPORARY):
+            if name.startswith(TEMPORARY + DAMAGED):
+                self.move(self._directory / name, self._directory / name.removeprefix(TEMPORARY))
+            elif name.startswith(TEMPORARY):
                 self._files.remove(self._directory / name)
         probe = self.place("probe")
         self._files.write(probe, b"")
@@ -87,7 +89,8 @@ class Publisher:
             self.move(place, target)
             self._files.sync(target.parent)
         except Exception:
-            self._files.remove(place)
+            with contextlib.suppress(OSError):  # it is swept at the next start
+                self._files.remove(place)
             raise
 
     def replace(self, path: Path, text: str) -> None:
@@ -102,7 +105,8 @@ class Publisher:
         doomed = self.place("old-" + path.name)
         self._files.remove(doomed)
         self.move(path, doomed)
-        self._files.remove(doomed)
+        with contextlib.suppress(OSError):  # no reader sees it, and the next start sweeps what is left
+            self._files.remove(doomed)
 
     def _make_once(self) -> None:
         if not self._is_made:
