@@ -310,6 +310,11 @@ class HandleFiles(Files):
     def names(self, path: Path) -> list[str]:
         return self._listing if self._listing is not None and path == self._folder else super().names(path)
 
+    def write(self, path: Path, data: bytes) -> None:
+        descriptor = os.open(path.name, os.O_WRONLY | os.O_CREAT, dir_fd=self._handle)
+        os.write(descriptor, data)
+        os.close(descriptor)
+
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source.name, target, src_dir_fd=self._handle)
 
@@ -322,7 +327,6 @@ def test_a_claim_counts_once_the_older_one_is_gone(
     files = HandleFiles(tmp_path)
     old = Fence(tmp_path, Epoch(1, 1), "uid", files)
     old.claim()
-    (old.folder / "result").write_text("old")
     files.hold(old.folder)
     left, naps, remove = iter(range(refusals)), [], os.rmdir
 
@@ -340,7 +344,8 @@ def test_a_claim_counts_once_the_older_one_is_gone(
         error = refused
 
     with contextlib.suppress(FileNotFoundError):
-        files.rename(old.folder / "result", tmp_path / "result")  # it had looked at the claims before
+        files.write(old.folder / "result", b"old")  # it had looked at the claims before
+        files.rename(old.folder / "result", tmp_path / "result")
     files.let_go()
     assert error is not None or not (tmp_path / "result").exists()
     assert len(naps) == min(refusals, len(REVOCATION_SECONDS))

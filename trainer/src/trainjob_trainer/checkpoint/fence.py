@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainjob_trainer.atomic_file import TEMPORARY
-from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone
+from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone, patiently
 from trainjob_trainer.checkpoint.mounts import listing_delay
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.epoch import Epoch
@@ -207,7 +207,8 @@ class Fence:
             self._files.remove(self._directory / f"{TEMPORARY}{self._mine.name}")
 
     def _claims(self) -> frozenset[_Claim]:
-        found = (_CLAIM.fullmatch(name) for name in self._files.names(self._directory))
+        names = patiently(lambda: self._files.names(self._directory), self._sleep)
+        found = (_CLAIM.fullmatch(name) for name in names)
         return frozenset(_Claim(m[3], Epoch(int(m[1]), int(m[2])), m[0]) for m in found if m)
 
     def _refuse_newer(self, claims: frozenset[_Claim]) -> None:

@@ -6,9 +6,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,10 @@ Array = np.ndarray[Any, Any]
 Kind = Literal["file", "folder", "other"]
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 """The only errors that say what is there: nothing."""
+RETRY_SECONDS = (0.1, 0.3, 1.0)
+"""Between attempts to read; what has failed ever since is unavailable."""
 _PART = 1 << 20
+T = TypeVar("T")
 
 
 class NotAFile(ValueError):
@@ -200,6 +203,25 @@ def is_tensorflows(error: BaseException) -> bool:
 def is_of_the_disk(error: BaseException) -> bool:
     """Whether a file operation has failed, TensorFlow's included."""
     return isinstance(error, OSError) or is_tensorflows(error)
+
+
+def patiently(read: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    """Ask a few times: what fails for a moment says nothing of what is there.
+
+    Raises:
+        OSError, tf.errors.OpError: the last one.
+    """
+    delays = iter(RETRY_SECONDS)
+    while True:
+        try:
+            return read()
+        except Exception as error:
+            if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
+                raise
+            delay = next(delays, None)
+            if delay is None:
+                raise
+        sleep(delay)
 
 
 def explain_read_error(error: BaseException, path: Path) -> CheckpointUnavailable:

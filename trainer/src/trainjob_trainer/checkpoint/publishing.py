@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from trainjob_trainer.atomic_file import TEMPORARY
 from trainjob_trainer.checkpoint.fence import DAMAGED, Fence
-from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone
+from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone, patiently
 from trainjob_trainer.errors import TrainerError
 
 
 class Publisher:
     """One folder's writer; what is not published yet lies in the claim, or beside under another name."""
 
-    def __init__(self, directory: Path, files: Files, fence: Fence | None) -> None:
-        """Publish into `directory`, by `files`, if `fence` allows it."""
+    def __init__(
+        self, directory: Path, files: Files, fence: Fence | None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Publish into `directory`, by `files`, if `fence` allows it; `sleep` is replaced by tests."""
+        self._sleep = sleep
         self._directory = directory
         self._files = files
         self._fence = fence
@@ -34,7 +38,7 @@ class Publisher:
             self._fence.claim()
         self._make_once()
         self.check()
-        for name in self._files.names(self._directory):
+        for name in patiently(lambda: self._files.names(self._directory), self._sleep):
             if name.startswith(TEMPORARY + DAMAGED):
                 self.move(self._directory / name, self._directory / name.removeprefix(TEMPORARY))
             elif name.startswith(TEMPORARY):
@@ -51,7 +55,7 @@ class Publisher:
         """
         if self._fence is not None:
             self._fence.check()
-        elif self._is_made and self._files.kind(self._directory) is None:
+        elif self._is_made and not self._is_there(self._directory):
             raise gone(self._directory)
 
     def place(self, name: str) -> Path:
@@ -84,7 +88,7 @@ class Publisher:
         place = self.new_folder(target.name)
         try:
             fill(place)
-            if self._files.kind(target) is not None:
+            if self._is_there(target):
                 self.discard(target)
             self.move(place, target)
             self._files.sync(target.parent)
@@ -107,6 +111,9 @@ class Publisher:
         self.move(path, doomed)
         with contextlib.suppress(OSError):  # no reader sees it, and the next start sweeps what is left
             self._files.remove(doomed)
+
+    def _is_there(self, path: Path) -> bool:
+        return patiently(lambda: self._files.kind(path), self._sleep) is not None
 
     def _make_once(self) -> None:
         if not self._is_made:

@@ -14,15 +14,20 @@ from typing import TypeVar
 
 from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifest, write_bundle
 from trainjob_trainer.checkpoint.fence import DAMAGED, Fence
-from trainjob_trainer.checkpoint.files import NOT_THERE, Files, Kind, explain_read_error, is_of_the_disk
+from trainjob_trainer.checkpoint.files import (
+    NOT_THERE,
+    Files,
+    Kind,
+    explain_read_error,
+    is_of_the_disk,
+    patiently,
+)
 from trainjob_trainer.checkpoint.final import FILE as FINAL
 from trainjob_trainer.checkpoint.final import LARGEST, FinalMarker
 from trainjob_trainer.checkpoint.publishing import Publisher
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputTaken
 
-RETRY_SECONDS = (0.1, 0.3, 1.0)
-"""Between attempts to read; what has failed ever since is unavailable."""
 _FOLDER = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
 _SET_ASIDE = re.compile(DAMAGED + r"step-(\d{8,})(?:[.-].*)?")
 _MODEL = "model-"
@@ -90,7 +95,7 @@ class CheckpointStore:
         self._now = now
         self._sleep = sleep
         self._files = files or Files()
-        self._publisher = Publisher(self.directory, self._files, fence)
+        self._publisher = Publisher(self.directory, self._files, fence, sleep)
         self._start: int | None = None
         self._own: set[int] = set()
 
@@ -427,18 +432,12 @@ class CheckpointStore:
         return self._read(folder, lambda: self._files.names(folder))
 
     def _read(self, path: Path, read: Callable[[], T]) -> T:
-        """Ask a few times: what fails for a moment says nothing of what is there."""
-        delays = iter(RETRY_SECONDS)
-        while True:
-            try:
-                return read()
-            except Exception as error:
-                if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
-                    raise
-                delay = next(delays, None)
-                if delay is None:
-                    raise explain_read_error(error, path) from error
-            self._sleep(delay)
+        try:
+            return patiently(read, self._sleep)
+        except Exception as error:
+            if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
+                raise
+            raise explain_read_error(error, path) from error
 
 
 def dropped_steps(steps: Iterable[int], newest: int, keep: int, spared: Collection[int]) -> list[int]:
