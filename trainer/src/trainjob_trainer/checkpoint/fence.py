@@ -9,14 +9,15 @@ be looked at before each write, which would leave a window between the look and 
   into it (one that is dropped). A path that begins with the claim leads nowhere once the claim is gone.
 * A successor makes its own claim, and then takes all others away: by a rename into its own, so that of two
   that do it to each other one alone succeeds; then what was in them is deleted. It reads and writes nothing
-  before that.
+  before a listing shows that no other is left.
 * Newer is the greater epoch of one job. Between two jobs epochs say nothing; the later one takes over.
 
 Guaranteed, on a file system where mkdir and rename are atomic and looked-up paths are current (a local
 disk; others that keep to POSIX): once `claim` has returned, no operation of an older writer changes anything
 that a reader sees, wherever it was interrupted. It raises `Fenced` instead. NFS may resolve a path from its
-cache; there the same follows from the deletion, which the server knows of. What remains on a mounted bucket,
-which copies where others rename, is the check before each of these operations: a window as long as one.
+cache; there the same follows from the deletion, which the server knows of, and a listing that may be old is
+waited for (docs/contract.md has a table of file systems). What remains on a mounted bucket, which copies
+where others rename, is the check before each of these operations: a window as long as one.
 Not covered is what a user's script writes by itself. There Keras's writers check before they begin.
 """
 

@@ -45,7 +45,8 @@ class Files:
         made = [folder for folder in (path, *path.parents) if self.kind(folder) is None]
         path.mkdir(parents=True, exist_ok=True)
         for folder in made:
-            self.sync(folder.parent)
+            with contextlib.suppress(PermissionError):  # one may be passed through without being read
+                self.sync(folder.parent)
 
     def create_folder(self, path: Path) -> None:
         """Create a folder in one that is there.
