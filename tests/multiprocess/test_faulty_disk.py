@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_listed_is_neither_empty_nor_damaged(tmp_path: P
 
     with training(output, fault="listdir ESTALE 1 1 /checkpoints$") as gang:
         gang["worker-0"].wait_for_line(f"resumed from step {step} ")
-        gang["worker-0"].wait_for_line("accuracy")
+        gang["worker-0"].wait_for_line("accuracy", times=2)  # the second waits for the first to be saved
     assert newest(output) > step
 
 
@@ -85,7 +85,7 @@ def test_a_claim_that_cannot_be_removed_is_not_passed_over(tmp_path: Path, refus
     """Its folder is busy, as on NFS where a file in it is still open."""
     output = tmp_path / "output"
     with training(output, epoch="1.1") as old:
-        old["worker-0"].wait_for_line("accuracy")
+        old["worker-0"].wait_for_line("accuracy", times=2)
         old["worker-0"].freeze()
         with training(output, epoch="1.2", fault=f"rmdir EBUSY 1 {refusals} .claim-1.1") as new:
             if refusals > 2:
