@@ -124,7 +124,7 @@ async def test_a_start_names_the_last_step_that_an_earlier_one_told_of() -> None
     case = Case()
     case.start(1)
     case.child.reports(state="training", step=4)
-    case.child.reports(state="training", step=8)
+    case.child.reports(state="training", step=8, checkpointStep=6)
     case.child.end(82)
     case.start(2)
     case.child.reports(state="starting")
@@ -132,6 +132,8 @@ async def test_a_start_names_the_last_step_that_an_earlier_one_told_of() -> None
     case.start(3)
     told = [changes.get("TRAINJOB_REPORTED_STEP") for changes in case.child.starts]
     assert told == [None, "8", "8"]
+    told = [changes.get("TRAINJOB_REPORTED_CHECKPOINT") for changes in case.child.starts]
+    assert told == [None, "6", "6"]
 
 
 async def test_an_attempt_is_started_once() -> None:

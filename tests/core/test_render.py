@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support_jobs import build_job, build_plain_job
 
-from trainjob.api import InvalidTrainJob, parse
+from trainjob.api import InvalidTrainJob, OutputStatus, TrainJobStatus, parse
 from trainjob.core.render import build_claim, build_network_policy, build_objects, build_pod, build_service
 from trainjob.core.settings import Isolation
 from trainjob.core.templates import render_template
@@ -92,6 +92,30 @@ def test_the_evaluator_may_write_into_its_own_folder_only() -> None:
 def test_the_output_is_mounted(output: dict[str, Any], volume: dict[str, Any]) -> None:
     pod = pod_of(output=output)
     assert pod["spec"]["volumes"] == [{"name": "trainjob-output", **volume}]
+
+
+@pytest.mark.parametrize(
+    ("output", "path", "told"),
+    [
+        ({"claim": {"claimName": "mine"}}, "/output/digits", "3000"),
+        ({"nfs": {"server": "nas", "path": "/x"}}, "/output/digits", "3000"),
+        ({"csi": {"driver": "fuse"}}, "/output/digits", "3000"),
+        ({"claim": {"claimName": "mine"}}, "/output/another", None),
+        ({"emptyDir": {}}, "/output/digits", None),
+        ({"ephemeral": {"volumeClaimTemplate": {"spec": {}}}}, "/output/digits", None),
+    ],
+)
+def test_a_new_pod_is_told_of_the_checkpoint_that_it_has_to_find(
+    output: dict[str, Any], path: str, told: str | None
+) -> None:
+    """A volume that is the pod's own may be empty, and so may another folder."""
+    job = parse(build_plain_job(uid="some-uid", workers=1, evaluator=False, output=output))
+    known = TrainJobStatus(output=OutputStatus(path=path, checkpoint_step=3000))
+    job = job.model_copy(update={"status": known})
+
+    pod = build_pod(job, role="worker", index=0, incarnation=2, attempt=2)
+
+    assert env_of(pod).get("TRAINJOB_REPORTED_CHECKPOINT") == told
 
 
 def test_storage_that_tensorflow_reaches_by_itself_is_not_mounted() -> None:

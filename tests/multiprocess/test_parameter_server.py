@@ -13,7 +13,6 @@ import pytest
 from support_processes import DEADLINE_SECONDS, jsonl
 from support_run import SCRIPTS, processes_of, started_run, write_job
 
-from trainjob_trainer.checkpoint.bundle import read_bundle
 from trainjob_trainer.checkpoint.store import CheckpointStore
 
 STEPS, CHECKPOINT_EVERY = 1200, 100  # the latter is the script's
@@ -88,7 +87,8 @@ def test_workers_that_die_are_started_again_alone(tmp_path: Path) -> None:
 
 def applied_by(output: Path, step: int) -> int:
     """Updates that a checkpoint's optimizer has made: more than its steps where some were taken again."""
-    optimizer = read_bundle(output / "checkpoints" / f"step-{step:08d}")["optimizer"]
+    store = CheckpointStore(output / "checkpoints")
+    optimizer = store.read(store.at(step))["optimizer"]
     return next(int(array.value) for array in optimizer if array.name.endswith("iteration"))
 
 

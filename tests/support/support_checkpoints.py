@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from trainjob_trainer.checkpoint.bundle import read_bundle
 from trainjob_trainer.checkpoint.store import CheckpointStore
 
 
@@ -17,7 +16,7 @@ def final_variables(output: Path) -> dict[str, np.ndarray[Any, Any]]:
     store = CheckpointStore(output / "checkpoints")
     final = store.final()
     assert final is not None, f"no final marker in {output}"
-    groups = read_bundle(store.checked(final.step).path)
+    groups = store.read(store.checked(final.step))
     return {f"{group}/{array.name}": array.value for group, arrays in groups.items() for array in arrays}
 
 

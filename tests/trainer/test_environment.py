@@ -39,10 +39,11 @@ def test_what_the_job_says_holds() -> None:
         "TRAINJOB_LOG_DIR": "/l",
         "TRAINJOB_EPOCH": "2.3",
         "TRAINJOB_REPORTED_STEP": "0",
+        "TRAINJOB_REPORTED_CHECKPOINT": "3000",
     }
 
     assert Environment.from_environment(env, WORKER) == Environment(
-        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Epoch(2, 3), 0
+        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Epoch(2, 3), 0, 3000
     )
 
 
@@ -51,6 +52,7 @@ def test_what_the_job_says_holds() -> None:
     [
         *(("TRAINJOB_ATTEMPT", text) for text in ("0", "-1", "one", "1.5", "\u00b2")),
         *(("TRAINJOB_REPORTED_STEP", text) for text in ("-1", "one")),
+        *(("TRAINJOB_REPORTED_CHECKPOINT", text) for text in ("-1", "one")),
     ],
 )
 def test_a_malformed_number_is_refused(variable: str, text: str) -> None:

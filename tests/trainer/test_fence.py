@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support_disk import FaultyFiles
 
 from trainjob_trainer import Fenced, InvalidConfiguration, OutputTaken, OutputUnwritable
-from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.fence import REVOCATION_SECONDS, Fence
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
@@ -104,8 +108,8 @@ class InterleavedFiles(Files):
     def names(self, path: Path) -> list[str]:
         return self._in_turn(super().names, path)
 
-    def write(self, path: Path, text: str) -> None:
-        self._in_turn(super().write, path, text)
+    def write(self, path: Path, data: bytes) -> None:
+        self._in_turn(super().write, path, data)
 
     def sync(self, path: Path) -> None:
         self._in_turn(super().sync, path)
@@ -285,6 +289,112 @@ def test_of_two_that_claim_at_the_same_moment_one_holds_the_folder(
         assert uids[0] != uids[1] or claims[standing] is new
 
 
+class HandleFiles(Files):
+    """An NFS client that resolved its claim's path before the claim was moved, and lists from its cache.
+
+    Its renames go by the folder's handle, which is valid until the folder is deleted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._handle: int | None = None
+        self._listing: list[str] | None = None
+
+    def hold(self, claim: Path) -> None:
+        self._handle, self._listing = os.open(claim, os.O_RDONLY), super().names(self._folder)
+
+    def let_go(self) -> None:
+        assert self._handle is not None
+        os.close(self._handle)
+
+    def names(self, path: Path) -> list[str]:
+        return self._listing if self._listing is not None and path == self._folder else super().names(path)
+
+    def write(self, path: Path, data: bytes) -> None:
+        descriptor = os.open(path.name, os.O_WRONLY | os.O_CREAT, dir_fd=self._handle)
+        os.write(descriptor, data)
+        os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source.name, target, src_dir_fd=self._handle)
+
+
+@pytest.mark.parametrize("refusals", range(10))
+def test_a_claim_counts_once_the_older_one_is_gone(
+    tmp_path: Path, refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, with a folder that is busy for a while: its removal is refused so many times."""
+    files = HandleFiles(tmp_path)
+    old = Fence(tmp_path, Epoch(1, 1), "uid", files)
+    old.claim()
+    files.hold(old.folder)
+    left, naps, remove = iter(range(refusals)), [], os.rmdir
+
+    def refuse(path: Any, *, dir_fd: int | None = None) -> None:
+        if old.folder.name in str(path) and next(left, None) is not None:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        remove(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    new = Fence(tmp_path, Epoch(1, 2), "uid", sleep=naps.append)
+    error = None
+    try:
+        new.claim()
+    except OutputUnwritable as refused:
+        error = refused
+
+    with contextlib.suppress(FileNotFoundError):
+        files.write(old.folder / "result", b"old")  # it had looked at the claims before
+        files.rename(old.folder / "result", tmp_path / "result")
+    files.let_go()
+    assert error is not None or not (tmp_path / "result").exists()
+    assert len(naps) == min(refusals, len(REVOCATION_SECONDS))
+    if error is not None:
+        assert "can't be written safely" in str(error)
+        assert "an earlier writer's claim, could not be removed for 6 s" in str(error)
+        assert new.folder.is_dir()
+    assert (error is None) == (refusals <= len(REVOCATION_SECONDS))
+
+
+def test_a_claim_that_only_appears_late_is_taken_away_too(tmp_path: Path) -> None:
+    """Its writer has made it before the newer one, and a listing shows it only after a while."""
+    late = fence(tmp_path, "1.1")
+    late.claim()
+    looks = iter([[], []])
+
+    class LateFiles(Files):
+        def names(self, path: Path) -> list[str]:
+            names = super().names(path)
+            hidden = path == tmp_path and next(looks, None) is not None
+            return [name for name in names if name != late.folder.name] if hidden else names
+
+    Fence(tmp_path, Epoch(1, 2), "uid", LateFiles(), sleep=lambda _: None).claim()
+
+    assert not late.folder.exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_after_a_claim_on_a_network_file_system_listings_are_let_become_current(
+    tmp_path: Path, is_there: bool
+) -> None:
+    folder, naps, changes = tmp_path / "checkpoints", [], []
+    if is_there:
+        folder.mkdir()
+    files = FaultyFiles(lambda name, path: changes.append((name, path.parent)) if naps else None)
+
+    Fence(
+        folder,
+        Epoch(1, 1),
+        "uid",
+        files,
+        listing_delay=lambda path: 7.0 * (path == folder),
+        sleep=naps.append,
+    ).claim()
+
+    assert naps == [7.0] * is_there
+    assert (("remove", folder) in changes) is is_there  # of an entry of its own, which makes NFS look again
+
+
 def fence(folder: Path, epoch: str, uid: str = "uid") -> Fence:
     return Fence(folder, Epoch.parse(epoch), uid)
 
@@ -359,7 +469,7 @@ def test_models_of_one_script_share_the_claim(tmp_path: Path) -> None:
         assert store.steps() == [1]
 
 
-def test_a_damaged_one_is_set_aside_until_the_next_is_there(tmp_path: Path) -> None:
+def test_a_damaged_one_is_set_aside_until_there_are_enough_newer_ones(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, fence=fence(tmp_path, "1.1"))
     store.prepare()
     for step in (1, 2):
@@ -374,7 +484,10 @@ def test_a_damaged_one_is_set_aside_until_the_next_is_there(tmp_path: Path) -> N
     assert store.steps() == [1]
     assert (tmp_path / "damaged-step-00000002").is_dir()
     assert '"step-00000001/' in (tmp_path / "checkpoint").read_text().splitlines()[0]
-    store.save(3, 0, groups(OLD), "uid")
+    for step in (3, 4):
+        store.save(step, 0, groups(OLD), "uid")
+        assert [path.name for path in tmp_path.glob("damaged-*")] == ["damaged-step-00000002"]
+    store.save(5, 0, groups(OLD), "uid")
     assert not list(tmp_path.glob("damaged-*"))
 
 

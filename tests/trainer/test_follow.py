@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from support_disk import STALE, FaultyFiles
 
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.follow import follow
@@ -46,6 +47,35 @@ def test_it_waits_for_the_first_skips_to_the_newest_and_ends_with_the_final_one(
     )
 
     assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (3, False), (4, True)]
+
+
+def test_what_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
+    lines: list[str] = []
+    is_out = [False]
+    files = FaultyFiles(lambda *_: STALE if is_out[0] else None)
+    writer = CheckpointStore(tmp_path)
+    reader = CheckpointStore(tmp_path, files=files, sleep=lambda _: None)
+    events = iter(
+        [
+            save(writer, 1),
+            lambda: is_out.__setitem__(0, True),
+            save(writer, 2),
+            lambda: is_out.__setitem__(0, False),
+            lambda: (tmp_path / "final.json").write_text("{"),
+            lambda: writer.mark_final(FinalMarker(2, "uid")),
+        ]
+    )
+
+    seen = follow(reader, 5.0, sleep=lambda _: next(events)() and None, log=lines.append)
+
+    assert [(checkpoint.step, final) for checkpoint, final in seen] == [(1, False), (2, False), (2, True)]
+    assert [line.partition(":")[0] for line in lines] == [
+        f"cannot read {tmp_path / 'final.json'}",
+        "the checkpoints can be read again",
+        f"{tmp_path / 'final.json'} is damaged (it is no final marker",
+        "the checkpoints can be read again",
+    ]
+    assert "this process tries again every 5 s" in lines[0]
 
 
 def test_one_that_turns_out_to_be_the_final_one_comes_again(tmp_path: Path) -> None:

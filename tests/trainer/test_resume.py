@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import errno
+import json
+import os
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from support_disk import STALE, fail_reads, system_error
 
-from trainjob_trainer import CheckpointUnreadable, OutputFinished
+from trainjob_trainer import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
@@ -16,6 +23,7 @@ from trainjob_trainer.resume import (
     choose_start,
     find_start,
     finished_before,
+    is_lost,
     read_agreed,
     refuse_finished,
 )
@@ -110,7 +118,9 @@ def test_a_damaged_checkpoint_is_chosen_by_nobody(
 
     assert store.steps() == [step for step in (2, 4, 6) if step not in damaged]
     assert told in capsys.readouterr().err
-    store.save(8, 0, GROUPS, "old")
+    for step in (8, 10, 12):
+        assert len(list(store.directory.glob("damaged-*"))) == len(damaged)
+        store.save(step, 0, GROUPS, "old")
     assert not list(store.directory.glob("damaged-*"))
 
 
@@ -128,3 +138,160 @@ def test_a_worker_waits_for_what_the_writer_sees(tmp_path: Path) -> None:
     assert set(host) == {"model"}
     with pytest.raises(CheckpointUnreadable):
         read_agreed(store, 5, 1.0, naps.append)
+
+
+def no_sleep(_: float) -> None:
+    pass
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_read_error_of_a_moment_costs_no_checkpoint(tmp_path: Path) -> None:
+    """At each reading operation that a start is made of."""
+    store = store_with(tmp_path / "counted", 1000, 2000, 3000)
+    counted = fail_reads(STALE, 0, count=0)
+    choose_start(CheckpointStore(store.directory, files=counted), 9000, "old")
+    assert counted.seen > 5
+    for at in range(counted.seen):
+        folder = store_with(tmp_path / str(at), 1000, 2000, 3000).directory
+        store = CheckpointStore(folder, files=fail_reads(STALE, at, count=1), sleep=no_sleep)
+
+        start = choose_start(store, 9000, "old")
+        store.save(start.step + 100, 0, GROUPS, "old")
+
+        assert (at, start.step, store.steps()) == (at, 3000, [2000, 3000, 3100])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(
+            system_error(number)
+            for number in (errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES, errno.ETIMEDOUT)
+        ),
+        tf.errors.UnknownError(None, None, "variables.data-00000-of-00001; Input/output error"),
+        tf.errors.NotFoundError(None, None, "Failed to find any matching files for variables"),
+    ],
+    ids=lambda error: getattr(error, "strerror", None) or type(error).__name__,
+)
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, error: Exception) -> None:
+    """The same, with an error that stays."""
+    store_with(tmp_path, 1000, 2000, 3000)
+    before, naps = contents(tmp_path), []
+    by_tensorflow = isinstance(error, tf.errors.OpError)
+    for at in range(1 if by_tensorflow else 10):
+        files = fail_reads(error, at, only="read_tensors" if by_tensorflow else None)
+        store = CheckpointStore(tmp_path / "checkpoints", files=files, sleep=naps.append)
+
+        with pytest.raises(
+            CheckpointUnavailable, match=r"cannot read .*checkpoints.*: .*the next start tries again"
+        ):
+            choose_start(store, 9000, "old")
+
+        assert contents(tmp_path) == before
+    assert naps[:3] == [0.1, 0.3, 1.0]
+
+
+def test_a_marker_that_cannot_be_read_is_not_an_absent_one(tmp_path: Path) -> None:
+    store_with(tmp_path, 3, final=(3, "mine"))
+    store = CheckpointStore(tmp_path / "checkpoints", files=fail_reads(STALE, 0), sleep=no_sleep)
+
+    with pytest.raises(CheckpointUnavailable, match=r"cannot read .*final.json: Stale file handle"):
+        finished_before(store, "mine")
+    with pytest.raises(CheckpointUnavailable, match=r"cannot read .*final.json: Stale file handle"):
+        choose_start(store, 3, "mine")
+
+
+def test_a_later_format_is_no_damage(tmp_path: Path) -> None:
+    store = store_with(tmp_path, 1, 2)
+    manifest = store.at(2).path / "manifest.json"
+    later = {**json.loads(manifest.read_text()), "format": 2, "files": "described in another way"}
+    del later["crc32"]
+    manifest.write_text(
+        json.dumps({**later, "crc32": zlib.crc32(json.dumps(later, sort_keys=True).encode())})
+    )
+
+    with pytest.raises(
+        CheckpointUnavailable, match=r"step-00000002 has been written by a later version .*format 2"
+    ):
+        choose_start(store, 9, "old")
+
+    assert store.steps() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("variables.index"),
+        lambda path: path.mkdir(),
+        lambda path: path.write_bytes(b" " * (256 << 20) + b"{}"),
+        lambda path: path.write_text("[" * 200_000),
+    ],
+    ids=["fifo", "link to a device", "link", "folder", "too large", "too deep"],
+)
+@pytest.mark.filterwarnings("ignore:damaged checkpoint")
+def test_a_manifest_that_is_none_is_damage_and_nobody_waits_for_it(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    store = store_with(tmp_path, 1, 2)
+    manifest = store.at(2).path / "manifest.json"
+    manifest.unlink()
+    make(manifest)
+
+    assert choose_start(store, 9, "old").step == 1
+    assert store.known_steps() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("reported", "found", "known", "lost"),
+    [
+        (None, 0, (), False),
+        (0, 0, (), False),
+        (3000, 0, (), True),
+        (3000, 2000, (1000, 2000), True),
+        (3000, 3000, (3000,), False),
+        (3000, 4000, (4000,), False),  # it was dropped, as the oldest
+        (3000, 2000, (2000, 3000), False),  # it is damaged
+        (3000, 2000, (2000, 4000), True),  # what is damaged isn't what was reported
+        (900, 100, (100, 900), False),  # it is another model's of the script
+    ],
+)
+def test_what_was_reported_has_to_be_there(
+    reported: int | None, found: int, known: tuple[int, ...], lost: bool
+) -> None:
+    assert is_lost(reported, found, known) is lost
+
+
+def test_a_start_behind_what_was_reported_is_refused(tmp_path: Path) -> None:
+    store = store_with(tmp_path)
+    with pytest.raises(
+        CheckpointUnavailable, match="the checkpoint of step 3000 was reported, and none is found"
+    ):
+        choose_start(store, 9000, "old", 3000)
+    store_with(tmp_path, 1000, 2000)
+    before = contents(tmp_path)
+
+    with pytest.raises(
+        CheckpointUnavailable, match=r"3000 was reported, and the newest .* is that of step 2000"
+    ):
+        choose_start(store, 9000, "old", 3000)
+
+    assert contents(tmp_path) == before
+    (store.directory / "damaged-step-00003000").mkdir()
+    assert choose_start(store, 9000, "old", 3000).step == 2000
+
+
+def test_what_appears_after_the_choice_is_not_set_aside(tmp_path: Path) -> None:
+    """As it does where a listing is late."""
+    store = store_with(tmp_path, 1000, 2000, 3000)
+
+    with pytest.raises(
+        CheckpointUnavailable, match=r"step-00003000 wasn't there when the step .* was chosen"
+    ):
+        store.set_aside(2000)
+
+    assert store.steps() == [1000, 2000, 3000]

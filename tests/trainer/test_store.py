@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -12,14 +13,22 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from support_disk import FaultyFiles
 
-from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputFull, OutputUnwritable
+from trainjob_trainer import (
+    CheckpointMismatch,
+    CheckpointUnreadable,
+    OutputFull,
+    OutputTaken,
+    OutputUnwritable,
+)
+from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.checkpoint.background import BackgroundWriter
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
-from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint.store import CheckpointStore, dropped_steps
 from trainjob_trainer.epoch import Epoch
 
 Groups = dict[str, list[NamedArray]]
@@ -62,11 +71,11 @@ class CrashingFiles(Files):
         self._count()
         super().make_folder(path)
 
-    def write(self, path: Path, text: str) -> None:
+    def write(self, path: Path, data: bytes) -> None:
         self._count()
-        path.write_text(text[: len(text) // 2])
+        path.write_bytes(data[: len(data) // 2])
         self._count()
-        super().write(path, text)
+        super().write(path, data)
 
     def sync(self, path: Path) -> None:
         self._count()
@@ -85,7 +94,7 @@ class FailingFiles(Files):
     def __init__(self, error: OSError) -> None:
         self.error = error
 
-    def write(self, path: Path, text: str) -> None:  # noqa: ARG002
+    def write(self, path: Path, data: bytes) -> None:  # noqa: ARG002
         raise self.error
 
 
@@ -148,6 +157,128 @@ def test_what_lies_beyond_a_new_checkpoint_goes(tmp_path: Path) -> None:
     assert store.steps() == [6]
 
 
+@pytest.mark.parametrize(
+    ("steps", "newest", "keep", "spared", "dropped"),
+    [
+        ((1,), 1, 1, (), []),
+        ((1, 2, 3, 4), 4, 3, (), [1]),
+        ((1, 2, 3, 4), 4, 1, (2,), [1, 3]),
+        ((1, 2, 3), 3, 0, (), [1, 2]),
+        ((6, 9), 6, 3, (), [9]),
+        ((6, 9), 6, 3, (9,), []),
+    ],
+)
+def test_what_is_dropped(
+    steps: tuple[int, ...], newest: int, keep: int, spared: tuple[int, ...], dropped: list[int]
+) -> None:
+    assert dropped_steps(steps, newest, keep, spared) == dropped
+
+
+@pytest.mark.parametrize("late", [150, 250, 450], ids=["between", "first beyond", "last"])
+def test_an_old_writer_without_a_fence_drops_nothing_of_its_successor(tmp_path: Path, late: int) -> None:
+    CheckpointStore(tmp_path).save(100, 0, groups(1), "uid")
+    old, new = CheckpointStore(tmp_path, keep=1), CheckpointStore(tmp_path)
+    for store in (old, new):
+        store.set_aside(100)
+    for step in (200, 300, 400):
+        new.save(step, 0, groups(step), "uid")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    for step in (late, late + 10):
+        with pytest.raises(
+            OutputTaken, match=r"has not written \(of step 200, 300, 400; .*another process writes"
+        ):
+            old.save(step, 0, groups(0), "uid")
+
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+class WatchedFiles(FaultyFiles):
+    """Calls a reader before each operation."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__(lambda *_: look())
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_step_is_saved_again_without_a_moment_without_it(tmp_path: Path, keep: int) -> None:
+    reader, seen = CheckpointStore(tmp_path), []
+
+    def look() -> None:
+        newest, by_tensorflow = reader.latest(), tf.train.latest_checkpoint(str(tmp_path))
+        seen.append((newest and newest.step, newest and newest.epoch, by_tensorflow is not None))
+
+    CheckpointStore(tmp_path).save(1, 0, groups(1), "uid")
+    CheckpointStore(tmp_path, keep).save(2, 0, groups(2), "uid")
+    for epoch in (1, 2):
+        CheckpointStore(tmp_path, keep, files=WatchedFiles(look)).save(2, epoch, groups(epoch), "uid")
+
+    assert len(seen) > 20
+    assert set(seen) == {(2, 0, True), (2, 1, True), (2, 2, True)}
+    assert seen == sorted(seen)
+    newest = reader.at(2)
+    assert (
+        [path.name for path in tmp_path.glob("step-00000002*")] == [newest.path.name] == ["step-00000002.2"]
+    )
+    assert tf.train.latest_checkpoint(str(tmp_path)) == newest.prefix
+    reader.load(newest, target := variables())
+    assert float(target["model"][0][0, 0]) == 2.0
+
+
+def test_a_damaged_revision_leaves_the_one_before(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(2, 0, groups(1), "uid")
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000002.1")
+    (tmp_path / "step-00000002.1" / "variables.index").write_bytes(b"")
+
+    for found in (store.latest(), store.checked(2), store.at(2)):
+        assert found is not None
+        assert found.path.name == "step-00000002"
+
+
+def test_what_is_set_aside_outlives_a_crash_at_any_point(tmp_path: Path) -> None:
+    for fence in (None, "1.1"):
+        at, is_through = 0, False
+        while not is_through:
+            folder = tmp_path / f"{fence}-{at}"
+            own = None if fence is None else Fence(folder, Epoch.parse(fence), "uid")
+            for step in (1, 2):
+                CheckpointStore(folder).save(step, 0, groups(step), "uid")
+            (folder / "step-00000002" / "variables.index").write_bytes(b"")
+            crashing = CheckpointStore(folder, files=CrashingFiles(at), fence=own)
+            try:
+                CheckpointStore(folder, fence=own).prepare()
+                crashing.set_aside(1)
+                is_through = True
+            except Crash:
+                at += 1
+            again = CheckpointStore(folder, fence=own and Fence(folder, Epoch(1, 2), "uid"))
+            again.prepare()
+            assert again.known_steps() == {1, 2}, at
+        assert at > 3
+
+
+@pytest.mark.parametrize("write", [Files().write, lambda path, data: write_atomically(path, data.decode())])
+def test_what_is_written_follows_no_link(tmp_path: Path, write: Callable[[Path, bytes], None]) -> None:
+    precious, path = tmp_path / "precious", tmp_path / "file"
+    precious.write_text("as it was")
+    for link in (path, tmp_path / ".tmp-file"):
+        link.symlink_to(precious)
+
+    write(path, b"new")
+
+    assert (precious.read_text(), path.read_text(), path.is_symlink()) == ("as it was", "new", False)
+
+
+def test_folders_above_the_checkpoints_are_forced_down_too(tmp_path: Path) -> None:
+    synced: list[Path] = []
+    files = FaultyFiles(lambda name, path: synced.append(path) if name == "sync" else None)
+
+    CheckpointStore(tmp_path / "job" / "checkpoints", files=files).prepare()
+
+    assert synced == [tmp_path / "job", tmp_path]
+
+
 def test_the_final_marker_comes_and_goes(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(4, 1, groups(1), "uid")
@@ -164,7 +295,10 @@ def test_the_final_marker_comes_and_goes(tmp_path: Path) -> None:
     (tmp_path / "final.json").write_text('{"step": 4, "jobUid": "of an earlier version", "time": 1}')
     assert store.final() == FinalMarker(4, "of an earlier version")
     (tmp_path / "final.json").write_text("[]")
-    assert store.final() is None
+    with pytest.raises(
+        CheckpointUnreadable, match=r"final.json is damaged .* once it is deleted training goes on"
+    ):
+        store.final()
 
 
 @pytest.mark.parametrize("name", ["variables.index", "variables.data-00000-of-00001", "manifest.json"])
@@ -226,9 +360,9 @@ def test_a_crash_at_any_point_leaves_a_whole_checkpoint(at: int, same_step: bool
             pass
 
         latest = store.latest()
-        assert latest is not None or (same_step and keep == 1)
-        if latest is not None:
-            store.load(latest, variables())
+        assert latest is not None
+        assert latest.step >= 2
+        store.load(latest, variables())
         final = store.final()
         assert final is None or store.checked(final.step)
         store.prepare()

@@ -121,7 +121,7 @@ event: StartTimeout
 """,
     "unwritable": """
 STATE Failed  WORKERS 0/1  RESTARTS 2
-worker 0 on node <node> can't write into its output folder (exit code 82: cannot write /output/unwritable/checkpoints: Permission denied); given up after the same failure 3 times in a row
+worker 0 on node <node> can't use its output folder (exit code 82: cannot write /output/unwritable/checkpoints: Permission denied); given up after the same failure 3 times in a row
 Running=False OutputUnwritable
 FailureTarget=True OutputUnwritable
 Failed=True OutputUnwritable

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.errors import (
     CheckpointMismatch,
+    CheckpointUnavailable,
     CheckpointUnreadable,
     Fenced,
     InvalidConfiguration,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointMismatch",
+    "CheckpointUnavailable",
     "CheckpointUnreadable",
     "Environment",
     "ExitCode",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 TEMPORARY = ".tmp-"
@@ -14,7 +15,7 @@ def temporary_of(path: Path) -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by one with this text; the only one who writes it does so.
+    """Replace a file by one with this text; the only one who writes it does so, and follows no link.
 
     It is not forced down to the disk: a power cut may bring the old text back.
 
@@ -22,5 +23,10 @@ def write_atomically(path: Path, text: str) -> None:
         OSError: the folder is missing, or can't be written.
     """
     temporary = temporary_of(path)
-    temporary.write_text(text, encoding="utf-8")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+    )
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
     temporary.replace(path)

@@ -86,8 +86,12 @@ class Run:
         """
         self._check_trainable()
         task, store = self._replica.task, self._replica.store
-        uid = self._replica.environment.uid
-        verdict = agree(self.strategy, task, lambda: choose_start(store, total, uid))
+        environment = self._replica.environment
+        verdict = agree(
+            self.strategy,
+            task,
+            lambda: choose_start(store, total, environment.uid, environment.reported_checkpoint),
+        )
         refuse_finished(verdict, store, total)
         if task.is_writer:
             store.clear_final()
@@ -178,6 +182,10 @@ def init(*, keep: int = 3, wandb: bool = False) -> Run:
     strategy = build_strategy(replica.task)
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())
-    uid = replica.environment.uid
-    start = agree(strategy, replica.task, lambda: choose_start(replica.store, _ANY_NUMBER_OF_STEPS, uid))
+    uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
+    start = agree(
+        strategy,
+        replica.task,
+        lambda: choose_start(replica.store, _ANY_NUMBER_OF_STEPS, uid, reported),
+    )
     return Run(replica, strategy, start)

@@ -24,6 +24,8 @@ class Environment:
         log_dir: TensorBoard events of this replica.
         epoch: of this start, where an agent keeps an earlier one's writer from writing; else None.
         reported_step: that an earlier start has told the agent of, in this very pod; None without one.
+        reported_checkpoint: step of the checkpoint that was last reported as the newest, in this pod or, on a
+            volume that outlives pods, in an earlier one; None without one.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Environment:
     log_dir: Path
     epoch: Epoch | None = None
     reported_step: int | None = None
+    reported_checkpoint: int | None = None
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
@@ -42,8 +45,9 @@ class Environment:
         The evaluator's own folder is `<root>/evaluator`, so its checkpoints lie beside it.
 
         Raises:
-            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP none
-                from 0, TRAINJOB_EPOCH is no pair of numbers, or the output is no folder.
+            InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
+                TRAINJOB_REPORTED_CHECKPOINT none from 0, TRAINJOB_EPOCH is no pair of numbers, or the output
+                is no folder.
         """
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))
@@ -60,6 +64,7 @@ class Environment:
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
             epoch=Epoch.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
             reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
+            reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
         )
 
 

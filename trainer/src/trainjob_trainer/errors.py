@@ -4,8 +4,9 @@
     ├── InvalidConfiguration   80  a setting, the environment or the data is wrong
     ├── OutputFinished         81  the output folder holds a finished training
     ├── OutputUnwritable       82  a file could not be written
-    │   ├── CheckpointUnreadable   or read back
-    │   └── OutputTaken            or is another job's by now
+    │   ├── CheckpointUnreadable   a checkpoint is damaged or gone: another one may be taken
+    │   ├── CheckpointUnavailable  nobody knows what is there: nothing may be changed
+    │   └── OutputTaken            the output is another job's by now
     ├── OutputFull             83  no space left
     ├── PortInUse              84  this replica's address is taken
     ├── PeerLost               85  another replica is gone
@@ -59,9 +60,15 @@ class OutputUnwritable(TrainerError):
 
 
 class CheckpointUnreadable(OutputUnwritable):
-    """A checkpoint is torn, corrupt or gone."""
+    """A checkpoint is torn, corrupt or gone: its content says so, and reading it again would not help."""
 
     reason = "CheckpointUnreadable"
+
+
+class CheckpointUnavailable(OutputUnwritable):
+    """The folder of checkpoints can't be read now, or not by this version: it says nothing of its content."""
+
+    reason = "CheckpointUnavailable"
 
 
 class OutputTaken(OutputUnwritable):

@@ -159,7 +159,12 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     start = agree(
         strategy,
         replica.task,
-        lambda: choose_start(replica.store, plan.total_steps, replica.environment.uid),
+        lambda: choose_start(
+            replica.store,
+            plan.total_steps,
+            replica.environment.uid,
+            replica.environment.reported_checkpoint,
+        ),
     )
     refuse_finished(start, replica.store, plan.total_steps)
     spec = _batch_spec(source.at(start.step), per_device)

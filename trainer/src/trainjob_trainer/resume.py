@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainjob_trainer.errors import CheckpointUnreadable, OutputFinished
+from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
 from trainjob_trainer.reporting.lines import announce
 from trainjob_trainer.task import Task
 
@@ -62,16 +62,54 @@ def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
     return Start(Verdict.TRAIN, newest.step if newest else 0)
 
 
-def choose_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
+def choose_start(
+    store: CheckpointStore, total_steps: int, job_uid: str, reported: int | None = None
+) -> Start:
     """`find_start`, for the writer: what is damaged is set aside, so that nobody takes it for the newest.
 
+    Args:
+        store: the checkpoints.
+        total_steps: what the training is asked to reach.
+        job_uid: this job's.
+        reported: step of the checkpoint that was last reported as the newest, if one was.
+
     Raises:
+        CheckpointUnavailable: nobody knows what is there, or what was reported isn't.
+        CheckpointUnreadable: the final marker is damaged.
         OutputUnwritable, Fenced, OutputTaken: as `CheckpointStore.set_aside`.
     """
     start = find_start(store, total_steps, job_uid)
     if start.verdict is Verdict.TRAIN:
+        refuse_lost(store, start.step, reported)
         set_aside_damaged(store, start.step)
     return start
+
+
+def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> None:
+    """End a start that would begin before what was reported as saved, unless that is there and damaged.
+
+    Raises:
+        CheckpointUnavailable: neither it nor a later one is there.
+    """
+    if not is_lost(reported, found, store.known_steps()):
+        return
+    newest = f"the newest that is found is that of step {found}" if found else "none is found"
+    raise CheckpointUnavailable(
+        f"{store.directory}: the checkpoint of step {reported} was reported, and {newest}. Nothing has been "
+        "changed there: is it the output's volume, and is all of it mounted? If that checkpoint was deleted "
+        f"on purpose, make an empty folder damaged-step-{reported:08d} there; training goes on without it"
+    )
+
+
+def is_lost(reported: int | None, found: int, known: Collection[int]) -> bool:
+    """Whether a checkpoint that was reported is neither surpassed, nor there, nor set aside.
+
+    Args:
+        reported: its step, if one was reported.
+        found: step of the newest whole one, 0 without one.
+        known: steps of all that are in place or set aside.
+    """
+    return reported is not None and reported > found and reported not in known
 
 
 def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
@@ -165,14 +203,14 @@ def read_agreed(
     """The checkpoint that the writer has chosen, as soon as it can be read here.
 
     Raises:
-        CheckpointUnreadable: it can't, for `patience` seconds.
+        CheckpointUnreadable, CheckpointUnavailable: it can't, for `patience` seconds.
     """
     waited = 0.0
     while True:
         try:
             checkpoint = store.at(step)
             return checkpoint, store.read(checkpoint)
-        except CheckpointUnreadable:
+        except (CheckpointUnreadable, CheckpointUnavailable):
             if waited >= patience:
                 raise
         sleep(_SECONDS_BETWEEN_LOOKS)

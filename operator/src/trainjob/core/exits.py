@@ -28,7 +28,7 @@ class ExitMeaning:
 EXITS: dict[int, ExitMeaning] = {
     80: ExitMeaning("InvalidConfiguration", "was configured wrongly", permanent=True),
     81: ExitMeaning("OutputFinished", "found its output finished already", permanent=True),
-    82: ExitMeaning("OutputUnwritable", "can't write into its output folder"),
+    82: ExitMeaning("OutputUnwritable", "can't use its output folder"),
     83: ExitMeaning("OutputFull", "found no space left for its output"),
     84: ExitMeaning("PortInUse", "found its port in use"),
     85: ExitMeaning("PeerLost", "lost the connection to another replica", charged=False),

@@ -40,6 +40,19 @@ def root_folder(job: TrainJob) -> str:
     return f"{(output.uri or output.mount_path).rstrip('/')}/{folder_name(job)}"
 
 
+def reported_checkpoint(job: TrainJob) -> int | None:
+    """Return the step of the newest checkpoint that was reported, where a new pod has to find it again.
+
+    A volume that comes and goes with its pod may be empty, and so may another folder than the one it was
+    reported for.
+    """
+    output, known = job.spec.output, job.status.output
+    if known is None or known.path != root_folder(job):
+        return None
+    is_the_pods_own = output.empty_dir is not None or output.ephemeral is not None
+    return None if is_the_pods_own else known.checkpoint_step
+
+
 def output_folders(job: TrainJob, replica: Replica) -> OutputFolders:
     """Return the folders of one replica; the evaluator's own lies apart: it can't harm the training."""
     root = root_folder(job)

@@ -26,7 +26,7 @@ from trainjob.core.names import (
     pod_labels,
     pod_name,
 )
-from trainjob.core.output import VOLUME, claim_name, folder_name, output_folders
+from trainjob.core.output import VOLUME, claim_name, folder_name, output_folders, reported_checkpoint
 from trainjob.core.owners import owner_references
 from trainjob.core.roles import role_template, trainer_container
 from trainjob.core.settings import Isolation
@@ -137,7 +137,7 @@ def build_pod(
 
 
 def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manifest) -> dict[str, str]:
-    folders = output_folders(job, replica)
+    folders, reported = output_folders(job, replica), reported_checkpoint(job)
     return {
         "TF_CONFIG": build_tf_config(job, replica),
         "TRAINJOB_NAME": job.metadata.name,
@@ -147,6 +147,7 @@ def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manif
         "TRAINJOB_CHECKPOINT_DIR": folders.checkpoints,
         "TRAINJOB_LOG_DIR": folders.logs,
         "TRAINJOB_TERMINATION_LOG": container.get("terminationMessagePath") or TERMINATION_LOG,
+        **({} if reported is None else {"TRAINJOB_REPORTED_CHECKPOINT": str(reported)}),
     }
 
 

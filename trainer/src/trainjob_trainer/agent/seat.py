@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from trainjob_trainer.agent.child import Child, ChildExit
 
 _LONGEST_MARGIN = 2.0
+_REPORTED = {"TRAINJOB_REPORTED_STEP": "step", "TRAINJOB_REPORTED_CHECKPOINT": "checkpointStep"}
+"""What the next start is told of the last report: variables, and the fields they hold."""
 """Seconds of the grace that are kept for killing what is left, and for leaving."""
 
 
@@ -71,7 +73,7 @@ class Seat:
         self._leave_by: float | None = None
         self._stack = ""
         self._told_state: tuple[object, object] = (None, None)
-        self._reported_step: int | None = None
+        self._reported: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -167,13 +169,12 @@ class Seat:
         self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
         log(f"attempt {self.attempt} starts")
         self._become(RUNNING)
-        step = self._reported_step
         self.child.start(
             {
                 "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
                 "TRAINJOB_ATTEMPT": str(self.attempt),
                 "TRAINJOB_EPOCH": str(message["epoch"]),
-                **({"TRAINJOB_REPORTED_STEP": str(step)} if step is not None else {}),
+                **{variable: str(step) for variable, step in self._reported.items()},
             }
         )
 
@@ -232,8 +233,9 @@ class Seat:
         if ended is not None and not self.child.running and self.state not in QUIET:
             self._ended(ended)
         report = self.child.report or {}
-        if isinstance(report.get("step"), int):
-            self._reported_step = report["step"]
+        for variable, field in _REPORTED.items():
+            if isinstance(report.get(field), int):
+                self._reported[variable] = report[field]
         told = (report.get("state"), report.get("checkpointStep"))
         if told != self._told_state:
             self._told_state = told

@@ -9,33 +9,44 @@ be looked at before each write, which would leave a window between the look and 
   into it (one that is dropped). A path that begins with the claim leads nowhere once the claim is gone.
 * A successor makes its own claim, and then takes all others away: by a rename into its own, so that of two
   that do it to each other one alone succeeds; then what was in them is deleted. It reads and writes nothing
-  before that.
+  before a listing shows that no other is left.
 * Newer is the greater epoch of one job. Between two jobs epochs say nothing; the later one takes over.
 
 Guaranteed, on a file system where mkdir and rename are atomic and looked-up paths are current (a local
 disk; others that keep to POSIX): once `claim` has returned, no operation of an older writer changes anything
 that a reader sees, wherever it was interrupted. It raises `Fenced` instead. NFS may resolve a path from its
-cache; there the same follows from the deletion, which the server knows of. What remains on a mounted bucket,
-which copies where others rename, is the check before each of these operations: a window as long as one.
+cache; there the same follows from the deletion, which the server knows of, and a listing that may be old is
+waited for (docs/contract.md has a table of file systems). What remains on a mounted bucket, which copies
+where others rename, is the check before each of these operations: a window as long as one.
 Not covered is what a user's script writes by itself. There Keras's writers check before they begin.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone
+from trainjob_trainer.atomic_file import TEMPORARY
+from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone, patiently
+from trainjob_trainer.checkpoint.mounts import listing_delay
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.epoch import Epoch
 from trainjob_trainer.errors import Fenced, OutputTaken, OutputUnwritable
 from trainjob_trainer.task import Task
 
+DAMAGED = "damaged-"
+"""Prefix of a checkpoint that is set aside."""
+REVOCATION_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
+"""Between attempts to take an earlier writer's claim away."""
 _CLAIM = re.compile(r"\.claim-([0-9]+)\.([0-9]+)-([0-9a-f]{8})")
+_SET_ASIDE = re.compile(rf"(.+?)-({DAMAGED}step-.+)")
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,8 @@ class Fence:
         files: Files | None = None,
         *,
         trained_step: int | None = None,
+        listing_delay: Callable[[Path], float] = listing_delay,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Claim nothing yet.
 
@@ -65,12 +78,16 @@ class Fence:
             job_uid: of this job; epochs of other jobs are not compared with.
             files: the file operations, for tests.
             trained_step: a step that an earlier start has taken with this folder, if one is known of.
+            listing_delay: seconds after which a listing of a folder is current, replaced by tests.
+            sleep: replaced by tests.
         """
         job = f"{zlib.crc32(job_uid.encode()):08x}"
         self._mine = _Claim(job, epoch, f".claim-{epoch}-{job}")
         self._directory = directory
         self._files = files or Files()
         self._trained_step = trained_step
+        self._listing_delay = listing_delay
+        self._sleep = sleep
         self._held = False
 
     @property
@@ -108,33 +125,91 @@ class Fence:
 
     def _take(self) -> None:
         self._refuse_emptied()
+        is_new = self._files.kind(self._directory) is None
         self._files.make_folder(self._directory)
         self._refuse_newer(self._claims())
         try:
             self._files.create_folder(self.folder)
         except FileExistsError:
             raise Fenced(f"another process writes {self._directory} as {self._mine.epoch}") from None
-        # Of two that come at the same moment each has made its claim before it looks: one sees the other.
-        others = self._claims() - {self._mine}
         try:
-            self._refuse_newer(others)
+            self._revoke_others()
         except Fenced:
-            self._files.remove(self.folder)
+            with contextlib.suppress(OSError):  # a newer one takes it away with the others
+                self._files.remove(self.folder)
             raise
-        for other in sorted(others, key=lambda claim: claim.name):
-            self._revoke(other)
+        if not is_new:
+            self._settle()
 
-    def _revoke(self, other: _Claim) -> None:
-        doomed = self.folder / other.name
+    def _revoke_others(self) -> None:
+        """Take the other claims away, until a listing made afterwards shows none.
+
+        Of two that come at the same moment each has made its claim before it looks: one sees the other.
+        """
+        delays = iter(REVOCATION_SECONDS)
+        while True:
+            trouble = self._try_to_revoke()
+            if trouble is None:
+                return
+            delay = next(delays, None)
+            if delay is None:
+                path, error = trouble
+                raise OutputUnwritable(
+                    f"the output can't be written safely: {path}, an earlier writer's claim, could not be "
+                    f"removed for {sum(REVOCATION_SECONDS):.0f} s ({error}), and that writer may still "
+                    "publish. Make sure that it has ended and that no file there is open; then remove it"
+                ) from error
+            self._sleep(delay)
+
+    def _try_to_revoke(self) -> tuple[Path, OSError] | None:
+        """Take away what claims there are; the first that is still there, and why."""
+        trouble: tuple[Path, OSError] | None = None
+        others = self._claims() - {self._mine}
+        self._refuse_newer(others)
+        for other in sorted(others, key=lambda claim: claim.name):
+            try:
+                self._move_in(other)
+            except OSError as error:
+                trouble = trouble or (self._directory / other.name, error)
+        for name in self._files.names(self.folder):
+            if _CLAIM.fullmatch(name):
+                try:
+                    self._save_set_aside(self.folder / name)
+                    self._files.remove(self.folder / name)
+                except OSError as error:
+                    trouble = trouble or (self.folder / name, error)
+        left = self._claims() - {self._mine}
+        if left and trouble is None:  # one that has come meanwhile
+            trouble = self._directory / min(claim.name for claim in left), OSError("it is still listed")
+        return trouble
+
+    def _move_in(self, other: _Claim) -> None:
         try:
-            self._files.rename(self._directory / other.name, doomed)
+            self._files.rename(self._directory / other.name, self.folder / other.name)
         except FileNotFoundError:
             self.check()  # it is gone, or else ours is
-            return
-        self._files.remove(doomed)
+
+    def _save_set_aside(self, claim: Path) -> None:
+        """Put back what its writer was about to set aside when it ended: that isn't deleted."""
+        for name in self._files.names(claim):
+            match = _SET_ASIDE.fullmatch(name)
+            if match is not None:
+                folder = self._directory if match[1] == self._directory.name else self._directory / match[1]
+                self._files.rename(claim / name, folder / match[2])
+
+    def _settle(self) -> None:
+        """Wait until a listing is sure to show all that an earlier writer has published."""
+        seconds = self._listing_delay(self._directory)
+        if seconds:
+            self._sleep(seconds)
+            # An entry of this machine's own makes its kernel ask the server for the folder again.
+            self._files.create_folder(self.folder / "listing")
+            self._files.rename(self.folder / "listing", self._directory / f"{TEMPORARY}{self._mine.name}")
+            self._files.remove(self._directory / f"{TEMPORARY}{self._mine.name}")
 
     def _claims(self) -> frozenset[_Claim]:
-        found = (_CLAIM.fullmatch(name) for name in self._files.names(self._directory))
+        names = patiently(lambda: self._files.names(self._directory), self._sleep)
+        found = (_CLAIM.fullmatch(name) for name in names)
         return frozenset(_Claim(m[3], Epoch(int(m[1]), int(m[2])), m[0]) for m in found if m)
 
     def _refuse_newer(self, claims: frozenset[_Claim]) -> None:
@@ -163,7 +238,7 @@ class Fence:
 
 
 def build_fence(task: Task, environment: Environment) -> Fence | None:
-    """The fence of a writer that an agent has started; others need none.
+    """The fence of a writer whose start has an epoch, with or without an agent; others need none.
 
     A process has one: the library, and the help for scripts that don't know it, write in turns.
     """

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import shutil
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from trainjob_trainer.errors import OutputFull, OutputUnwritable, TrainerError
+import numpy as np
+
+from trainjob_trainer.errors import (
+    CheckpointUnavailable,
+    OutputFull,
+    OutputUnwritable,
+    TrainerError,
+    first_line,
+)
+
+Array = np.ndarray[Any, Any]
+Kind = Literal["file", "folder", "other"]
+NOT_THERE = (FileNotFoundError, NotADirectoryError)
+"""The only errors that say what is there: nothing."""
+RETRY_SECONDS = (0.1, 0.3, 1.0)
+"""Between attempts to read; what has failed ever since is unavailable."""
+_PART = 1 << 20
+T = TypeVar("T")
+
+
+class NotAFile(ValueError):
+    """What should be a small regular file is something else."""
 
 
 class Files:
-    """Durable writes: what `rename` has published survives a power cut, what it has not is ignored."""
+    """Durable writes: what `rename` has published survives a power cut, what it has not is ignored.
+
+    Everything that checkpoints ask of the disk is one of these calls, TensorFlow's part of it too.
+    """
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents; an existing one is fine."""
+        """Create a folder and its parents, down to the disk; an existing one is fine."""
+        made = [folder for folder in (path, *path.parents) if self.kind(folder) is None]
         path.mkdir(parents=True, exist_ok=True)
+        for folder in made:
+            with contextlib.suppress(PermissionError):  # one may be passed through without being read
+                self.sync(folder.parent)
 
     def create_folder(self, path: Path) -> None:
         """Create a folder in one that is there.
@@ -27,18 +58,75 @@ class Files:
         path.mkdir()
 
     def names(self, path: Path) -> list[str]:
-        """What is in a folder; nothing is in one that doesn't exist."""
+        """What is in a folder; nothing is in one that doesn't exist.
+
+        Raises:
+            OSError: nobody knows what is in it.
+        """
         try:
             return [entry.name for entry in path.iterdir()]
         except FileNotFoundError:
             return []
 
-    def write(self, path: Path, text: str) -> None:
-        """Write a file in place, down to the disk."""
-        with path.open("w", encoding="utf-8") as file:
-            file.write(text)
+    def kind(self, path: Path) -> Kind | None:
+        """What is there, without following a link; None if nothing is.
+
+        Raises:
+            OSError: nobody knows.
+        """
+        try:
+            mode = path.lstat().st_mode
+        except NOT_THERE:
+            return None
+        if stat.S_ISDIR(mode):
+            return "folder"
+        return "file" if stat.S_ISREG(mode) else "other"
+
+    def size(self, path: Path) -> int:
+        """The bytes of a file.
+
+        Raises:
+            OSError: it isn't there, or can't be looked at.
+        """
+        return path.lstat().st_size
+
+    def read(self, path: Path, limit: int) -> bytes:
+        """All of a regular file. Anything else is refused at once: a FIFO would hang, a link lead elsewhere.
+
+        Args:
+            path: the file.
+            limit: the most bytes that it may have.
+
+        Raises:
+            NotAFile: it is something else, or larger.
+            OSError: it isn't there, or can't be read.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+                raise NotAFile(f"{path} is not a regular file") from error
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NotAFile(f"{path} is not a regular file")
+            data = bytearray()
+            while part := os.read(descriptor, _PART):
+                data += part
+                if len(data) > limit:
+                    raise NotAFile(f"{path} has more than {limit} bytes")
+        finally:
+            os.close(descriptor)
+        return bytes(data)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a new file in place of what may be there, which is never followed, down to the disk."""
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
 
     def sync(self, path: Path) -> None:
         """Force a file or folder down to the disk."""
@@ -53,11 +141,51 @@ class Files:
         source.replace(target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file or folder, if it is there."""
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        """Remove a file or folder, if it is there.
+
+        Raises:
+            OSError: a part of it may still be there, such as what an NFS client keeps for a file in use.
+        """
+        with contextlib.suppress(*NOT_THERE):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                path.unlink()
+                return
+            for inner in path.iterdir():
+                Files.remove(self, inner)
+            path.rmdir()
+
+    def write_tensors(self, prefix: Path, tensors: Mapping[str, Array]) -> None:
+        """Write TensorFlow's tensor bundle: `<prefix>.index` and `<prefix>.data-00000-of-00001`."""
+        import tensorflow as tf  # noqa: PLC0415 - the rest of the package works without it
+
+        with tf.device("/CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(prefix),
+                tensor_names=list(tensors),
+                shape_and_slices=[""] * len(tensors),
+                tensors=list(tensors.values()),
+            )
+
+    def read_tensors(self, prefix: Path, dtypes: Mapping[str, str]) -> dict[str, Array]:
+        """Read tensors of a bundle, checked by its CRCs.
+
+        Args:
+            prefix: of the bundle's files.
+            dtypes: of the tensors to read, by key; at least one.
+
+        Raises:
+            tf.errors.OpError: they aren't all there, or can't be read.
+        """
+        import tensorflow as tf  # noqa: PLC0415 - as above
+
+        with tf.device("/CPU:0"):
+            tensors = tf.raw_ops.RestoreV2(
+                prefix=str(prefix),
+                tensor_names=list(dtypes),
+                shape_and_slices=[""] * len(dtypes),
+                dtypes=[tf.as_dtype(dtype) for dtype in dtypes.values()],
+            )
+        return {key: tensor.numpy() for key, tensor in zip(dtypes, tensors, strict=True)}
 
 
 def gone(folder: Path) -> OutputUnwritable:
@@ -65,6 +193,43 @@ def gone(folder: Path) -> OutputUnwritable:
     return OutputUnwritable(
         f"{folder} is gone: it has been deleted while this job was writing, or its volume isn't mounted "
         "any more"
+    )
+
+
+def is_tensorflows(error: BaseException) -> bool:
+    """Whether TensorFlow's file functions have raised it; this package works without TensorFlow."""
+    return type(error).__module__.startswith("tensorflow")
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Whether a file operation has failed, TensorFlow's included."""
+    return isinstance(error, OSError) or is_tensorflows(error)
+
+
+def patiently(read: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    """Ask a few times: what fails for a moment says nothing of what is there.
+
+    Raises:
+        OSError, tf.errors.OpError: the last one.
+    """
+    delays = iter(RETRY_SECONDS)
+    while True:
+        try:
+            return read()
+        except Exception as error:
+            if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
+                raise
+            delay = next(delays, None)
+            if delay is None:
+                raise
+        sleep(delay)
+
+
+def explain_read_error(error: BaseException, path: Path) -> CheckpointUnavailable:
+    """Say what it means that something could not be read, and not because it isn't there."""
+    return CheckpointUnavailable(
+        f"cannot read {path}: {_reason(error)}. Nothing has been changed there, and the next start tries "
+        "again; if it goes on, look at the output's volume and how it is mounted"
     )
 
 
@@ -77,7 +242,10 @@ def explain_write_error(error: BaseException, path: Path) -> TrainerError | None
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "Disk quota" in text:
         return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
-    if isinstance(error, OSError) or type(error).__module__.startswith("tensorflow"):
-        why = error.strerror if isinstance(error, OSError) and error.strerror else text.partition("\n")[0]
-        return OutputUnwritable(f"cannot write {path}: {why}")
+    if is_of_the_disk(error):
+        return OutputUnwritable(f"cannot write {path}: {_reason(error)}")
     return None
+
+
+def _reason(error: BaseException) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 
 FILE = "final.json"
+LARGEST = 1 << 20
+"""Bytes of it."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,12 @@ class FinalMarker:
         return json.dumps(facts)
 
     @classmethod
-    def from_json(cls, text: str) -> FinalMarker | None:
-        """Read it; None if it is something else."""
+    def from_json(cls, text: bytes) -> FinalMarker:
+        """Read it.
+
+        Raises:
+            ValueError: it is something else.
+        """
         try:
             facts = json.loads(text)
             return cls(
@@ -62,5 +68,5 @@ class FinalMarker:
                 int(facts.get("totalSteps", 0)),
                 str(facts.get("stoppedEarly", "")),
             )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise ValueError(f"it is no final marker: {error!r}") from error

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from trainjob_trainer.atomic_file import TEMPORARY
-from trainjob_trainer.checkpoint.fence import Fence
-from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone
+from trainjob_trainer.checkpoint.fence import DAMAGED, Fence
+from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone, patiently
 from trainjob_trainer.errors import TrainerError
 
 
 class Publisher:
     """One folder's writer; what is not published yet lies in the claim, or beside under another name."""
 
-    def __init__(self, directory: Path, files: Files, fence: Fence | None) -> None:
-        """Publish into `directory`, by `files`, if `fence` allows it."""
+    def __init__(
+        self, directory: Path, files: Files, fence: Fence | None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Publish into `directory`, by `files`, if `fence` allows it; `sleep` is replaced by tests."""
+        self._sleep = sleep
         self._directory = directory
         self._files = files
         self._fence = fence
@@ -34,10 +38,13 @@ class Publisher:
             self._fence.claim()
         self._make_once()
         self.check()
-        for leftover in self._directory.glob(TEMPORARY + "*"):
-            self._files.remove(leftover)
+        for name in patiently(lambda: self._files.names(self._directory), self._sleep):
+            if name.startswith(TEMPORARY + DAMAGED):
+                self.move(self._directory / name, self._directory / name.removeprefix(TEMPORARY))
+            elif name.startswith(TEMPORARY):
+                self._files.remove(self._directory / name)
         probe = self.place("probe")
-        self._files.write(probe, "")
+        self._files.write(probe, b"")
         self._files.remove(probe)
 
     def check(self) -> None:
@@ -48,7 +55,7 @@ class Publisher:
         """
         if self._fence is not None:
             self._fence.check()
-        elif self._is_made and not self._directory.is_dir():
+        elif self._is_made and not self._is_there(self._directory):
             raise gone(self._directory)
 
     def place(self, name: str) -> Path:
@@ -81,18 +88,19 @@ class Publisher:
         place = self.new_folder(target.name)
         try:
             fill(place)
-            if target.exists():
+            if self._is_there(target):
                 self.discard(target)
             self.move(place, target)
             self._files.sync(target.parent)
         except Exception:
-            self._files.remove(place)
+            with contextlib.suppress(OSError):  # it is swept at the next start
+                self._files.remove(place)
             raise
 
     def replace(self, path: Path, text: str) -> None:
         """Write a small file so that a reader sees the old or the new one, never a part."""
         place = self.place(path.name)
-        self._files.write(place, text)
+        self._files.write(place, text.encode())
         self.move(place, path)
         self._files.sync(path.parent)
 
@@ -101,7 +109,11 @@ class Publisher:
         doomed = self.place("old-" + path.name)
         self._files.remove(doomed)
         self.move(path, doomed)
-        self._files.remove(doomed)
+        with contextlib.suppress(OSError):  # no reader sees it, and the next start sweeps what is left
+            self._files.remove(doomed)
+
+    def _is_there(self, path: Path) -> bool:
+        return patiently(lambda: self._files.kind(path), self._sleep) is not None
 
     def _make_once(self) -> None:
         if not self._is_made:

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifest, write_bundle
-from trainjob_trainer.checkpoint.fence import Fence
-from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.fence import DAMAGED, Fence
+from trainjob_trainer.checkpoint.files import (
+    NOT_THERE,
+    Files,
+    Kind,
+    explain_read_error,
+    is_of_the_disk,
+    patiently,
+)
 from trainjob_trainer.checkpoint.final import FILE as FINAL
-from trainjob_trainer.checkpoint.final import FinalMarker
+from trainjob_trainer.checkpoint.final import LARGEST, FinalMarker
 from trainjob_trainer.checkpoint.publishing import Publisher
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
-from trainjob_trainer.errors import CheckpointUnreadable
+from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputTaken
 
-_FOLDER = re.compile(r"step-(\d{8,})")
-_DAMAGED = "damaged-"
+_FOLDER = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
+_SET_ASIDE = re.compile(DAMAGED + r"step-(\d{8,})(?:[.-].*)?")
+_MODEL = "model-"
 _STATE = "checkpoint"
+
+T = TypeVar("T")
+Listing = dict[int, list[str]]
+"""Names of folders by step, the last revision first: a step that is saved again gets another one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class CheckpointStore:
         now: Callable[[], float] = time.time,
         files: Files | None = None,
         fence: Fence | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Look at a folder, which need not exist yet.
 
@@ -72,12 +88,16 @@ class CheckpointStore:
             now: seconds since 1970, for tests.
             files: the file operations, for tests.
             fence: the writer's claim to this folder or one above it; without it nobody else may write.
+            sleep: replaced by tests.
         """
         self.directory = Path(directory)
         self.keep = keep
         self._now = now
+        self._sleep = sleep
         self._files = files or Files()
-        self._publisher = Publisher(self.directory, self._files, fence)
+        self._publisher = Publisher(self.directory, self._files, fence, sleep)
+        self._start: int | None = None
+        self._own: set[int] = set()
 
     def save(
         self,
@@ -89,6 +109,8 @@ class CheckpointStore:
     ) -> Checkpoint:
         """Write a checkpoint, so that it appears whole or not at all, then drop the oldest.
 
+        What this step may have been saved as before goes afterwards: there is always one.
+
         Args:
             step: optimizer steps done.
             epoch: whole epochs done.
@@ -99,14 +121,17 @@ class CheckpointStore:
         Raises:
             OutputFull: no space; OutputUnwritable: no permission, a read-only or vanished volume.
             Fenced, OutputTaken: somebody else writes here now.
+            CheckpointUnavailable: nobody knows what is there.
         """
         target = self._folder(step)
         facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
         try:
-            # What may be there is an older attempt's, perhaps damaged.
+            listed = self._listed()
+            self._refuse_others(listed, step)
+            target = self._free_name(step, listed.get(step, []))
             self._publisher.publish(target, lambda place: write_bundle(place, groups, facts, self._files))
-            self._prune(newest=step, spared=spared)
-            self._write_state()
+            self._own.add(step)
+            self._drop_old(step, target.name, spared)
         except Exception as error:
             raise self._publisher.explained(error, target) from error
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
@@ -127,22 +152,35 @@ class CheckpointStore:
             raise self._publisher.explained(error, target) from error
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints in place, oldest first, damaged ones included."""
-        try:
-            names = [_FOLDER.fullmatch(path.name) for path in self.directory.iterdir()]
-        except OSError:
-            return []
-        return sorted(int(match[1]) for match in names if match)
+        """The steps of all checkpoints in place, oldest first, damaged ones included.
+
+        Raises:
+            CheckpointUnavailable: nobody knows; so do all that read.
+        """
+        return sorted(self._listed())
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read whole; damaged ones are passed over with a warning."""
-        for step in reversed(self.steps()):
-            try:
-                return self.checked(step)
-            except CheckpointUnreadable as error:
-                if self._folder(step).exists():  # else it was dropped meanwhile, as the oldest
-                    warnings.warn(f"damaged checkpoint passed over: {error}", RuntimeWarning, stacklevel=2)
-        return None
+        """The newest checkpoint that can be read whole; damaged ones are passed over with a warning.
+
+        Raises:
+            CheckpointUnavailable: nobody knows whether a newer one can.
+        """
+        seen: Listing | None = None
+        while True:
+            listed = self._listed()
+            for step in sorted(listed, reverse=True):
+                try:
+                    return self._newest_whole(step, listed[step])
+                except CheckpointUnreadable as error:
+                    if self._is_any_there(listed[step]):
+                        warnings.warn(
+                            f"damaged checkpoint passed over: {error}", RuntimeWarning, stacklevel=2
+                        )
+                    elif listed != seen:
+                        break  # dropped or saved again meanwhile: what is in its place is in a new listing
+            else:
+                return None
+            seen = listed
 
     def checked(self, step: int) -> Checkpoint:
         """The checkpoint of that step, after reading all of it.
@@ -150,9 +188,7 @@ class CheckpointStore:
         Raises:
             CheckpointUnreadable: it is absent or damaged.
         """
-        checkpoint = self.at(step)
-        read_bundle(checkpoint.path)
-        return checkpoint
+        return self._newest_whole(step, self._names_of(step))
 
     def at(self, step: int) -> Checkpoint:
         """The checkpoint of that step by its manifest alone.
@@ -160,11 +196,15 @@ class CheckpointStore:
         Raises:
             CheckpointUnreadable: it is absent, or its manifest damaged.
         """
-        folder = self._folder(step)
-        manifest = read_manifest(folder)
-        if manifest["step"] != step:
-            raise CheckpointUnreadable(f"{folder}: its manifest is that of step {manifest['step']}")
-        return Checkpoint(step, manifest["epoch"], manifest["jobUid"], folder, manifest["time"])
+        return self._first(step, self._names_of(step), self._by_manifest)
+
+    def known_steps(self) -> set[int]:
+        """The steps of all that is in place or set aside, for further models of a script too."""
+        names = self._names(self.directory)
+        models = [self.directory / name for name in names if name.startswith(_MODEL)]
+        names += [name for model in models for name in self._names(model)]
+        found = (_FOLDER.fullmatch(name) or _SET_ASIDE.fullmatch(name) for name in names)
+        return {int(match[1]) for match in found if match}
 
     def load(self, checkpoint: Checkpoint, groups: VariableGroups) -> None:
         """Assign a checkpoint's values to variables, in every local replica.
@@ -181,7 +221,7 @@ class CheckpointStore:
         Raises:
             CheckpointUnreadable: it is damaged or gone.
         """
-        return read_bundle(checkpoint.path)
+        return self._read(checkpoint.path, lambda: read_bundle(checkpoint.path, self._files))
 
     def mark_final(self, marker: FinalMarker) -> None:
         """Say that training is finished; the checkpoint that is its result is in place.
@@ -196,11 +236,22 @@ class CheckpointStore:
             raise self._publisher.explained(error, path) from error
 
     def final(self) -> FinalMarker | None:
-        """The final marker, if training is finished."""
+        """The final marker, if training is finished.
+
+        Raises:
+            CheckpointUnreadable: it is damaged: training neither goes on nor counts as finished.
+            CheckpointUnavailable: nobody knows.
+        """
+        path = self.directory / FINAL
         try:
-            return FinalMarker.from_json((self.directory / FINAL).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return FinalMarker.from_json(self._read(path, lambda: self._files.read(path, LARGEST)))
+        except NOT_THERE:
             return None
+        except ValueError as error:
+            raise CheckpointUnreadable(
+                f"{path} is damaged ({error}): it would say that training has finished, and at which step. "
+                "Look at the checkpoints beside it; once it is deleted training goes on from the newest one"
+            ) from error
 
     def clear_final(self) -> None:
         """Take the marker away: training goes on.
@@ -210,7 +261,7 @@ class CheckpointStore:
         """
         path = self.directory / FINAL
         try:
-            if path.exists():
+            if self._files.kind(path) is not None:
                 self._publisher.discard(path)
         except Exception as error:
             raise self._publisher.explained(error, path) from error
@@ -238,53 +289,184 @@ class CheckpointStore:
             raise self._publisher.explained(error, self.directory) from error
 
     def set_aside(self, beyond: int) -> list[int]:
-        """Rename the checkpoints after a step, which are damaged; the next one that is saved removes them.
+        """Rename the checkpoints after the step that training goes on from: they are damaged.
 
-        They are not deleted at once, since a disk that can't be read now may be readable later.
+        They are kept until there are enough newer ones: whoever can repair a disk may want them.
 
         Returns:
             Their steps.
 
         Raises:
+            CheckpointUnavailable: one of them is whole, and wasn't there when this step was chosen.
             OutputUnwritable, Fenced, OutputTaken: as `save`.
         """
-        damaged = [step for step in self.steps() if step > beyond]
+        self._start = beyond
+        listed = self._listed()
+        damaged = [step for step in sorted(listed) if step > beyond and self._is_damaged(step, listed[step])]
         try:
-            for step in damaged:
-                self._rename_damaged(self._folder(step))
-            if damaged and self.steps():
-                self._write_state()
+            for name in [name for step in damaged for name in listed[step]]:
+                self._rename_damaged(name)
+            if damaged and (left := self._listed()):
+                self._write_state(left)
         except Exception as error:
             raise self._publisher.explained(error, self.directory) from error
         return damaged
 
-    def _rename_damaged(self, folder: Path) -> None:
-        place, aside = self._publisher.place(folder.name), folder.with_name(_DAMAGED + folder.name)
+    def _is_damaged(self, step: int, names: Sequence[str]) -> bool:
+        """Whether it is there, and not whole."""
+        try:
+            late = self._newest_whole(step, names)
+        except CheckpointUnreadable:
+            return self._is_any_there(names)
+        self._publisher.check()
+        raise CheckpointUnavailable(
+            f"{late.path} wasn't there when the step to go on from was chosen: another process writes here, "
+            "or the file system shows changes late. Nothing has been changed; the next start takes it"
+        )
+
+    def _rename_damaged(self, name: str) -> None:
+        aside = DAMAGED + name
+        for number in itertools.count(2):
+            if self._files.kind(self.directory / aside) is None:
+                break
+            aside = f"{DAMAGED}{name}-{number}"
+        place = self._publisher.place(aside)
         self._files.remove(place)
-        self._publisher.move(folder, place)
-        if aside.exists():
-            self._publisher.discard(aside)
-        self._publisher.move(place, aside)
+        self._publisher.move(self.directory / name, place)
+        self._publisher.move(place, self.directory / aside)
 
-    def _folder(self, step: int) -> Path:
-        return self.directory / f"step-{step:08d}"
+    def _refuse_others(self, listed: Listing, step: int) -> None:
+        """Of what has come since the start, all has to be this process's own."""
+        start = step if self._start is None else self._start
+        others = ", ".join(str(one) for one in sorted(listed) if one > start and one not in self._own)
+        if others:
+            self._publisher.check()
+            raise OutputTaken(
+                f"{self.directory} holds checkpoints that this process has not written (of step {others}; it "
+                f"has come from {start} to {step}): another process writes there, and this one leaves it "
+                "alone. Two jobs that run at the same time need names or output folders of their own"
+            )
 
-    def _prune(self, newest: int, spared: Collection[int]) -> None:
-        """Drop the oldest, and whatever lies beyond the newest: damaged, or else it had been resumed from."""
-        steps, final = self.steps(), self.final()
-        older = [step for step in steps if step < newest]
-        beyond = [step for step in steps if step > newest]
-        surplus = older[: max(0, len(older) + 1 - max(1, self.keep))]
-        dropped = [step for step in surplus if step not in spared] + beyond
-        for step in dropped:
-            if final is None or step != final.step:
-                self._publisher.discard(self._folder(step))
-        for damaged in self.directory.glob(_DAMAGED + "*"):
-            self._publisher.discard(damaged)
+    def _drop_old(self, newest: int, name: str, spared: Collection[int]) -> None:
+        names = self._names(self.directory)
+        listed = _by_step(names)
+        replaced = [other for other in listed.get(newest, []) if other != name]
+        listed[newest] = [name]  # which a listing may show late
+        self._refuse_others(listed, newest)
+        final = self.final()
+        spared = {*spared, *([final.step] if final is not None else [])}
+        dropped = dropped_steps(listed, newest, self.keep, spared)
+        doomed = [old for step in dropped for old in listed.pop(step)] + replaced
+        self._write_state(listed)
+        for old in doomed:
+            self._publisher.discard(self.directory / old)
+        self._drop_set_aside(names, listed)
 
-    def _write_state(self) -> None:
+    def _drop_set_aside(self, names: Iterable[str], listed: Listing) -> None:
+        for name in names:
+            match = _SET_ASIDE.fullmatch(name)
+            if match and self._are_enough(step for step in listed if step > int(match[1])):
+                self._publisher.discard(self.directory / name)
+
+    def _are_enough(self, steps: Iterable[int]) -> bool:
+        """Whether `keep` of them are whole, by their manifests."""
+        whole = 0
+        for step in steps:
+            with contextlib.suppress(CheckpointUnreadable):
+                self.at(step)
+                whole += 1
+        return whole >= max(1, self.keep)
+
+    def _write_state(self, listed: Listing) -> None:
         """TensorFlow's own index of the folder, for `tf.train.latest_checkpoint`."""
-        prefixes = [f"{self._folder(step).name}/{PREFIX}" for step in self.steps()]
+        prefixes = [f"{listed[step][0]}/{PREFIX}" for step in sorted(listed)]
         lines = [f'model_checkpoint_path: "{prefixes[-1]}"']
         lines += [f'all_model_checkpoint_paths: "{prefix}"' for prefix in prefixes]
         self._publisher.replace(self.directory / _STATE, "\n".join(lines) + "\n")
+
+    def _listed(self) -> Listing:
+        return _by_step(self._names(self.directory))
+
+    def _names_of(self, step: int) -> list[str]:
+        """What a step's folders may be called; another machine may not list yet what it finds by its name."""
+        listed = self._listed().get(step, [])
+        return listed + [name for name in (_name(step, 1), _name(step, 0)) if name not in listed]
+
+    def _free_name(self, step: int, names: Sequence[str]) -> Path:
+        for revision in itertools.count(1 + _revision(names[0]) if names else 0):
+            folder = self.directory / _name(step, revision)
+            if not self._is_any_there([folder.name]):
+                return folder
+        raise AssertionError
+
+    def _folder(self, step: int) -> Path:
+        return self.directory / _name(step, 0)
+
+    def _newest_whole(self, step: int, names: Sequence[str]) -> Checkpoint:
+        return self._first(step, names, self._whole)
+
+    def _first(self, step: int, names: Sequence[str], read: Callable[[int, Path], Checkpoint]) -> Checkpoint:
+        for name in names[:-1]:
+            with contextlib.suppress(CheckpointUnreadable):
+                return read(step, self.directory / name)
+        return read(step, self.directory / names[-1])
+
+    def _whole(self, step: int, folder: Path) -> Checkpoint:
+        checkpoint = self._by_manifest(step, folder)
+        self.read(checkpoint)
+        return checkpoint
+
+    def _by_manifest(self, step: int, folder: Path) -> Checkpoint:
+        manifest = self._read(folder, lambda: read_manifest(folder, self._files))
+        if manifest["step"] != step:
+            raise CheckpointUnreadable(f"{folder}: its manifest is that of step {manifest['step']}")
+        return Checkpoint(step, manifest["epoch"], manifest["jobUid"], folder, manifest["time"])
+
+    def _is_any_there(self, names: Iterable[str]) -> bool:
+        def kind(folder: Path) -> Kind | None:
+            return self._read(folder, lambda: self._files.kind(folder))
+
+        return any(kind(self.directory / name) is not None for name in names)
+
+    def _names(self, folder: Path) -> list[str]:
+        return self._read(folder, lambda: self._files.names(folder))
+
+    def _read(self, path: Path, read: Callable[[], T]) -> T:
+        try:
+            return patiently(read, self._sleep)
+        except Exception as error:
+            if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
+                raise
+            raise explain_read_error(error, path) from error
+
+
+def dropped_steps(steps: Iterable[int], newest: int, keep: int, spared: Collection[int]) -> list[int]:
+    """Which checkpoints go once `newest` is there: the oldest, and what the same process saved beyond it.
+
+    Args:
+        steps: of all that are in place, none of them another process's.
+        newest: just saved.
+        keep: how many stay, at least one.
+        spared: that stay anyway.
+    """
+    ordered = sorted(steps)
+    older = [step for step in ordered if step < newest]
+    surplus = older[: max(0, len(older) + 1 - max(1, keep))]
+    beyond = [step for step in ordered if step > newest]
+    return [step for step in surplus + beyond if step not in spared]
+
+
+def _by_step(names: Iterable[str]) -> Listing:
+    found: Listing = {}
+    for name in names:
+        if match := _FOLDER.fullmatch(name):
+            found.setdefault(int(match[1]), []).append(name)
+    return {step: sorted(revisions, key=_revision, reverse=True) for step, revisions in found.items()}
+
+
+def _revision(name: str) -> int:
+    return int(name.partition(".")[2] or 0)
+
+
+def _name(step: int, revision: int) -> str:
+    return f"step-{step:08d}" + (f".{revision}" if revision else "")

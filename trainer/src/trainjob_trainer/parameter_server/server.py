@@ -8,10 +8,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.coordinated import training_cluster
 from trainjob_trainer.distribution.listening import is_gone
 from trainjob_trainer.distribution.strategy import explained
 from trainjob_trainer.edge import exit_now
+from trainjob_trainer.errors import OutputUnwritable
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.lines import announce
 from trainjob_trainer.task import Task
@@ -33,11 +35,18 @@ def serve(replica: Replica) -> NoReturn:
         server = start_server(replica.task)
     announce(f"{replica.task.replica} serves at {replica.task.address}")
     replica.progress.update(state="training")
-    wait_for_end(lambda: replica.store.final() is not None, lambda: is_gone(replica.task.writer_address))
+    wait_for_end(lambda: _has_finished(replica.store), lambda: is_gone(replica.task.writer_address))
     del server
     replica.progress.update(state="finished")
     replica.progress.flush()
     exit_now(0)
+
+
+def _has_finished(store: CheckpointStore) -> bool:
+    try:
+        return store.final() is not None
+    except OutputUnwritable:
+        return False  # it can't be read now: its chief's end is waited for anyway
 
 
 def start_server(task: Task) -> Any:

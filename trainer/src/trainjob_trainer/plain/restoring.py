@@ -16,7 +16,7 @@ from trainjob_trainer.plain.memory import keep_files
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
 from trainjob_trainer.reporting.lines import announce
-from trainjob_trainer.resume import ARRIVAL_SECONDS, read_agreed, set_aside_damaged
+from trainjob_trainer.resume import ARRIVAL_SECONDS, read_agreed, refuse_lost, set_aside_damaged
 
 
 def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
@@ -24,6 +24,7 @@ def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) 
 
     Raises:
         OutputFinished: there is nothing left to train.
+        CheckpointUnavailable: nobody knows what is there, or what was reported isn't.
         CheckpointMismatch: the checkpoint is another model's.
     """
     store = call.record.store
@@ -60,6 +61,8 @@ def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[
         newest = store.latest()
         view = [newest.step if newest else 0, int(store.final() is not None)]
         if process.is_writer:
+            if store.directory == process.environment.checkpoint_dir:  # of all models, the first looks
+                refuse_lost(store, view[0], process.environment.reported_checkpoint)
             set_aside_damaged(store, view[0])
     if collective:
         view = broadcast(strategy, process.task, view)

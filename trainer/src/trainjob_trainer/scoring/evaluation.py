@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.files import explain_write_error
-from trainjob_trainer.checkpoint.follow import follow
+from trainjob_trainer.checkpoint.follow import follow, once_available
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.errors import CheckpointUnreadable
 from trainjob_trainer.replica import Replica
@@ -123,13 +124,15 @@ def evaluate_checkpoints(
         POLL_SECONDS,
         job_uid=replica.environment.uid or None,
         final_step=None if replica.environment.uid else final_step,
+        log=announce,
     )
     for checkpoint, is_final in checkpoints:
         replica.progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
         if scored is None or scored[0] != checkpoint:
             tell_scoring(replica.environment.output_dir, checkpoint.step)
             try:
-                scored = checkpoint, score(checkpoint)
+                told = once_available(functools.partial(score, checkpoint), POLL_SECONDS, log=announce)
+                scored = checkpoint, told
             except CheckpointUnreadable:
                 if is_final:
                     raise

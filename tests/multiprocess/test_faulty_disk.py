@@ -1,0 +1,96 @@
+"""A file system that fails, under real processes: no checkpoint is lost, and they say what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from support_processes import Gang
+
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.exits import ExitCode
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "scripts" / "library_run.py"
+EVER = "1000000"
+
+
+def training(output: Path, *, fault: str = "", epoch: str = "") -> Gang:
+    env = {
+        "PYTHONPATH": str(HERE / "faulty_disk"),
+        **({"DISK_FAULT": fault} if fault else {}),
+        **({"TRAINJOB_EPOCH": epoch} if epoch else {}),
+    }
+    return Gang(SCRIPT, output, workers=1, env=env, arguments=("--epochs", EVER))
+
+
+def published(output: Path) -> Mapping[str, str]:
+    """All that readers of the checkpoints see."""
+    files = [path for path in (output / "checkpoints").glob("[!.]*/*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def newest(output: Path) -> int:
+    found = CheckpointStore(output / "checkpoints").latest()
+    assert found is not None
+    return found.step
+
+
+def check_ended(gang: Gang, reason: str, words: str) -> None:
+    assert gang.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, gang.report
+    error = gang.progress("worker-0")["error"]
+    assert error["reason"] == reason
+    assert words in error["message"]
+
+
+def test_a_folder_that_cannot_be_listed_is_neither_empty_nor_damaged(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with training(output) as gang:
+        gang["worker-0"].wait_for_line("accuracy", times=3)
+    before, step = published(output), newest(output)
+
+    with training(output, fault=f"listdir EIO 2 {EVER} /checkpoints$") as gang:
+        check_ended(
+            gang, "CheckpointUnavailable", "/checkpoints: Input/output error. Nothing has been changed"
+        )
+    assert published(output) == before
+
+    with training(output, fault="listdir ESTALE 1 1 /checkpoints$") as gang:
+        gang["worker-0"].wait_for_line(f"resumed from step {step} ")
+        gang["worker-0"].wait_for_line("accuracy", times=2)  # the second waits for the first to be saved
+    assert newest(output) > step
+
+
+def test_a_writer_without_a_fence_leaves_its_successors_checkpoints_alone(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with training(output) as old:
+        old["worker-0"].wait_for_line("accuracy", times=2)
+        old["worker-0"].freeze()
+        with training(output) as new:
+            new["worker-0"].wait_for_line("resumed from step")
+            new["worker-0"].wait_for_line("accuracy", times=2)
+            new["worker-0"].freeze()
+            before = published(output)
+
+            old["worker-0"].kill(18)  # SIGCONT
+
+            check_ended(old, "OutputTaken", "holds checkpoints that this process has not written")
+            assert published(output) == before
+
+
+@pytest.mark.parametrize("refusals", [2, 1000], ids=["for a while", "for good"])
+def test_a_claim_that_cannot_be_removed_is_not_passed_over(tmp_path: Path, refusals: int) -> None:
+    """Its folder is busy, as on NFS where a file in it is still open."""
+    output = tmp_path / "output"
+    with training(output, epoch="1.1") as old:
+        old["worker-0"].wait_for_line("accuracy", times=2)
+        old["worker-0"].freeze()
+        with training(output, epoch="1.2", fault=f"rmdir EBUSY 1 {refusals} .claim-1.1") as new:
+            if refusals > 2:
+                check_ended(new, "OutputUnwritable", "the output can't be written safely: ")
+            else:
+                new["worker-0"].wait_for_line("resumed from step")
+                claims = [path.name[:10] for path in (output / "checkpoints").rglob(".claim-*")]
+                assert claims == [".claim-1.2"]
