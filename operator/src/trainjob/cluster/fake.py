@@ -87,11 +87,7 @@ class FakeCluster:
         stored = self._find(ref)
         self._check("delete", stored)
         if ref.kind == "Pod" and grace_seconds != 0 and not _has_ended(stored):
-            grace = stored["spec"].get("terminationGracePeriodSeconds", 30)
-            due = self._clock() + timedelta(seconds=grace)
-            stored["metadata"].setdefault("deletionTimestamp", due.isoformat())
-            stored["metadata"].setdefault("deletionGracePeriodSeconds", grace)
-            self._store(stored)
+            self.ask_to_end(stored)
         else:
             self._remove(stored)
         self._written("delete", stored)
@@ -204,6 +200,21 @@ class FakeCluster:
             {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": self._clock().isoformat()}},
         )
         stored["status"].update(reason="Evicted", message="The node was low on resource: memory.")
+
+    def at_node(self, pod: Manifest, node: str) -> Manifest:
+        """The pod has been bound to this node; returns it as stored."""
+        stored = self._objects[_place(pod)]
+        stored["spec"]["nodeName"] = node
+        return stored
+
+    def ask_to_end(self, pod: Manifest) -> None:
+        """The pod is asked to end within its grace period, by whomever."""
+        stored = self._objects[_place(pod)]
+        grace = stored["spec"].get("terminationGracePeriodSeconds", 30)
+        due = self._clock() + timedelta(seconds=grace)
+        stored["metadata"].setdefault("deletionTimestamp", due.isoformat())
+        stored["metadata"].setdefault("deletionGracePeriodSeconds", grace)
+        self._store(stored)
 
     def remove(self, manifest: Manifest) -> None:
         """The object vanishes at once, as a pod does after `kubectl delete --force`."""

@@ -20,6 +20,7 @@ from trainjob.core.dependents import Dependent, Refusal
 from trainjob.core.gang import MEETING, STOPPING, Gang, Ledger, Member, read_gang
 from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
+from trainjob.core.output import has_own_volumes
 from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.reports import Report, read_report
 from trainjob.core.settings import Settings
@@ -45,7 +46,8 @@ class Observed:
         claim: of the name that the job would create, or None.
         reports: by pod name.
         refusal: set while the latest creation was refused.
-        strangers: pods that our Service would name though another job, gone by now, owns them.
+        strangers: pods of another job of this name, gone by now, that our Service would name, or that may
+            write into our output.
         network_policy: of the job's name, or None.
         settings: what holds for every job.
         gang: what the job's agents say; None while nobody has heard of them, or where there are none.
@@ -109,6 +111,15 @@ class Observed:
         if living[0].secret == present.secret:
             return replace(present, digest=living[0].digest)
         return living[0]
+
+    @property
+    def is_fenced(self) -> bool:
+        """Tell whether a writer that outlives its pod's deletion can't harm what its successor writes.
+
+        Agents bring the library that makes sure of it. Without them only the image's author knows whether it
+        is there, and a volume of each pod's own alone is safe.
+        """
+        return self.parsed is not None and (self.in_place or has_own_volumes(self.parsed))
 
     @cached_property
     def attempt(self) -> int:
@@ -264,11 +275,12 @@ def read_observed(
         reports=_reports(own, agents, progress or {}),
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
-        strangers=tuple(pod for ours, pod in read if not ours and pod.live and not pod.ended),
         settings=settings or Settings(),
         gang=agents,
     )
-    return _without_bad_size(observed)
+    foreign = [pod for ours, pod in read if not ours and not pod.ended]
+    strangers = tuple(p for p in foreign if p.live or (is_training(p.replica) and not observed.is_fenced))
+    return _without_bad_size(replace(observed, strangers=strangers))
 
 
 def _without_bad_size(observed: Observed) -> Observed:

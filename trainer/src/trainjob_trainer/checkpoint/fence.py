@@ -163,7 +163,7 @@ class Fence:
 
 
 def build_fence(task: Task, environment: Environment) -> Fence | None:
-    """The fence of a writer that an agent has started; others need none.
+    """The fence of a writer that belongs to a job; without one nobody takes its place.
 
     A process has one: the library, and the help for scripts that don't know it, write in turns.
     """

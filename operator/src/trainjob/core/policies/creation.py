@@ -35,7 +35,9 @@ SLOW_TO_END = timedelta(seconds=60)
 """How long a pod may take to end before the user is told that the job waits for it."""
 
 OVERDUE = timedelta(seconds=10)
-"""How long after its grace period a pod that is still there is waited for."""
+"""How long after its grace period the end of a pod may still be told; after that its node is cut off."""
+
+POD_OVERDUE = "PodOverdue"
 
 
 def incomplete(observed: Observed, now: datetime) -> Plan:
@@ -92,10 +94,12 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
 def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
     """Return the earlier pods that a successor waits for: in place, only those of its own seat.
 
-    One whose time to end ran out a while ago has a node that can't be asked. Whatever it still does, it
-    doesn't write: the output is fenced.
+    One whose time to end ran out a while ago has a node that can't be asked. What it still does harms nobody
+    where the output is fenced; elsewhere it is waited for until it has ended, or its object is gone.
     """
-    stale = [p for p in observed.stale_pods if not p.ended and _time_to_end(p, now) > timedelta(0)]
+    stale = [p for p in observed.stale_pods if not p.ended]
+    if observed.is_fenced:
+        stale = [p for p in stale if _time_to_end(p, now) > timedelta(0)]
     if not observed.in_place:
         return stale
     seated = {p.replica for p in observed.training_pods}
@@ -126,7 +130,10 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
             return _held_up(observed, f"{kind}Conflict", message, now)
     if observed.strangers and not observed.training_pods:
         # They answer to our addresses, and may still write into our output.
-        message = f"waiting for pod {observed.strangers[0].name} of an earlier job of this name to end"
+        stranger = observed.strangers[0]
+        if _time_to_end(stranger, now) <= timedelta(0):
+            return _overdue(observed, stranger, "an earlier job of this name", now)
+        message = f"waiting for pod {stranger.name} of an earlier job of this name to end"
         return _held_up(observed, "PodConflict", message, now)
     return None
 
@@ -142,6 +149,10 @@ def _told(refusal: Refusal) -> str:
 def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
     """Wait for pods of the attempt before; one that takes long is named: its node may be gone."""
     since, pod = min(((p.deleted_at or now, p) for p in pods), key=lambda each: (each[0], each[1].replica))
+    overdue = [p for p in pods if _time_to_end(p, now) <= timedelta(0)]
+    if overdue:
+        last = min(overdue, key=lambda p: (p.due_at, p.replica))
+        return _overdue(observed, last, f"{last.replica.title} of the attempt before", now)
     due = min(_time_to_end(p, now) for p in pods)
     left = time_left(since, SLOW_TO_END, now)
     if left > timedelta(0):
@@ -149,6 +160,23 @@ def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
     place = f" on node {pod.node}" if pod.node else ""
     message = f"waiting for {pod.replica.title} to end: its pod {pod.name}{place} takes longer than a minute"
     return Plan(transitions.wait(observed, "PodTerminating", message, now), requeue=due)
+
+
+def _overdue(observed: Observed, pod: Pod, whose: str, now: datetime) -> Plan:
+    """Wait for the real end of a pod whose node doesn't tell of it: its watch does, or its deletion."""
+    name, place = pod.name, f" on node {pod.node}" if pod.node else ""
+    message = (
+        f"waiting for {whose}: pod {name}{place} hasn't ended in its grace period and may still write into"
+        " the output; bring the node back, or if it is certainly off,"
+        f" `kubectl delete pod {name} -n {observed.meta.namespace} --force`, or taint it with"
+        " node.kubernetes.io/out-of-service"
+    )
+    held = find_condition(observed.status, RUNNING)
+    is_known = held is not None and (held.reason, held.message) == (POD_OVERDUE, message)
+    return Plan(
+        transitions.wait(observed, POD_OVERDUE, message, now),
+        events=() if is_known else (Event("Warning", POD_OVERDUE, message),),
+    )
 
 
 def _delay_left(observed: Observed, now: datetime) -> timedelta:
