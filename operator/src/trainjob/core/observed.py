@@ -21,6 +21,7 @@ from trainjob.core.gang import MEETING, STOPPING, Gang, Ledger, Member, read_gan
 from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
 from trainjob.core.output import has_own_volumes
+from trainjob.core.owners import controller_uid
 from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.reports import Report, read_report
 from trainjob.core.settings import Settings
@@ -260,7 +261,7 @@ def read_observed(
         parsed = parse(job, has_begun=bool(value_at(job, "status", "startTime")))
     except InvalidTrainJob as invalid:
         errors = invalid.errors
-    read = [(_owner(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
+    read = [(controller_uid(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
     own = [pod for ours, pod in read if ours]
     agents = read_gang(gang) if gang is not None else None
     observed = Observed(
@@ -317,14 +318,7 @@ def _status(job: Mapping[str, Any]) -> TrainJobStatus:
         return TrainJobStatus()  # damaged by somebody's hand
 
 
-def _owner(manifest: Mapping[str, Any]) -> str | None:
-    for owner in manifest.get("metadata", {}).get("ownerReferences") or ():
-        if owner.get("controller"):
-            return str(owner.get("uid"))
-    return None
-
-
 def _dependent(manifest: Mapping[str, Any] | None, uid: str) -> Dependent | None:
     if manifest is None:
         return None
-    return Dependent(manifest["metadata"]["name"], ours=_owner(manifest) == uid)
+    return Dependent(manifest["metadata"]["name"], ours=controller_uid(manifest) == uid)
