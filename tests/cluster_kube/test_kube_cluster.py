@@ -354,3 +354,27 @@ async def test_a_pod_that_only_has_the_jobs_labels_hears_no_order(owners: list[d
             server.put({**pod, "status": {**status, "podIP": "127.0.0.1"}})
             await until(lambda: len(agent.orders) > 5)
         assert foreign.orders == []
+
+
+async def test_an_object_is_replaced_in_the_state_that_was_seen() -> None:
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "digits", "namespace": "default", "labels": {"trainjob.dev/job": "digits"}},
+        "spec": {"podSelector": {}},
+    }
+    async with FakeApiServer().serve() as server:
+        server.put(build_job())
+        seen = server.put(policy)
+        async with open_kube(server.url) as cluster:
+            await cluster.synced()
+            await cluster.replace({**seen, "spec": {"podSelector": {"matchLabels": {"a": "b"}}}})
+            found = (await look(cluster)).network_policy
+            assert found is not None
+            assert found["spec"] == {"podSelector": {"matchLabels": {"a": "b"}}}
+            with pytest.raises(Conflict):
+                await cluster.replace({**seen, "spec": {}})
+            server.remove("NetworkPolicy", "digits")
+            with pytest.raises(NotFound):
+                await cluster.replace({**found, "spec": {}})
+            assert (await look(cluster)).network_policy is None

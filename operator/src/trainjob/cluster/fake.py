@@ -82,6 +82,17 @@ class FakeCluster:
         self._store(stored)
         self._written("create", stored)
 
+    async def replace(self, manifest: Manifest) -> None:
+        """See `Cluster.replace`."""
+        kind, namespace, name = _place(manifest)
+        meta = manifest["metadata"]
+        stored = self._find(ObjectRef(kind, namespace, name, meta["uid"]))
+        self._check("replace", stored)
+        if stored["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+            raise Conflict(f"{kind} {name} has changed")
+        self._store(deepcopy(manifest))
+        self._written("replace", manifest)
+
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """See `Cluster.delete`; a pod that hasn't ended goes on until `end_pod` or `remove` is called."""
         stored = self._find(ref)

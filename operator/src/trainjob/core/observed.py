@@ -321,4 +321,11 @@ def _status(job: Mapping[str, Any]) -> TrainJobStatus:
 def _dependent(manifest: Mapping[str, Any] | None, uid: str) -> Dependent | None:
     if manifest is None:
         return None
-    return Dependent(manifest["metadata"]["name"], ours=controller_uid(manifest) == uid)
+    meta = manifest["metadata"]
+    return Dependent(
+        meta["name"],
+        ours=controller_uid(manifest) == uid,
+        uid=meta.get("uid", ""),
+        resource_version=meta.get("resourceVersion", ""),
+        spec=manifest.get("spec") or {},
+    )

@@ -200,6 +200,15 @@ class KubeCluster:
         if is_read:
             self._take(resource, created)
 
+    async def replace(self, manifest: Manifest) -> None:
+        """See `Cluster.replace`."""
+        resource, meta = BY_KIND[manifest["kind"]], manifest["metadata"]
+        try:
+            self._take(resource, await self._api.replace(resource, manifest))
+        except (NotFound, Conflict) as error:
+            await self._put_right(resource, place_of(manifest), meta["uid"], error)
+            raise
+
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """See `Cluster.delete`."""
         resource = BY_KIND[ref.kind]

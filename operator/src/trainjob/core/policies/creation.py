@@ -15,12 +15,13 @@ from trainjob.core.actions import (
     Creation,
     Event,
     Plan,
+    Replace,
     create_agent_objects,
     stop_pods,
 )
 from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
-from trainjob.core.dependents import Refusal
+from trainjob.core.dependents import Refusal, is_same_policy
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod
@@ -71,7 +72,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     return Plan(
         plan.status,
         (*left_over, *creations),
-        (*plan.events, *evaluator.events),
+        (*plan.events, *evaluator.events, *_told_of(creations)),
         soonest(
             plan.requeue,
             evaluator.requeue,
@@ -195,9 +196,29 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
     claim = build_claim(observed.job) if observed.claim is None else None
     service = build_service(observed.job) if observed.service is None else None
-    isolation = observed.settings.isolation if observed.network_policy is None else None
-    policy = build_network_policy(observed.job, isolation) if isolation else None
-    return tuple(Create(manifest) for manifest in (claim, service, policy) if manifest is not None)
+    created = tuple(Create(manifest) for manifest in (claim, service) if manifest is not None)
+    return (*created, *_network_policy(observed))
+
+
+def _network_policy(observed: Observed) -> tuple[Action, ...]:
+    """Return what brings the job's NetworkPolicy about; one that was changed is replaced, without a gap."""
+    found, isolation = observed.network_policy, observed.settings.isolation
+    if isolation is None:
+        return ()
+    wanted = build_network_policy(observed.job, isolation)
+    if found is None:
+        return (Create(wanted),)
+    if is_same_policy(found.spec, wanted["spec"]):
+        return ()
+    state = {"uid": found.uid, "resourceVersion": found.resource_version}
+    return (Replace({**wanted, "metadata": {**wanted["metadata"], **state}}),)
+
+
+def _told_of(actions: Iterable[Action]) -> Iterable[Event]:
+    for action in actions:
+        if isinstance(action, Replace):
+            what = f"{action.manifest['kind']} {action.manifest['metadata']['name']}"
+            yield Event("Warning", "PutRight", f"{what} was changed by somebody; it is put right")
 
 
 def _missing_pods(observed: Observed, seats: Iterable[Replica]) -> tuple[Action, ...]:
