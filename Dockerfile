@@ -3,13 +3,15 @@
 #
 # Everything comes from uv.lock, by hash. Dependencies are a layer of their own: a changed source rebuilds only the
 # small layer above them.
-ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
+#
+# The base image is the tag's index for all platforms, by digest: 3.11.16 of September 2026. The tag moves with security
+# updates; take a new digest with each release of ours, and at least every month:
+#   docker buildx imagetools inspect docker.io/library/python:3.11-slim-bookworm --format '{{.Manifest.Digest}}'
+ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
 # --- build: uv, the build backend and the lock file; nothing of it is in an image but what is copied out --------------
 FROM ${BASE_IMAGE} AS build
-ARG UV_VERSION=0.13.8
-ARG HATCHLING_VERSION=1.33.0
-# A mirror, if you have one: the lock's hashes hold there too.
+# A mirror, if you have one: the hashes hold there too.
 ARG PIP_INDEX_URL=https://pypi.org/simple
 ARG UV_DEFAULT_INDEX=https://pypi.org/simple
 # The system's certificates, so that a base image (or a mount) can bring a company's own along.
@@ -20,8 +22,9 @@ ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     UV_PYTHON=/opt/trainjob/bin/python \
     UV_PYTHON_DOWNLOADS=never \
     PATH=/opt/build/bin:$PATH
+COPY build-tools.txt /opt/
 RUN python3 -m venv /opt/build \
- && pip install --no-cache-dir "uv==${UV_VERSION}" "hatchling==${HATCHLING_VERSION}"
+ && pip install --no-cache-dir --require-hashes --only-binary :all: -r /opt/build-tools.txt
 WORKDIR /source
 COPY pyproject.toml uv.lock ./
 COPY operator/pyproject.toml operator/

@@ -179,6 +179,19 @@ def test_a_pod_that_is_being_replaced_is_not_counted_on(tmp_path: Path) -> None:
         assert old.wait() == 85
 
 
+def test_a_deposed_controller_is_answered_and_not_obeyed_and_that_is_said_once(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2}) as job:
+        job.start()
+        job.wait_started(1)
+        job.ask(world={"worker": 2}, lease=2, generation=3)
+        for _ in range(3):
+            report = job.ask(world={"worker": 1}, lease=1, generation=4)
+            assert (report["phase"], report["world"]) == ("running", {"worker": 2})
+        said = "order isn't taken: it is of generation 4 and lease 1, the newest of generation 3 and lease 2"
+        assert job.agents["worker-0"].output.count(said) == 1
+        assert len(job.ask(world={"worker": 2}, lease=2, generation=3)["members"]) == 2
+
+
 def test_who_is_fenced_ends_with_it(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start()

@@ -164,16 +164,16 @@ def test_no_budget_holds_up_the_draining_of_a_node_for_good() -> None:
 
 
 def test_who_may_reach_the_controller() -> None:
+    own = {"podSelector": {}}  # without a namespaceSelector: the release's own namespace
     (rule,) = render().objects.one("NetworkPolicy")["spec"]["ingress"]
-    assert rule == {"ports": [{"port": "http", "protocol": "TCP"}]}
+    assert rule == {"ports": [{"port": "http", "protocol": "TCP"}], "from": [own]}
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     release = render({"networkPolicy": {"from": [peer]}})
     (rule,) = release.objects.one("NetworkPolicy")["spec"]["ingress"]
-    test, given = rule["from"]
-    assert given == peer
+    assert rule["from"] == [own, peer]
     assert (
-        test["podSelector"]["matchLabels"].items()
-        <= release.hooks("test").one("Pod")["metadata"]["labels"].items()
+        release.hooks("test").one("Pod")["metadata"]["namespace"]
+        == release.objects.one("NetworkPolicy")["metadata"]["namespace"]
     )
 
 

@@ -326,3 +326,55 @@ async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> N
             assert (gang["members"], gang["unreachableSeconds"]) == (build_report()["members"], 0.0)
             cluster.set_order(KEY, None)
             assert (await look(cluster)).gang is None
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [],
+        [{"uid": "uid-of-an-earlier-job", "controller": True}],
+        [{"uid": "uid-1", "controller": False}],
+        [{"uid": "uid-1"}],
+    ],
+)
+async def test_a_pod_that_only_has_the_jobs_labels_hears_no_order(owners: list[dict[str, Any]]) -> None:
+    """Whoever may create pods could lead the job's training by it."""
+    agent, foreign = FakeAgent("token of uid-1"), FakeAgent("token of uid-1")
+    async with FakeApiServer().serve() as server, agent.serve() as port, foreign.serve("127.0.0.2", port):
+        job = server.put(build_job())
+        asking = Asking(token_of=lambda uid: f"token of {uid}", port=port, pace=AgentPace(0.01, 0.01))
+        pod = next(m for m in objects_of(job) if m["metadata"]["name"].startswith("digits-worker-0-"))
+        status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+        labels = {**pod["metadata"]["labels"], "trainjob.dev/incarnation": "9"}
+        forged = {**pod["metadata"], "name": "forged", "labels": labels, "ownerReferences": owners}
+        server.put({**pod, "metadata": forged, "status": {**status, "podIP": "127.0.0.2"}})
+        async with open_kube(server.url, asking=asking) as cluster:
+            await cluster.synced()
+            cluster.set_order(KEY, {"world": {"worker": 1}})
+            server.put({**pod, "status": {**status, "podIP": "127.0.0.1"}})
+            await until(lambda: len(agent.orders) > 5)
+        assert foreign.orders == []
+
+
+async def test_an_object_is_replaced_in_the_state_that_was_seen() -> None:
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "digits", "namespace": "default", "labels": {"trainjob.dev/job": "digits"}},
+        "spec": {"podSelector": {}},
+    }
+    async with FakeApiServer().serve() as server:
+        server.put(build_job())
+        seen = server.put(policy)
+        async with open_kube(server.url) as cluster:
+            await cluster.synced()
+            await cluster.replace({**seen, "spec": {"podSelector": {"matchLabels": {"a": "b"}}}})
+            found = (await look(cluster)).network_policy
+            assert found is not None
+            assert found["spec"] == {"podSelector": {"matchLabels": {"a": "b"}}}
+            with pytest.raises(Conflict):
+                await cluster.replace({**seen, "spec": {}})
+            server.remove("NetworkPolicy", "digits")
+            with pytest.raises(NotFound):
+                await cluster.replace({**found, "spec": {}})
+            assert (await look(cluster)).network_policy is None

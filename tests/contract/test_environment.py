@@ -13,6 +13,8 @@ from trainjob.api import parse
 from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
 from trainjob.core.render import build_pod
 from trainjob_trainer import Environment, ExitCode, Task
+from trainjob_trainer.checkpoint.fence import build_fence
+from trainjob_trainer.epoch import Epoch
 
 
 def environment_of(role: str, **job: Any) -> dict[str, str]:
@@ -35,6 +37,26 @@ def test_an_evaluators_folders() -> None:
     assert read.output_dir == Path("/output/digits/evaluator")
     assert read.checkpoint_dir == Path("/output/digits/checkpoints")
     assert read.log_dir == Path("/output/digits/evaluator/logs")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "role", "epoch", "has_agent"),
+    [
+        ("Recreate", "worker", Epoch(2, 2), False),
+        ("Recreate", "evaluator", None, False),
+        # The agent has a new one for each start.
+        ("InPlace", "worker", None, True),
+        ("InPlace", "evaluator", None, True),
+    ],
+)
+def test_every_start_has_its_generation_and_knows_of_its_agent(
+    strategy: str, role: str, epoch: Epoch | None, *, has_agent: bool
+) -> None:
+    variables = environment_of(role, restartStrategy=strategy)
+    task = Task.from_environment(variables)
+    read = Environment.from_environment(variables, task)
+    assert (read.epoch, read.has_agent) == (epoch, has_agent)
+    assert (build_fence(task, read) is not None) is (epoch is not None)
 
 
 @pytest.mark.parametrize("role", ["worker", "evaluator"])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import Any
+
+import pytest
 from support_jobs import build_plain_job
 from support_world import World
 
+from trainjob.cluster import Conflict
+from trainjob.core.dependents import is_same_policy
 from trainjob.core.settings import Isolation, Settings
 
+RULE = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 9090}]}
 ISOLATED = Settings(isolation=Isolation("trainjob-system"))
 
 
@@ -39,3 +46,95 @@ async def test_where_policies_are_switched_off_one_of_that_name_is_no_obstacle()
     )
     await world.started()
     assert world.status.state == "Running"
+
+
+def policy_of(world: World) -> dict[str, Any]:
+    found = world.cluster.find("NetworkPolicy", world.key)
+    assert found is not None
+    return found
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "everybody": {"ingress": [{}]},
+    "a peer more": {"ingress": [{"from": [{"podSelector": {}}]}]},
+    "no rule": {"ingress": None},
+    "other pods": {"podSelector": {"matchLabels": {"app": "none"}}},
+    "a condition more": {"podSelector": {"matchExpressions": [{"key": "x", "operator": "Exists"}]}},
+    "another type": {"policyTypes": ["Egress"]},
+    "egress too": {"policyTypes": ["Ingress", "Egress"]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_a_policy_that_somebody_has_changed_is_put_right_without_a_gap(change: dict[str, Any]) -> None:
+    world = await World(build_plain_job(), settings=ISOLATED).started()
+    made = deepcopy(policy_of(world))
+    changed = {**made, "spec": {**made["spec"], **change}}
+    world.cluster.put(changed)
+    before = len(world.cluster.writes)
+    await world.settle()
+    assert world.cluster.writes[before:] == ["replace NetworkPolicy digits"]
+    assert policy_of(world)["spec"] == made["spec"]
+    assert policy_of(world)["metadata"]["labels"] == made["metadata"]["labels"]
+    assert world.cluster.events[-1] == (
+        "PutRight",
+        "NetworkPolicy digits was changed by somebody; it is put right",
+    )
+
+
+async def test_an_emptied_policy_is_put_right_also_when_it_changes_once_more_meanwhile() -> None:
+    world = await World(build_plain_job(), settings=ISOLATED).started()
+    made = deepcopy(policy_of(world))
+    world.cluster.put({**made, "spec": {}})
+    conflicts = [Conflict("it has changed")]
+    world.cluster.fault = lambda operation, _: (
+        conflicts.pop() if operation == "replace" and conflicts else None
+    )
+    await world.settle()
+    assert not conflicts
+    assert policy_of(world)["spec"] == made["spec"]
+
+
+async def test_running_jobs_follow_what_the_platform_lets_in() -> None:
+    world = await World(build_plain_job(), settings=ISOLATED).started()
+    world.settings = Settings(isolation=Isolation("trainjob-system", (RULE,)))
+    world.restart_controller()
+    await world.settle()
+    assert policy_of(world)["spec"]["ingress"][1:] == [RULE]
+    before = len(world.cluster.writes)
+    world.settings = None
+    world.restart_controller()
+    await world.settle()
+    assert len(world.cluster.writes) == before
+
+
+MATCH = {"matchLabels": {"a": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        # What an API server adds, and what it leaves out.
+        ({"ingress": [{"ports": [{"port": 1}]}]},
+         {"ingress": [{"ports": [{"port": 1, "protocol": "TCP"}]}]}, True),
+        ({"ingress": [{"from": [], "ports": []}]}, {"ingress": [{}]}, True),
+        ({"ingress": []}, {}, True),
+        ({"podSelector": {"matchLabels": {}}}, {"podSelector": {}}, True),
+        ({"podSelector": {**MATCH, "matchExpressions": []}}, {"podSelector": MATCH}, True),
+        ({"ingress": [{"from": [{"ipBlock": {"cidr": "c", "except": []}}]}]},
+         {"ingress": [{"from": [{"ipBlock": {"cidr": "c"}}]}]}, True),
+        # What lets in somebody else.
+        ({"ingress": [{}]}, {"ingress": []}, False),
+        ({"ingress": [{"from": [{"podSelector": {}}]}]}, {"ingress": [{"from": []}]}, False),
+        ({"ingress": [{"from": [{"podSelector": {}}]}]},
+         {"ingress": [{"from": [{"podSelector": {}, "namespaceSelector": {}}]}]}, False),
+        ({"ingress": [{"ports": [{"port": 1}]}]},
+         {"ingress": [{"ports": [{"port": 1, "protocol": "UDP"}]}]}, False),
+        ({"podSelector": MATCH}, {"podSelector": {}}, False),
+    ],
+)  # fmt: skip
+def test_specs_are_compared_as_the_api_server_stores_them(
+    one: dict[str, Any], other: dict[str, Any], *, is_same: bool
+) -> None:
+    assert is_same_policy(one, other) is is_same
+    assert is_same_policy(other, one) is is_same

@@ -65,7 +65,20 @@ def project(folder: str = ".") -> dict[str, Any]:
     return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
 
 
+def read_pins(path: Path) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each package in a file that `uv pip compile --generate-hashes` wrote."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    pins: dict[str, tuple[str, list[str]]] = {}
+    for line in filter(None, text.splitlines()):
+        asked, *hashes = line.split(" --hash=sha256:")
+        one = Requirement(asked)
+        assert all(re.fullmatch(r"[0-9a-f]{64}", each.strip()) for each in hashes), line
+        pins[one.name] = str(one.specifier), hashes
+    return pins
+
+
 ARGUMENTS, STAGES = parse(ROOT / "Dockerfile")
+TOOLS = read_pins(ROOT / "build-tools.txt")
 EXAMPLE_ARGUMENTS, EXAMPLE = parse(EXAMPLES / "Dockerfile")
 FINAL = {"operator": STAGES["operator"], "trainer": STAGES["trainer"], "example": EXAMPLE[""]}
 
@@ -99,7 +112,13 @@ def test_a_new_revision_or_source_keeps_the_layer_of_the_dependencies(image: str
     assert dependencies < stage.position("ARG", "REVISION")
     before = [STAGES[f"{image}-dependencies"], STAGES["build"]]
     copied = {source for each in before for rest in each.all("COPY") for source in rest.split()[:-1]}
-    assert copied == {"pyproject.toml", "uv.lock", "operator/pyproject.toml", "trainer/pyproject.toml"}
+    assert copied == {
+        "build-tools.txt",
+        "pyproject.toml",
+        "uv.lock",
+        "operator/pyproject.toml",
+        "trainer/pyproject.toml",
+    }
 
 
 @pytest.mark.parametrize("image", ["operator", "trainer"])
@@ -120,22 +139,35 @@ def test_every_stage_stands_on_the_base_image_or_on_another_stage() -> None:
 
 
 def test_the_base_image_has_the_oldest_python_that_is_supported() -> None:
-    python = re.fullmatch(r"docker\.io/library/python:(3\.\d+)-slim-\w+", ARGUMENTS["BASE_IMAGE"])
+    python = re.fullmatch(
+        r"docker\.io/library/python:(3\.\d+)-slim-\w+@sha256:[0-9a-f]{64}", ARGUMENTS["BASE_IMAGE"]
+    )
     assert python
     assert project()["project"]["requires-python"] == REQUIRES_PYTHON_TEXT
     assert python[1] == project()["tool"]["mypy"]["python_version"]
     assert REQUIRES_PYTHON_TEXT.startswith(f">={python[1]},")
 
 
+def test_the_tools_of_the_build_come_by_hash() -> None:
+    (run,) = STAGES["build"].all("RUN")
+    assert run.count("pip install") == 1
+    assert "pip install --no-cache-dir --require-hashes --only-binary :all: -r /opt/build-tools.txt" in run
+    assert STAGES["build"].position("COPY", "build-tools.txt /opt/") < STAGES["build"].position("RUN", "")
+    assert all(hashes for _, hashes in TOOLS.values())
+
+
 def test_the_tools_of_the_build_are_those_that_the_project_asks_for() -> None:
-    pins = STAGES["build"].variables("ARG")
+    asked = [line for line in (ROOT / "build-tools.in").read_text().splitlines() if not line.startswith("#")]
+    pins = {one.name: str(one.specifier) for one in map(Requirement, asked)}
+    assert pins.keys() == {"uv", "hatchling"}
+    assert {name: TOOLS[name][0] for name in pins} == pins
     wanted = re.search(r"'uv(>=[^']+)'", (ROOT / "Makefile").read_text())
     assert wanted
-    assert pins["UV_VERSION"] in SpecifierSet(wanted[1])
+    assert pins["uv"].removeprefix("==") in SpecifierSet(wanted[1])
     for folder in ("operator", "trainer"):
         (backend,) = (Requirement(one) for one in project(folder)["build-system"]["requires"])
         assert backend.name == "hatchling"
-        assert pins["HATCHLING_VERSION"] in backend.specifier
+        assert pins["hatchling"].removeprefix("==") in backend.specifier
 
 
 def test_the_choices_of_tensorflow_are_extras_of_the_trainer() -> None:

@@ -8,15 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support_jobs import build_plain_job
 from support_plain import BOOTSTRAP
 from support_plain import SCRIPTS as PLAIN_SCRIPTS
 from support_processes import Gang
 
+from trainjob.api import parse
+from trainjob.core.render import build_pod
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.exits import ExitCode
 
 LIBRARY = Path(__file__).parent / "scripts" / "library_run.py", ("--epochs", "1000000"), "accuracy", {}
 PLAIN = PLAIN_SCRIPTS / "endless.py", (), "epoch 3", {"PYTHONPATH": str(BOOTSTRAP)}
+
+
+def generation_of(attempt: int) -> Mapping[str, str]:
+    """What tells the starts of a job without agents apart, from its pods."""
+    job = parse(build_plain_job(uid="some-uid", workers=1))
+    pod = build_pod(job, role="worker", index=0, incarnation=attempt, attempt=attempt)
+    variables = {v["name"]: v["value"] for v in pod["spec"]["containers"][0]["env"]}
+    return {name: variables[name] for name in ("TRAINJOB_EPOCH", "TRAINJOB_ATTEMPT", "TRAINJOB_UID")}
 
 
 def contents(folder: Path) -> Mapping[str, str]:
@@ -28,15 +39,15 @@ def contents(folder: Path) -> Mapping[str, str]:
 def test_a_writer_that_wakes_up_late_changes_nothing_and_says_why(
     script: Path, arguments: tuple[str, ...], line: str, env: Mapping[str, str], tmp_path: Path
 ) -> None:
-    def start(epoch: str) -> Gang:
-        with_epoch = {**env, "TRAINJOB_EPOCH": epoch}
-        return Gang(script, tmp_path / "output", workers=1, env=with_epoch, arguments=arguments)
+    def start(attempt: int) -> Gang:
+        with_generation = {**env, **generation_of(attempt)}
+        return Gang(script, tmp_path / "output", workers=1, env=with_generation, arguments=arguments)
 
     checkpoints = tmp_path / "output" / "checkpoints"
-    with start("1.1") as old:
+    with start(1) as old:
         old["worker-0"].wait_for_line(line, times=2)
         old["worker-0"].freeze()
-        with start("1.2") as new:
+        with start(2) as new:
             new["worker-0"].wait_for_line("resumed from step")
             new["worker-0"].wait_for_line(line)
             new["worker-0"].freeze()
@@ -48,7 +59,7 @@ def test_a_writer_that_wakes_up_late_changes_nothing_and_says_why(
             assert contents(checkpoints) == before
             error = old.progress("worker-0")["error"]
             assert error["reason"] == "Fenced"
-            assert "a newer start of this job (1.2) writes" in error["message"]
+            assert "a newer start of this job (2.2) writes" in error["message"]
 
             check_unmounted(new, tmp_path / "output", tmp_path / "volume")
     assert CheckpointStore(tmp_path / "volume" / "checkpoints").latest() is not None

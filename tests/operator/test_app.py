@@ -15,9 +15,13 @@ from support_jobs import build_job
 from support_kube import until
 
 from trainjob.cluster.kube.access import Access
+from trainjob.cluster.kube.agents import AgentPoller
 from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.controller import Controller
+from trainjob.core.settings import Settings
 from trainjob.operator.agent_key import KeyPlace
 from trainjob.operator.app import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
+from trainjob.operator.elector import Elector
 from trainjob.operator.exits import ExitCode
 from trainjob.operator.leader import Terms
 from trainjob.operator.settings import Election, OperatorSettings
@@ -73,6 +77,60 @@ async def test_when_asked_to_stop_the_lease_is_its_last_write() -> None:
         assert [write for write in server.writes() if " Event " not in write][-1] == "update Lease lease"
         assert _holder(server) == ""
         assert len(server.all("Pod")) < 90  # it was stopped in the midst of it
+
+
+async def test_agents_are_told_nothing_any_more_once_the_lease_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    run, release = AgentPoller.run, Elector.release
+
+    async def run_and_tell(self: AgentPoller) -> None:
+        calls.append("asks")
+        try:
+            await run(self)
+        finally:
+            calls.append("asks no more")
+
+    async def release_and_tell(self: Elector) -> None:
+        calls.append("gives the lease back")
+        await release(self)
+
+    monkeypatch.setattr(AgentPoller, "run", run_and_tell)
+    monkeypatch.setattr(Elector, "release", release_and_tell)
+    async with run_operator() as (server, operator):
+        await until(lambda: _holder(server) == "me" and server.open_watches()["TrainJob"] == 1)
+        await until(lambda: bool(calls))
+        signal.raise_signal(signal.SIGTERM)
+        assert await operator.end() is ExitCode.STOPPED
+    assert calls == ["asks", "asks no more", "gives the lease back"]
+
+
+async def test_orders_tell_how_often_the_lease_had_changed_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    class Told(Controller):
+        def __init__(self, *given: Any, settings: Settings, **more: Any) -> None:
+            told.append(settings.lease)
+            super().__init__(*given, settings=settings, **more)
+
+    monkeypatch.setattr("trainjob.operator.app.Controller", Told)
+    async with ControllerServer().serve() as server:
+        server.put(
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": "lease", "namespace": "trainjob"},
+                "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 6},
+            }
+        )
+        for election in (ELECTION, None):
+            operator = Running(server, election=election)
+            before = len(told)
+            await until(lambda before=before: len(told) > before)
+            operator.task.cancel()
+            await asyncio.gather(operator.task, return_exceptions=True)
+    assert told == [7, 0]
 
 
 async def test_a_leader_that_loses_the_api_server_ends() -> None:

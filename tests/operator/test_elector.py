@@ -98,6 +98,7 @@ async def test_a_lease_that_nobody_renews_is_taken_over() -> None:
         await second.won.wait()
     assert shelf.spec is not None
     assert (shelf.holder, shelf.spec["leaseTransitions"]) == ("b", 1)
+    assert (first.transitions, second.transitions) == (0, 1)
 
 
 async def test_a_leader_that_can_not_renew_gives_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,7 @@ async def open_kube(
         cluster = KubeCluster(api, **{"pace": QUICK, **options})
         inactivity = options.get("pace", QUICK).inactivity
         jobs = [feed_jobs(api, cluster, options.get("namespace"), inactivity)] if feed else []
-        async with running(cluster.run(), *jobs):
+        async with running(cluster.run(), cluster.ask_agents(), *jobs):
             yield cluster
 
 

@@ -199,7 +199,8 @@ class Life:
         able_to_run = [
             p
             for p in self.training
-            if p["status"]["phase"] in ("Pending", "Running") and not self.is_overdue(p)
+            if p["status"]["phase"] in ("Pending", "Running")
+            and (self.agents is None or not self.is_overdue(p))
         ]
         assert _most_in_one_seat(able_to_run) <= 1, "two worker processes in one seat"
         assert used(status.restarts) <= MAX_RESTARTS

@@ -88,6 +88,11 @@ class World:
             if "deletionTimestamp" in pod["metadata"]:
                 self.cluster.end_pod(pod, 143)
 
+    def cut_off(self, pod: dict[str, Any], node: str = "gpu-3") -> None:
+        """The pod's node hears of nothing any more; the cluster asks for the pod's end."""
+        stored = self.cluster.at_node(pod, node)
+        self.cluster.ask_to_end(stored)
+
     async def started(self) -> World:
         """Take the job to where all its replicas run."""
         await self.settle()

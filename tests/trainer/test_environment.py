@@ -78,7 +78,7 @@ def test_object_storage_is_refused_with_what_to_do(variable: str) -> None:
         (EVALUATOR, "1.1", False),
     ],
 )
-def test_only_a_writer_with_an_agent_is_fenced(task: Task, epoch: str, fenced: bool) -> None:
+def test_only_a_writer_that_belongs_to_a_job_is_fenced(task: Task, epoch: str, fenced: bool) -> None:
     environment = Environment.from_environment({"TRAINJOB_EPOCH": epoch}, task)
 
     assert (build_fence(task, environment) is not None) is fenced

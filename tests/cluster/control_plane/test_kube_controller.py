@@ -22,11 +22,12 @@ from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef
 from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Pace, from_kubeconfig
 from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
-from trainjob.cluster.kube.resources import DEPENDENTS, PODS, TRAINJOBS
+from trainjob.cluster.kube.resources import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
 from trainjob.cluster.kube.tls import build_tls
 from trainjob.controller import Controller
 from trainjob.core.agent import build_program
-from trainjob.core.render import build_objects
+from trainjob.core.dependents import is_same_policy
+from trainjob.core.render import build_network_policy, build_objects
 from trainjob.core.settings import Bundle, Isolation, Settings
 
 Manifest = dict[str, Any]
@@ -107,6 +108,38 @@ async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_wri
         "create pods": 5,
     }
     assert {call.code for call in calls} <= {200, 201}
+
+
+RULES: tuple[dict[str, Any], ...] = (
+    {"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {}}}], "ports": [{"port": 9090}]},
+    {"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": []}}], "ports": [{"port": 1, "endPort": 9}]},
+    {"from": [], "ports": [{"port": "metrics", "protocol": "UDP"}]},
+)
+"""All that a NetworkPolicy's ingress may hold, and all that the API server adds to it or leaves out."""
+
+
+async def test_a_network_policy_is_left_as_it_is_stored_and_put_right_when_it_was_changed(
+    access: Access, admin: ApiClient, namespace: str
+) -> None:
+    created = await admin.create(TRAINJOBS, build_job(namespace=namespace))
+    policy = build_network_policy(parse(created), Isolation("trainjob-system", RULES))
+    stored = await admin.create(NETWORK_POLICIES, policy)
+    assert stored["spec"] != policy["spec"]
+    assert is_same_policy(stored["spec"], policy["spec"])
+
+    await admin.patch(NETWORK_POLICIES, namespace, "digits", {"spec": {"ingress": [{}]}})
+    async with open_real(access, namespace) as kube:
+        await kube.synced()
+        snapshot = await kube.observe(JobKey(namespace, "digits"))
+        assert snapshot is not None
+        assert snapshot.network_policy is not None
+        state = {key: snapshot.network_policy["metadata"][key] for key in ("uid", "resourceVersion")}
+        again = {**policy, "metadata": {**policy["metadata"], **state}}
+        await kube.replace(again)
+        with pytest.raises(Conflict):
+            await kube.replace(again)
+    found = await admin.get(NETWORK_POLICIES, namespace, "digits")
+    assert found["spec"] == stored["spec"]
 
 
 async def _phases(admin: ApiClient, namespace: str) -> Counter[str]:

@@ -70,8 +70,8 @@ def digits() -> Image:
 
 
 def _of_the_project(target: str, *folders: str) -> Image:
-    sources = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "operator/pyproject.toml",
-               "trainer/pyproject.toml", *folders)  # fmt: skip
+    sources = ("Dockerfile", ".dockerignore", "build-tools.txt", "pyproject.toml", "uv.lock",
+               "operator/pyproject.toml", "trainer/pyproject.toml", *folders)  # fmt: skip
     name = f"ghcr.io/trainjob/{target}:{version()}"
     return Image(name, sources, target=target, arguments={"BASE_IMAGE": BASE, "VERSION": version()})
 

@@ -22,10 +22,11 @@ class Environment:
         output_dir: the folder that this replica may write into.
         checkpoint_dir: where every role finds the checkpoints.
         log_dir: TensorBoard events of this replica.
-        epoch: of this start, where an agent keeps an earlier one's writer from writing; else None.
+        epoch: of this start, by which an earlier one's writer is kept from writing; None without a job.
         reported_step: that an earlier start has told the agent of, in this very pod; None without one.
         reported_checkpoint: step of the checkpoint that was last reported as the newest, in this pod or, on a
             volume that outlives pods, in an earlier one; None without one.
+        has_agent: an agent has started this process, knows its grace and ends it when that is over.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Environment:
     epoch: Epoch | None = None
     reported_step: int | None = None
     reported_checkpoint: int | None = None
+    has_agent: bool = False
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
@@ -65,6 +67,7 @@ class Environment:
             epoch=Epoch.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
             reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
+            has_agent=bool(env.get("TRAINJOB_STATE_DIR")),
         )
 
 

@@ -46,7 +46,7 @@ class Saver:
         """
         task, stop = self._replica.task, self._replica.stop
         own = WRITER_PATIENCE if task.is_writer else PEER_PATIENCE
-        stop.patience_seconds = own if self._replica.environment.epoch is None else AGENT_PATIENCE
+        stop.patience_seconds = AGENT_PATIENCE if self._replica.environment.has_agent else own
         if not task.is_writer:
             stop.is_futile = lambda: is_gone(task.writer_address)
         is_leaving = False

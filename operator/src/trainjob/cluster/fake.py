@@ -82,16 +82,23 @@ class FakeCluster:
         self._store(stored)
         self._written("create", stored)
 
+    async def replace(self, manifest: Manifest) -> None:
+        """See `Cluster.replace`."""
+        kind, namespace, name = _place(manifest)
+        meta = manifest["metadata"]
+        stored = self._find(ObjectRef(kind, namespace, name, meta["uid"]))
+        self._check("replace", stored)
+        if stored["metadata"]["resourceVersion"] != meta["resourceVersion"]:
+            raise Conflict(f"{kind} {name} has changed")
+        self._store(deepcopy(manifest))
+        self._written("replace", manifest)
+
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """See `Cluster.delete`; a pod that hasn't ended goes on until `end_pod` or `remove` is called."""
         stored = self._find(ref)
         self._check("delete", stored)
         if ref.kind == "Pod" and grace_seconds != 0 and not _has_ended(stored):
-            grace = stored["spec"].get("terminationGracePeriodSeconds", 30)
-            due = self._clock() + timedelta(seconds=grace)
-            stored["metadata"].setdefault("deletionTimestamp", due.isoformat())
-            stored["metadata"].setdefault("deletionGracePeriodSeconds", grace)
-            self._store(stored)
+            self.ask_to_end(stored)
         else:
             self._remove(stored)
         self._written("delete", stored)
@@ -204,6 +211,21 @@ class FakeCluster:
             {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": self._clock().isoformat()}},
         )
         stored["status"].update(reason="Evicted", message="The node was low on resource: memory.")
+
+    def at_node(self, pod: Manifest, node: str) -> Manifest:
+        """The pod has been bound to this node; returns it as stored."""
+        stored = self._objects[_place(pod)]
+        stored["spec"]["nodeName"] = node
+        return stored
+
+    def ask_to_end(self, pod: Manifest) -> None:
+        """The pod is asked to end within its grace period, by whomever."""
+        stored = self._objects[_place(pod)]
+        grace = stored["spec"].get("terminationGracePeriodSeconds", 30)
+        due = self._clock() + timedelta(seconds=grace)
+        stored["metadata"].setdefault("deletionTimestamp", due.isoformat())
+        stored["metadata"].setdefault("deletionGracePeriodSeconds", grace)
+        self._store(stored)
 
     def remove(self, manifest: Manifest) -> None:
         """The object vanishes at once, as a pod does after `kubectl delete --force`."""

@@ -61,6 +61,15 @@ class Cluster(Protocol):
             Refused: the object is wrong, or a quota or a policy forbids it.
         """
 
+    async def replace(self, manifest: Manifest) -> None:
+        """Replace an object that is there; `metadata` has the uid and resourceVersion that it was seen with.
+
+        Raises:
+            NotFound: it is gone.
+            Conflict: it has changed since, or is another one of that name.
+            Refused: a policy forbids it.
+        """
+
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """Ask for the object's end; a pod may go on for its grace period.
 

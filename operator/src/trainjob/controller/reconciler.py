@@ -20,7 +20,7 @@ from trainjob.cluster import (
     Snapshot,
     Unavailable,
 )
-from trainjob.core.actions import Action, Creation, Delete, Plan
+from trainjob.core.actions import Action, Creation, Delete, Plan, Replace
 from trainjob.core.dependents import Refusal
 from trainjob.core.observed import Observed, read_observed
 from trainjob.core.plan import plan
@@ -207,6 +207,8 @@ class Reconciler:
     async def _execute(self, action: Action) -> None:
         if isinstance(action, Creation):
             await self._cluster.create(action.build())
+        elif isinstance(action, Replace):
+            await self._cluster.replace(action.manifest)
         elif isinstance(action, Delete):
             await self._cluster.delete(action.ref)
         else:

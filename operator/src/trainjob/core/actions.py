@@ -120,8 +120,18 @@ class Label:
         return f"label {self.ref.kind} {self.ref.name}"
 
 
+@dataclass(frozen=True)
+class Replace:
+    """Put an object right that is ours; it has the uid and resourceVersion of what it replaces."""
+
+    manifest: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"replace {self.manifest['kind']} {self.manifest['metadata']['name']}"
+
+
 Creation = Create | CreatePod
-Action = Creation | Delete | Label
+Action = Creation | Delete | Label | Replace
 
 
 @dataclass(frozen=True)

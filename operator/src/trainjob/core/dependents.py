@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from trainjob.core.backoff import refusal_delay, time_left
 
@@ -14,10 +16,16 @@ class Dependent:
 
     Attributes:
         ours: whether this very job owns it (or created it to be retained).
+        uid: its uid.
+        resource_version: of the state that was read.
+        spec: its spec.
     """
 
     name: str
     ours: bool
+    uid: str = ""
+    resource_version: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -57,3 +65,21 @@ class Refusal:
         """Return when to look again: for the next attempt, or if it is due now, for the one after it."""
         left = self.patience_left(now)
         return left if left > timedelta(0) else refusal_delay(self.times + 1)
+
+
+def is_same_policy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two specs of NetworkPolicies are the same once the API server has stored them."""
+    return _stored(one) == _stored(other)
+
+
+def _stored(value: Any, name: str = "") -> Any:
+    if isinstance(value, Mapping):
+        fields = {key: _stored(each, key) for key, each in value.items()}
+        if name in ("podSelector", "namespaceSelector"):
+            fields = {key: each for key, each in fields.items() if each != {}}
+        return {key: each for key, each in fields.items() if each is not None and each != []}
+    if isinstance(value, list | tuple):
+        if name == "ports":
+            value = [{"protocol": "TCP", **port} for port in value]
+        return [_stored(each) for each in value]
+    return value

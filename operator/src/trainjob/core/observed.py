@@ -20,6 +20,8 @@ from trainjob.core.dependents import Dependent, Refusal
 from trainjob.core.gang import MEETING, STOPPING, Gang, Ledger, Member, read_gang
 from trainjob.core.names import Replica
 from trainjob.core.objects import JobKey
+from trainjob.core.output import has_own_volumes
+from trainjob.core.owners import controller_uid
 from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.reports import Report, read_report
 from trainjob.core.settings import Settings
@@ -45,7 +47,8 @@ class Observed:
         claim: of the name that the job would create, or None.
         reports: by pod name.
         refusal: set while the latest creation was refused.
-        strangers: pods that our Service would name though another job, gone by now, owns them.
+        strangers: pods of another job of this name, gone by now, that our Service would name, or that may
+            write into our output.
         network_policy: of the job's name, or None.
         settings: what holds for every job.
         gang: what the job's agents say; None while nobody has heard of them, or where there are none.
@@ -109,6 +112,15 @@ class Observed:
         if living[0].secret == present.secret:
             return replace(present, digest=living[0].digest)
         return living[0]
+
+    @property
+    def is_fenced(self) -> bool:
+        """Tell whether a writer that outlives its pod's deletion can't harm what its successor writes.
+
+        Agents bring the library that makes sure of it. Without them only the image's author knows whether it
+        is there, and a volume of each pod's own alone is safe.
+        """
+        return self.parsed is not None and (self.in_place or has_own_volumes(self.parsed))
 
     @cached_property
     def attempt(self) -> int:
@@ -249,7 +261,7 @@ def read_observed(
         parsed = parse(job, has_begun=bool(value_at(job, "status", "startTime")))
     except InvalidTrainJob as invalid:
         errors = invalid.errors
-    read = [(_owner(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
+    read = [(controller_uid(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
     own = [pod for ours, pod in read if ours]
     agents = read_gang(gang) if gang is not None else None
     observed = Observed(
@@ -264,11 +276,12 @@ def read_observed(
         reports=_reports(own, agents, progress or {}),
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
-        strangers=tuple(pod for ours, pod in read if not ours and pod.live and not pod.ended),
         settings=settings or Settings(),
         gang=agents,
     )
-    return _without_bad_size(observed)
+    foreign = [pod for ours, pod in read if not ours and not pod.ended]
+    strangers = tuple(p for p in foreign if p.live or (is_training(p.replica) and not observed.is_fenced))
+    return _without_bad_size(replace(observed, strangers=strangers))
 
 
 def _without_bad_size(observed: Observed) -> Observed:
@@ -305,14 +318,14 @@ def _status(job: Mapping[str, Any]) -> TrainJobStatus:
         return TrainJobStatus()  # damaged by somebody's hand
 
 
-def _owner(manifest: Mapping[str, Any]) -> str | None:
-    for owner in manifest.get("metadata", {}).get("ownerReferences") or ():
-        if owner.get("controller"):
-            return str(owner.get("uid"))
-    return None
-
-
 def _dependent(manifest: Mapping[str, Any] | None, uid: str) -> Dependent | None:
     if manifest is None:
         return None
-    return Dependent(manifest["metadata"]["name"], ours=_owner(manifest) == uid)
+    meta = manifest["metadata"]
+    return Dependent(
+        meta["name"],
+        ours=controller_uid(manifest) == uid,
+        uid=meta.get("uid", ""),
+        resource_version=meta.get("resourceVersion", ""),
+        spec=manifest.get("spec") or {},
+    )

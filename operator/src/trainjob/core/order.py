@@ -23,6 +23,9 @@ def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | 
         return None
     spec, restarts = observed.job.spec, status.restarts
     return {
+        # Not the API server's resourceVersion: each progress write would be another order.
+        "lease": observed.settings.lease,
+        "generation": observed.meta.generation,
         "world": training_counts(spec),
         "without": list(status.worker.without) if status.worker else [],
         "incarnations": _incarnations(observed, status),

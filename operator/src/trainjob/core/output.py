@@ -61,6 +61,11 @@ def output_folders(job: TrainJob, replica: Replica) -> OutputFolders:
     return OutputFolders(root, f"{root}/checkpoints", f"{root}/logs/train")
 
 
+def has_own_volumes(job: TrainJob) -> bool:
+    """Tell whether each pod has an output of its own, which ends with it."""
+    return job.spec.output.empty_dir is not None or job.spec.output.ephemeral is not None
+
+
 def claim_name(job: TrainJob) -> str | None:
     """Return the name of the claim that holds the output, the user's own or the one created for the job."""
     claim = job.spec.output.claim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainjob.api import GROUP, KIND, VERSION, TrainJob
@@ -19,3 +20,11 @@ def owner_references(job: TrainJob) -> list[dict[str, Any]]:
             "blockOwnerDeletion": True,
         }
     ]
+
+
+def controller_uid(manifest: Mapping[str, Any]) -> str | None:
+    """Return the uid of the object that controls this one, or None: labels are anybody's to write."""
+    for owner in manifest.get("metadata", {}).get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner.get("uid"))
+    return None

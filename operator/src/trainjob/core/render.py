@@ -32,7 +32,7 @@ from trainjob.core.roles import role_template, trainer_container
 from trainjob.core.settings import Isolation
 from trainjob.core.templates import render_template
 from trainjob.core.tf_config import build_tf_config
-from trainjob.core.topology import EVALUATOR, desired_replicas
+from trainjob.core.topology import EVALUATOR, desired_replicas, is_training
 
 Manifest = dict[str, Any]
 
@@ -116,6 +116,8 @@ def build_pod(
     agent = has_agent(job.spec)
     container = trainer_container(template["spec"])
     env = _environment(job, replica, attempt, container)
+    if not agent and is_training(replica):
+        env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"  # an agent gives each start its own
     if agent:
         container["command"] = wrapped_command(container["command"], source.digest)
         env |= agent_environment(job, replica, incarnation, template["spec"], source.token_digest)

@@ -53,7 +53,9 @@ class Settings:
     Attributes:
         isolation: what each job's NetworkPolicy lets in, or None for no NetworkPolicy.
         bundle: for jobs that restart in place.
+        lease: how often the controllers' Lease had changed hands when this one got it; 0 without a Lease.
     """
 
     isolation: Isolation | None = None
     bundle: Bundle = field(default_factory=lambda: Bundle(b"", b""))
+    lease: int = 0

@@ -115,7 +115,8 @@ class Operator:
         try:
             code = await first_end((work, election, *reading), self._stop)
             self._leave_within(LOST_GRACE_SECONDS if code is ExitCode.LEASE_LOST else GRACE_SECONDS, code)
-            # The lease is given back once nothing is written any more, and before all that may take time.
+            # The lease is given back once nothing is written and nobody is told anything any more, and before
+            # all that may take time.
             await cancel(work, election)
             if self._elector is not None and code is not ExitCode.LEASE_LOST:
                 await self._elector.release()
@@ -140,17 +141,20 @@ class Operator:
             _log.info("All caches are filled; waiting for the lease")
             await self._elector.won.wait()
         _log.info("At work on the TrainJobs of %s", self._settings.namespace or "all namespaces")
+        lease = self._elector.transitions if self._elector is not None else 0
         controller = self._controller = Controller(
             self._cluster,
             workers=self._settings.workers,
-            settings=replace(self._settings.plan, bundle=bundle),
+            settings=replace(self._settings.plan, bundle=bundle, lease=lease),
             on_reconciled=self._metrics.count_reconcile,
         )
         self._metrics.show_leader()
         self._metrics.show_depth(lambda: controller.load().waiting)
         for key in self._cluster.job_keys():
             controller.add(key)
+        # Together: once the lease is given back, no agent is told anything any more.
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._cluster.ask_agents())
             group.create_task(controller.run())
             group.create_task(self._cluster.collect_programs(bundle))
 

@@ -48,6 +48,7 @@ class Elector:
 
     Attributes:
         won: set once this replica leads.
+        transitions: how often the Lease had changed hands by then; a successor's number is larger.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Elector:
         self._wall = wall
         self._candidacy = Candidacy(identity, terms)
         self.won = asyncio.Event()
+        self.transitions = 0
 
     def leads_until(self) -> float | None:
         """Return the time by `clock` at which the leadership ends unless it is renewed; None without it."""
@@ -127,8 +129,10 @@ class Elector:
             stored = await self._leases.create(spec)
         else:
             stored = await self._leases.replace(spec, instead_of.version)
-        self._candidacy.claimed(read_lease(stored), sent, self._clock())
+        lease = read_lease(stored)
+        self._candidacy.claimed(lease, sent, self._clock())
         if not self.won.is_set():
+            self.transitions = lease.transitions
             _log.info("%s leads from now on", self._identity)
             self.won.set()
 

@@ -39,6 +39,13 @@ from trainjob_trainer.agent.trouble import find_trouble
 MEETING = "meeting"
 FAILED = "failed"
 
+ORDER_SECONDS = 120.0
+"""How long after the newest order an older one isn't taken.
+
+Controllers repeat their orders every few seconds. When the newest one is silent, it was rolled back, its
+Lease was deleted, or there is no election any more: training must not be without orders for good.
+"""
+
 
 class Gang:
     """The leading agent's view of all agents.
@@ -64,6 +71,7 @@ class Gang:
         self.since = now
         self.attempt: Attempt | None = None
         self.failure: Failure | None = None
+        self._ordered_at = now
 
     @property
     def is_over(self) -> bool:
@@ -79,6 +87,10 @@ class Gang:
             return None
         due = [when for when in (self.attempt.judged_at, self.attempt.alone.wake_at) if when is not None]
         return min(due, default=None)
+
+    def takes(self, order: Order, now: float) -> bool:
+        """Tell whether this order is none of a controller that has a successor, or of an earlier spec."""
+        return order.version >= self.meeting.order.version or now - self._ordered_at >= ORDER_SECONDS
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take an event and return what is to be said, in order.
@@ -99,7 +111,7 @@ class Gang:
         if isinstance(event, Join):
             self._join(event, now)
         elif isinstance(event, Order):
-            self._obey(event)
+            self._obey(event, now)
         elif not isinstance(event, Tick):
             member = self.meeting.roster.on(event.link)
             return member is not None and self._hear_member(member, event, now)
@@ -128,7 +140,10 @@ class Gang:
         else:
             budget.came_back(join.pod)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: Order, now: float) -> None:
+        if not self.takes(order, now):
+            return
+        self._ordered_at = now
         if not self.is_over:
             self.meeting.obey(order)
         self.budget.ledger = self.budget.ledger.merge(order.ledger)

@@ -14,7 +14,7 @@ from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.gang import MEETING, Gang
 from trainjob_trainer.agent.gang_report import build_fitting_report
 from trainjob_trainer.agent.log import Seldom, log
-from trainjob_trainer.agent.messages import Event, Lost, Send, Tick
+from trainjob_trainer.agent.messages import Event, Lost, Order, Send, Tick
 from trainjob_trainer.agent.reading import MalformedMessage, read_join, read_member_message, read_order
 from trainjob_trainer.agent.rendezvous import Place
 from trainjob_trainer.agent.roster import is_observer
@@ -60,6 +60,7 @@ class Leader:
         self._is_expected = False
         self._nobody_waits = asyncio.Event()
         self._waiting = Seldom(_COMPLAIN_SECONDS)
+        self._refused: tuple[int, int] | None = None
         seat.say = self._hear_own
 
     async def run(self) -> None:
@@ -163,12 +164,26 @@ class Leader:
 
     def _sync(self, channel: Channel, first: Mapping[str, Any]) -> None:
         try:
-            self.handle(read_order(first.get("order")))
+            order = read_order(first.get("order"))
         except MalformedMessage as error:
             log(f"the controller's order makes no sense: {error}")
+        else:
+            self._note_outdated(order)
+            self.handle(order)
         channel.post(build_fitting_report(self.gang, self._loop.time()))
         self._is_expected = not self.gang.is_over  # who has asked once asks again
         self._note_who_waits()
+
+    def _note_outdated(self, order: Order) -> None:
+        """Say once that a controller isn't obeyed; its question is answered all the same."""
+        if self.gang.takes(order, self._loop.time()) or self._refused == order.version:
+            return
+        self._refused = order.version
+        newest = self.gang.meeting.order
+        log(
+            f"a controller's order isn't taken: it is of generation {order.generation} and lease"
+            f" {order.lease}, the newest of generation {newest.generation} and lease {newest.lease}"
+        )
 
     def _note_who_waits(self) -> None:
         if self._links or self._is_expected:

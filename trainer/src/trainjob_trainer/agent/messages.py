@@ -102,6 +102,9 @@ class Order:
         max_restarts: how many charged restarts are allowed.
         stall_timeout: seconds without progress that are a failure; None for no limit.
         ledger: what the controller knows of the job's restarts.
+        lease: how often the controllers' Lease had changed hands when this one got it; 0 without a Lease, and
+            from a version that says nothing of it.
+        generation: of the job that it has seen; 0 likewise.
     """
 
     world: Mapping[str, int] | None = None
@@ -110,6 +113,13 @@ class Order:
     max_restarts: int | None = None
     stall_timeout: float | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    lease: int = 0
+    generation: int = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Return what orders are compared by: a deposed controller's are older, whatever job it has seen."""
+        return self.lease, self.generation
 
 
 @dataclass(frozen=True)

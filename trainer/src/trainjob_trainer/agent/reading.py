@@ -85,6 +85,8 @@ def read_order(raw: object) -> Order:
         max_restarts=restarts if _is_int(restarts) else None,
         stall_timeout=_seconds(limit),
         ledger=Ledger.from_json(raw.get("ledger")),
+        lease=_integer(raw, "lease") if "lease" in raw else 0,
+        generation=_integer(raw, "generation") if "generation" in raw else 0,
     )
 
 

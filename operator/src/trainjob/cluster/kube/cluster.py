@@ -36,6 +36,7 @@ from trainjob.cluster.kube.resources import (
 from trainjob.cluster.kube.store import Place, Store, place_of
 from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
 from trainjob.core.names import LABEL_JOB
+from trainjob.core.owners import controller_uid
 from trainjob.core.settings import Bundle
 
 WRITES = 40
@@ -109,13 +110,16 @@ class KubeCluster:
     # -- the caches -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the caches, send events and ask agents, until cancelled."""
+        """Keep the caches and send events, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
             group.create_task(self._jobs.run())
             group.create_task(self._events.run())
-            group.create_task(self._agents.run())
+
+    async def ask_agents(self) -> None:
+        """Tell the jobs' agents their orders and hear them, until cancelled: for who leads alone."""
+        await self._agents.run()
 
     async def collect_programs(self, bundle: Bundle) -> None:
         """Delete agents' programs that nobody needs, until cancelled; for the replica at work only.
@@ -196,6 +200,15 @@ class KubeCluster:
         if is_read:
             self._take(resource, created)
 
+    async def replace(self, manifest: Manifest) -> None:
+        """See `Cluster.replace`."""
+        resource, meta = BY_KIND[manifest["kind"]], manifest["metadata"]
+        try:
+            self._take(resource, await self._api.replace(resource, manifest))
+        except (NotFound, Conflict) as error:
+            await self._put_right(resource, place_of(manifest), meta["uid"], error)
+            raise
+
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """See `Cluster.delete`."""
         resource = BY_KIND[ref.kind]
@@ -271,7 +284,9 @@ class KubeCluster:
         return job["metadata"]["uid"] if job is not None else None
 
     def _pods_of(self, key: JobKey) -> tuple[Manifest, ...]:
-        return self._stores[PODS].of_job(key)
+        """Return the pods that the job owns: another's with its labels must hear no order, nor answer."""
+        uid = self._uid_of(key)
+        return tuple(pod for pod in self._stores[PODS].of_job(key) if controller_uid(pod) == uid)
 
     def _take_pod_change(self, key: JobKey) -> None:
         self._agents.hasten(key)

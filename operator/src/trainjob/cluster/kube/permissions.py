@@ -64,7 +64,12 @@ PERMISSIONS: tuple[Permission, ...] = (
     ),
     Permission("", "services", (*_READ, "create"), "the replicas' DNS names"),
     Permission("", "persistentvolumeclaims", (*_READ, "create"), "the output of jobs that ask for a size"),
-    Permission("networking.k8s.io", "networkpolicies", (*_READ, "create"), "who may reach the replicas"),
+    Permission(
+        "networking.k8s.io",
+        "networkpolicies",
+        (*_READ, "create", "update"),
+        "who may reach the replicas; update is for one that somebody has changed",
+    ),
     Permission(
         "",
         "secrets",

@@ -157,6 +157,14 @@ class LocalCluster:
         else:
             self._store.add(manifest)
 
+    async def replace(self, manifest: Manifest) -> None:
+        """Refuse: here nobody changes an object of the run but the run itself.
+
+        Raises:
+            Refused: always.
+        """
+        raise Refused("Invalid", f"{manifest['kind']} can't be replaced on this machine")
+
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """Ask for the object's end; a pod may go on for its grace period, the job takes all with it.
 

@@ -15,12 +15,13 @@ from trainjob.core.actions import (
     Creation,
     Event,
     Plan,
+    Replace,
     create_agent_objects,
     stop_pods,
 )
 from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
-from trainjob.core.dependents import Refusal
+from trainjob.core.dependents import Refusal, is_same_policy
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod
@@ -35,7 +36,9 @@ SLOW_TO_END = timedelta(seconds=60)
 """How long a pod may take to end before the user is told that the job waits for it."""
 
 OVERDUE = timedelta(seconds=10)
-"""How long after its grace period a pod that is still there is waited for."""
+"""How long after its grace period the end of a pod may still be told; after that its node is cut off."""
+
+POD_OVERDUE = "PodOverdue"
 
 
 def incomplete(observed: Observed, now: datetime) -> Plan:
@@ -69,7 +72,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     return Plan(
         plan.status,
         (*left_over, *creations),
-        (*plan.events, *evaluator.events),
+        (*plan.events, *evaluator.events, *_told_of(creations)),
         soonest(
             plan.requeue,
             evaluator.requeue,
@@ -92,10 +95,12 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
 def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
     """Return the earlier pods that a successor waits for: in place, only those of its own seat.
 
-    One whose time to end ran out a while ago has a node that can't be asked. Whatever it still does, it
-    doesn't write: the output is fenced.
+    One whose time to end ran out a while ago has a node that can't be asked. What it still does harms nobody
+    where the output is fenced; elsewhere it is waited for until it has ended, or its object is gone.
     """
-    stale = [p for p in observed.stale_pods if not p.ended and _time_to_end(p, now) > timedelta(0)]
+    stale = [p for p in observed.stale_pods if not p.ended]
+    if observed.is_fenced:
+        stale = [p for p in stale if _time_to_end(p, now) > timedelta(0)]
     if not observed.in_place:
         return stale
     seated = {p.replica for p in observed.training_pods}
@@ -126,7 +131,10 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
             return _held_up(observed, f"{kind}Conflict", message, now)
     if observed.strangers and not observed.training_pods:
         # They answer to our addresses, and may still write into our output.
-        message = f"waiting for pod {observed.strangers[0].name} of an earlier job of this name to end"
+        stranger = observed.strangers[0]
+        if _time_to_end(stranger, now) <= timedelta(0):
+            return _overdue(observed, stranger, "an earlier job of this name", now)
+        message = f"waiting for pod {stranger.name} of an earlier job of this name to end"
         return _held_up(observed, "PodConflict", message, now)
     return None
 
@@ -142,6 +150,10 @@ def _told(refusal: Refusal) -> str:
 def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
     """Wait for pods of the attempt before; one that takes long is named: its node may be gone."""
     since, pod = min(((p.deleted_at or now, p) for p in pods), key=lambda each: (each[0], each[1].replica))
+    overdue = [p for p in pods if _time_to_end(p, now) <= timedelta(0)]
+    if overdue:
+        last = min(overdue, key=lambda p: (p.due_at, p.replica))
+        return _overdue(observed, last, f"{last.replica.title} of the attempt before", now)
     due = min(_time_to_end(p, now) for p in pods)
     left = time_left(since, SLOW_TO_END, now)
     if left > timedelta(0):
@@ -149,6 +161,23 @@ def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
     place = f" on node {pod.node}" if pod.node else ""
     message = f"waiting for {pod.replica.title} to end: its pod {pod.name}{place} takes longer than a minute"
     return Plan(transitions.wait(observed, "PodTerminating", message, now), requeue=due)
+
+
+def _overdue(observed: Observed, pod: Pod, whose: str, now: datetime) -> Plan:
+    """Wait for the real end of a pod whose node doesn't tell of it: its watch does, or its deletion."""
+    name, place = pod.name, f" on node {pod.node}" if pod.node else ""
+    message = (
+        f"waiting for {whose}: pod {name}{place} hasn't ended in its grace period and may still write into"
+        " the output; bring the node back, or if it is certainly off,"
+        f" `kubectl delete pod {name} -n {observed.meta.namespace} --force`, or taint it with"
+        " node.kubernetes.io/out-of-service"
+    )
+    held = find_condition(observed.status, RUNNING)
+    is_known = held is not None and (held.reason, held.message) == (POD_OVERDUE, message)
+    return Plan(
+        transitions.wait(observed, POD_OVERDUE, message, now),
+        events=() if is_known else (Event("Warning", POD_OVERDUE, message),),
+    )
 
 
 def _delay_left(observed: Observed, now: datetime) -> timedelta:
@@ -167,9 +196,29 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
     claim = build_claim(observed.job) if observed.claim is None else None
     service = build_service(observed.job) if observed.service is None else None
-    isolation = observed.settings.isolation if observed.network_policy is None else None
-    policy = build_network_policy(observed.job, isolation) if isolation else None
-    return tuple(Create(manifest) for manifest in (claim, service, policy) if manifest is not None)
+    created = tuple(Create(manifest) for manifest in (claim, service) if manifest is not None)
+    return (*created, *_network_policy(observed))
+
+
+def _network_policy(observed: Observed) -> tuple[Action, ...]:
+    """Return what brings the job's NetworkPolicy about; one that was changed is replaced, without a gap."""
+    found, isolation = observed.network_policy, observed.settings.isolation
+    if isolation is None:
+        return ()
+    wanted = build_network_policy(observed.job, isolation)
+    if found is None:
+        return (Create(wanted),)
+    if is_same_policy(found.spec, wanted["spec"]):
+        return ()
+    state = {"uid": found.uid, "resourceVersion": found.resource_version}
+    return (Replace({**wanted, "metadata": {**wanted["metadata"], **state}}),)
+
+
+def _told_of(actions: Iterable[Action]) -> Iterable[Event]:
+    for action in actions:
+        if isinstance(action, Replace):
+            what = f"{action.manifest['kind']} {action.manifest['metadata']['name']}"
+            yield Event("Warning", "PutRight", f"{what} was changed by somebody; it is put right")
 
 
 def _missing_pods(observed: Observed, seats: Iterable[Replica]) -> tuple[Action, ...]:

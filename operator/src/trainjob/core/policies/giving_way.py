@@ -52,8 +52,10 @@ def waiting_since(observed: Observed) -> datetime | None:
     running, status = find_condition(observed.status, RUNNING), observed.status
     if running is None or running.status == "True" or status.start_time is None:
         return None
-    began = max(running.last_transition_time, status.restarts.next_time or running.last_transition_time)
-    return active_since(status, began)
+    created = min((p.created_at for p in observed.training_pods if p.created_at), default=None)
+    since = running.last_transition_time
+    # What had to be waited for before there was any pod takes no time from those that are there now.
+    return active_since(status, max(since, status.restarts.next_time or since, created or since))
 
 
 def pause(observed: Observed, attempt: int) -> timedelta:

@@ -1,0 +1,168 @@
+"""Pods that outlive their deletion: their nodes are cut off, and what they write there nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from support_jobs import build_job, build_plain_job
+from support_world import World
+
+GRACE_AND_MORE = 3600.0
+OWN = {"evaluator": False, "workers": 1}
+
+FENCED = {
+    "agents": build_job,
+    "an emptyDir": lambda **changes: build_plain_job(**{**OWN, "output": {"emptyDir": {}}, **changes}),
+    "an ephemeral claim": lambda **changes: build_plain_job(
+        **{**OWN, "output": {"ephemeral": {}}, **changes}
+    ),
+}
+SHARED = {
+    "a claim": {"claim": {"claimName": "training"}},
+    "nfs": {"nfs": {"server": "nfs.example.com", "path": "/exports"}},
+    "csi": {"csi": {"driver": "csi.example.com"}},
+    "a bucket": {"uri": "gs://bucket/training"},
+}
+
+
+def names(world: World) -> set[str]:
+    return {pod["metadata"]["name"] for pod in world.pods}
+
+
+async def crash(world: World) -> None:
+    world.cluster.end_pod(world.pod("worker", 1), 1, message="ValueError: boom")
+
+
+async def resize(world: World) -> None:
+    world.edit(worker={"replicas": 3})
+
+
+async def suspend_and_resume(world: World) -> None:
+    world.edit(suspend=True)
+    await world.pass_time(60)
+    world.edit(suspend=False)
+
+
+async def nothing_else(_world: World) -> None:
+    pass
+
+
+SUCCESSIONS: dict[str, Callable[[World], Awaitable[None]]] = {
+    "the cluster deletes it": nothing_else,
+    "another worker crashes": crash,
+    "it is resized": resize,
+    "it is suspended and resumed": suspend_and_resume,
+}
+
+
+async def cut_off(world: World, succession: str = "the cluster deletes it") -> dict[str, Any]:
+    """Cut worker 0's node off, and bring about a new attempt; all other pods end when they are asked to."""
+    old = world.pod("worker", 0)
+    world.cut_off(old)
+    await SUCCESSIONS[succession](world)
+    await world.settle()
+    for pod in world.pods:
+        if pod["metadata"]["name"] != old["metadata"]["name"] and "deletionTimestamp" in pod["metadata"]:
+            world.cluster.end_pod(pod, 143)
+    return old
+
+
+@pytest.mark.parametrize("output", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize("succession", SUCCESSIONS)
+async def test_without_a_fence_no_successor_starts_beside_a_pod_that_may_write(
+    succession: str, output: dict[str, Any]
+) -> None:
+    world = await World(build_plain_job(evaluator=False, output=output)).started()
+    old = await cut_off(world, succession)
+    await world.pass_time(GRACE_AND_MORE)
+    assert names(world) == {old["metadata"]["name"]}
+
+    world.cluster.remove(old)
+    await world.started()
+    assert world.status.state == "Running"
+    assert old["metadata"]["name"] not in names(world)
+
+
+async def test_who_is_waited_for_why_and_what_to_do_is_said_once() -> None:
+    world = await World(build_plain_job(evaluator=False)).started()
+    old = await cut_off(world)
+    await world.pass_time(39)
+    assert "PodOverdue" not in dict(world.cluster.events)
+    await world.pass_time(2)
+    name = old["metadata"]["name"]
+    message = (
+        f"waiting for worker 0 of the attempt before: pod {name} on node gpu-3 hasn't ended in its grace"
+        " period and may still write into the output; bring the node back, or if it is certainly off,"
+        f" `kubectl delete pod {name} -n default --force`, or taint it with"
+        " node.kubernetes.io/out-of-service"
+    )
+    assert (world.status.state, world.status.message) == ("Restarting", message)
+    writes = len(world.cluster.writes)
+    world.restart_controller()
+    await world.pass_time(GRACE_AND_MORE)
+    assert [told for reason, told in world.cluster.events if reason == "PodOverdue"] == [message]
+    assert len(world.cluster.writes) == writes
+
+
+async def test_a_container_whose_end_is_told_is_waited_for_no_longer() -> None:
+    world = await World(build_plain_job(evaluator=False)).started()
+    old = await cut_off(world)
+    await world.pass_time(GRACE_AND_MORE)
+    # The node has come back; a finalizer of somebody's keeps the object.
+    world.cluster.evict_pod(old)
+    await world.settle()
+    assert len(names(world) - {old["metadata"]["name"]}) == 2
+
+
+@pytest.mark.parametrize("build", FENCED.values(), ids=FENCED)
+async def test_with_a_fence_a_successor_starts_soon_after_the_grace_period(build: Any) -> None:
+    world = await World(build()).started()
+    old = world.pod("worker", 0)
+    world.cut_off(old)
+    await world.settle()
+    await world.pass_time(41)
+    assert world.pod("worker", 0)["metadata"]["name"] != old["metadata"]["name"]
+
+
+async def test_the_time_to_get_together_begins_when_there_are_pods() -> None:
+    world = await World(build_plain_job(evaluator=False, startTimeoutSeconds=600)).started()
+    old = await cut_off(world)
+    await world.pass_time(GRACE_AND_MORE)
+    world.cluster.remove(old)
+    await world.pass_time(599)
+    assert "StartTimeout" not in dict(world.cluster.events)
+    await world.pass_time(2)
+    assert "StartTimeout" in dict(world.cluster.events)
+
+
+@pytest.mark.parametrize(
+    ("build", "is_waited_for"),
+    [(build_plain_job, True), (build_job, False), (FENCED["an emptyDir"], False)],
+    ids=["a shared volume", "agents", "an emptyDir"],
+)
+async def test_a_new_job_waits_for_what_an_earlier_one_of_its_name_had_replaced(
+    build: Any, is_waited_for: bool
+) -> None:
+    """Its Service doesn't name that pod any more, which may write into the same folder all the same."""
+    world = await World(build_plain_job(evaluator=False)).started()
+    old = await cut_off(world)
+    await world.pass_time(60)
+    left_over = world.pod("worker", 0)
+    assert "trainjob.dev/live" not in left_over["metadata"]["labels"]
+    world.cluster.delete_job(world.key)
+    world.cluster.put(left_over)
+    world.cluster.apply(build())
+    await world.settle()
+    assert (names(world) == {old["metadata"]["name"]}) is is_waited_for
+    if is_waited_for:
+        name = old["metadata"]["name"]
+        told = [message for reason, message in world.cluster.events if reason == "PodOverdue"]
+        assert told[-1] == world.status.message
+        assert told[-1].startswith(
+            f"waiting for an earlier job of this name: pod {name} on node gpu-3 hasn't"
+        )
+        world.cluster.remove(left_over)
+        await world.started()
+        assert world.status.state == "Running"
