@@ -29,6 +29,7 @@ from trainjob_trainer.errors import (
     Preempted,
     Stalled,
     TrainerError,
+    WeightsDiverged,
 )
 from trainjob_trainer.exits import ExitCode
 
@@ -63,6 +64,7 @@ __all__ = [
     "Stalled",
     "Task",
     "TrainerError",
+    "WeightsDiverged",
     "init",
     "interleaved",
     "train_and_evaluate",
