@@ -31,7 +31,7 @@ from trainjob_trainer.task import Task
 
 _PIECE = 1 << 18
 """Words of 8 bytes that are hashed at a time."""
-_SMALL = 1 << 16
+_SMALL = 1 << 20
 """Bytes of a variable below which it is copied to the host: there are hundreds of such."""
 _32_BITS, _64_BITS = (1 << 32) - 1, (1 << 64) - 1
 _FACTOR = 1_099_511_628_211
