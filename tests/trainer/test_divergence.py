@@ -122,6 +122,7 @@ def test_the_sentence_names_worker_step_and_variable(
         (Kind(aggregated=True), True),
         (Kind(), False),
         (Kind(on_read=True, aggregated=True), False),
+        (Kind(weight=True, replaced=True), False),
         (Kind(weight=True, gathered=True), False),
         (Kind(by_optimizer=True, gathered=True), False),
     ],
@@ -288,7 +289,7 @@ def test_the_odd_one_says_so_and_the_others_lose_it(
 
 @pytest.mark.parametrize(
     ("machine", "printed"),
-    [(divergence._NOT_WANTED, ""), (7, "of several kinds, which may round differently")],
+    [(divergence._NOT_WANTED, ""), (7, "round differently: their weights are not compared")],
 )
 def test_where_one_rounds_differently_or_does_not_want_to_nobody_compares(
     machine: int, printed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

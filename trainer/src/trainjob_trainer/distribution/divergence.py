@@ -10,6 +10,7 @@ is needed. A single bit that differs always changes it, since each word is multi
 
 from __future__ import annotations
 
+import os
 import platform
 import zlib
 from collections import Counter
@@ -60,6 +61,7 @@ class Kind:
         aggregated: what a replica assigns is combined over all replicas first.
         weight: it has been created to be trained by gradients, frozen since or not.
         by_optimizer: it belongs to an optimizer, which updates it by the summed gradients.
+        replaced: its "gradient" is its new value, each replica's own: a scale of numbers of eight bits.
         gathered: it is updated at rows that are gathered from all replicas, on a GPU: there the sums of
             equal rows depend on their order, which changes.
     """
@@ -68,6 +70,7 @@ class Kind:
     aggregated: bool = False
     weight: bool = False
     by_optimizer: bool = False
+    replaced: bool = False
     gathered: bool = False
 
     @property
@@ -76,7 +79,7 @@ class Kind:
 
         Not what each replica's own forward pass assigns: moving statistics, random states, counters.
         """
-        if self.on_read or self.gathered:
+        if self.on_read or self.replaced or self.gathered:
             return False
         return self.aggregated or self.weight or self.by_optimizer
 
@@ -190,8 +193,8 @@ class WeightsWatch:
         kinds = gather(strategy, task, _machine() if self._wanted else _NOT_WANTED)
         if len(set(kinds)) > 1 and _NOT_WANTED not in kinds and task.is_writer:
             announce(
-                "the workers have processors, devices or versions of TensorFlow of several kinds, which may "
-                "round differently: their weights are not compared"
+                "the workers differ in architecture, threads, GPUs or TensorFlow's version, and so may round "
+                "differently: their weights are not compared"
             )
         return len(set(kinds)) == 1 and _NOT_WANTED not in kinds
 
@@ -249,6 +252,7 @@ def kind_of(variable: Any, by_optimizer: bool, gathered: frozenset[Any] | set[An
         aggregated=inner.aggregation != tf.VariableAggregation.NONE,
         weight=bool(inner.trainable) and hasattr(variable, "path"),
         by_optimizer=by_optimizer,
+        replaced=bool(getattr(variable, "overwrite_with_gradient", False)),
         gathered=tuple(variable.shape) in gathered,
     )
 
@@ -271,10 +275,14 @@ def _is_comparable(variable: Any) -> bool:
 
 
 def _machine() -> int:
-    """What rounding depends on, as a number."""
+    """What rounding depends on, as a number: long sums are put together of one part for each thread."""
     details = tf.config.experimental.get_device_details
-    capabilities = [details(one).get("compute_capability") for one in tf.config.list_physical_devices("GPU")]
-    return zlib.crc32(f"{platform.machine()} {tf.__version__} {sorted(set(capabilities))}".encode())
+    gpus = {str(details(one).get("device_name")) for one in tf.config.list_physical_devices("GPU")}
+    chosen = tf.config.threading.get_intra_op_parallelism_threads() or os.environ.get(
+        "TF_NUM_INTRAOP_THREADS"
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return zlib.crc32(f"{platform.machine()} {tf.__version__} {chosen or cores} {sorted(gpus)}".encode())
 
 
 def _checksum(component: Any, so_far: int = 0) -> int:
