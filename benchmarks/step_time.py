@@ -20,6 +20,7 @@ import json
 import os
 import statistics
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,11 @@ CONTESTANTS = {
 BEST = "hand_20"
 
 
-def measure(contestant: Contestant, model: str, workers: int) -> float:
-    """Return the milliseconds of a step of one training."""
+def measure(contestant: Contestant, model: str, workers: int) -> dict[str, float]:
+    """Return the milliseconds of a step of one training, and of comparing the weights where it did often."""
     arguments = [contestant.way, model, str(contestant.epoch_steps), str(contestant.checkpoint_every)]
     with_us = contestant.way == "library" or contestant.way.startswith("fit")
-    told = told_by_the_first([str(SCRIPT), *arguments], workers, "step_ms", with_us=with_us)
-    return float(told["step_ms"])
+    return told_by_the_first([str(SCRIPT), *arguments], workers, "step_ms", with_us=with_us)
 
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
@@ -77,15 +77,20 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     for name in absent:
         print(f"benchmark: {name} is left out: {present.pop(name).needs} is not installed", file=sys.stderr)
     took: dict[str, list[float]] = {name: [] for name in present}
+    compared: dict[str, list[float]] = {}
     for number in range(options.rounds):
         for name, contestant in present.items():
-            took[name].append(measure(contestant, options.model, options.workers))
+            found = measure(contestant, options.model, options.workers)
+            took[name].append(found["step_ms"])
+            if "compare_ms" in found:
+                compared.setdefault(name, []).append(found["compare_ms"])
             print(
                 f"benchmark: {number + 1} of {options.rounds}: {name}: {took[name][-1]} ms",
                 file=sys.stderr,
                 flush=True,
             )
     middle = {name: round(statistics.median(times), 2) for name, times in took.items()}
+    comparing = {name: round(statistics.median(times), 2) for name, times in compared.items()}
     best = middle.get(BEST)
     return {
         "benchmark": "step_time",
@@ -94,6 +99,13 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "step_ms": middle,
         "spread_ms": {name: [min(times), max(times)] for name, times in took.items()},
+        **({"compare_ms": comparing} if comparing else {}),
+        # So many steps between two checkpoints, and comparing takes a hundredth of the time.
+        **(
+            {"compare_steps": {n: ceil(100 * ms / middle[n]) for n, ms in comparing.items()}}
+            if comparing
+            else {}
+        ),
         **({"by_best": {name: round(time / best, 2) for name, time in middle.items()}} if best else {}),
     }
 
@@ -103,7 +115,7 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("contestants", nargs="*", choices=[*CONTESTANTS, []], metavar="CONTESTANT")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
-    parser.add_argument("--model", choices=("small", "large"), default="small")
+    parser.add_argument("--model", choices=("small", "large", "huge"), default="small")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     return parser.parse_args()
 

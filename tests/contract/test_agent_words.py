@@ -11,10 +11,13 @@ from trainjob.core.backoff import restart_delay
 from trainjob.core.exits import EXITS, meaning_of
 from trainjob.core.gang import read_agent_words, read_gang, read_ledger
 from trainjob.core.pods import read_json
+from trainjob.core.suspects import REASON, named_replicas
+from trainjob_trainer import WeightsDiverged
 from trainjob_trainer.agent import budget, failure
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.ledger import Ledger
 from trainjob_trainer.agent.termination import write_termination
+from trainjob_trainer.distribution.divergence import Apart, describe
 
 CODES = [*EXITS, 1, 2, 79, 90, 126, 127, 128, 129, 137, 143, 192, 193, 255]
 
@@ -25,6 +28,16 @@ def test_an_exit_code_means_the_same_to_both(code: int) -> None:
     assert failure.reason_of(code) == meaning.name
     assert failure.is_charged(code) == meaning.charged
     assert failure.is_permanent(code) == meaning.permanent
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_certain"), [([1], True), ([0, 2], True), ([0, 1], False), ([0, 1, 2], False)]
+)
+def test_the_operator_reads_whose_weights_have_come_apart(ranks: list[int], is_certain: bool) -> None:
+    workers = [f"worker-{rank}" for rank in range(3 if is_certain else len(ranks))]
+    sentence = describe(Apart(ranks, is_certain=is_certain), workers, ["dense/kernel"], 12)
+    assert [seat.name for seat in named_replicas(sentence)] == [workers[rank] for rank in ranks]
+    assert WeightsDiverged.reason == REASON
 
 
 def test_the_ledger_is_read_as_it_was_written() -> None:

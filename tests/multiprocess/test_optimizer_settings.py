@@ -42,7 +42,11 @@ LIMITS = (
     "ignore",
 )
 
+OWN_STATE = "own state"
+"""Moving statistics, random states and masks are each worker's own: no weights have come apart by that."""
+
 ON_DEVICES = (
+    OWN_STATE,
     "adam",
     "clipnorm",
     "accumulation, clipped",
@@ -63,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Res
     """By what trains: one process, two devices of it, or two workers; by replica and case."""
     folder = tmp_path_factory.mktemp("seen")
     alone = {"one process": (*NUMBERS, *LIMITS), "two devices": ON_DEVICES}
-    return {**_train(folder, 1, alone), **_train(folder, 2, {"two workers": (*NUMBERS, *LIMITS)})}
+    return {**_train(folder, 1, alone), **_train(folder, 2, {"two workers": (*NUMBERS, *LIMITS, OWN_STATE)})}
 
 
 def _train(folder: Path, workers: int, cases: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Results]]:
@@ -84,7 +88,10 @@ COMPARED = [one for one in (*NUMBERS, *LIMITS) if one not in ("stop", "ignore")]
 
 @pytest.mark.parametrize(
     ("who", "name"),
-    [*(("two devices", one) for one in ON_DEVICES), *(("two workers", one) for one in COMPARED)],
+    [
+        *(("two devices", one) for one in ON_DEVICES if one != OWN_STATE),
+        *(("two workers", one) for one in COMPARED),
+    ],
 )
 def test_the_numbers_are_those_of_one_process(trained: Any, name: str, who: str) -> None:
     expected = trained["one process"]["worker-0"]
@@ -103,7 +110,14 @@ def test_the_numbers_are_those_of_one_process(trained: Any, name: str, who: str)
             )
 
 
-@pytest.mark.parametrize("name", [*NUMBERS, *LIMITS])
+def test_state_that_each_worker_keeps_for_itself_is_no_alarm(trained: Any) -> None:
+    """The script compares the weights in every case; here there is something that differs."""
+    first, second = (trained["two workers"][f"worker-{index}"] for index in (0, 1))
+    assert np.abs(first[f"{OWN_STATE}/moving"] - second[f"{OWN_STATE}/moving"]).max() > 1e-3
+    assert trained["two devices"]["worker-0"][f"{OWN_STATE}/alike"]
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *LIMITS, OWN_STATE])
 def test_workers_stay_alike_to_the_bit(trained: Any, name: str) -> None:
     first, second = (trained["two workers"][f"worker-{index}"] for index in (0, 1))
     for kind in ("weights", "optimizer", "scale", "skipped", "first"):

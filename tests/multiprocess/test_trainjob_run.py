@@ -71,6 +71,30 @@ def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) 
     assert processes_of(tmp_path) == []
 
 
+def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_saved(tmp_path: Path) -> None:
+    arguments = ("--batch", "30", "--flip-bit-after", "14")
+    file = write_job(
+        tmp_path,
+        SCRIPTS / "library_run.py",
+        arguments=arguments,
+        worker={"replicas": 3},
+        evaluator=False,
+        maxRestarts=1,
+    )
+    code, printed = finished_run(file, tmp_path / "runs")
+    assert code == 0, printed
+    told = (
+        r"worker 1 found its weights apart from the others' \(exit code 91: worker-1's weights differ from "
+        r"the others' at step 18 \(variable sequential/hidden/kernel( and \d+ more)?\); they are not saved, "
+        r"and training goes back to the last checkpoint\) at step \d+; "
+        r"restarted in place from step 12 \(restart 1 of 1\)"
+    )
+    assert re.search(told, printed), printed
+    assert "resumed from step 12" in printed
+    final = tmp_path / "runs" / "training" / "digits" / "checkpoints" / "final.json"
+    assert json.loads(final.read_text())["step"] == 36
+
+
 def test_a_worker_that_all_others_wait_for_is_named(tmp_path: Path) -> None:
     slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
     file = write_job(tmp_path, SCRIPTS / "library_run.py", arguments=slow, evaluator=False)

@@ -23,6 +23,10 @@ parser.add_argument("--on-nan", default="stop")
 parser.add_argument(
     "--first-part", type=int, help="examples of the first of two parts, the second has the rest"
 )
+parser.add_argument("--batch", type=int, default=32)
+parser.add_argument(
+    "--flip-bit-after", type=int, help="steps after which one bit of worker 1's weights differs, at first"
+)
 arguments = parser.parse_args()
 
 import keras  # noqa: E402
@@ -30,6 +34,8 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from trainjob_trainer import Part, train_and_evaluate  # noqa: E402
+from trainjob_trainer.checkpoint.snapshot import local_components  # noqa: E402
+from trainjob_trainer.engine.engine import Engine  # noqa: E402
 
 if arguments.operation_first:
     tf.constant(1) + 1
@@ -97,6 +103,27 @@ if arguments.kill_worker_1_after and is_worker_1:
     threading.Thread(target=kill_when_saved, args=(step_to_die_at,), daemon=True).start()
 
 
+def flip_bit_after(step: int) -> None:
+    take, done = Engine.run, 0
+
+    def run(self: Engine, iterator: Any, count: int) -> dict[str, float]:
+        nonlocal done
+        logs = take(self, iterator, count)
+        if done < step <= done + count:
+            (kernel,) = local_components(self.model.weights[0])
+            value = kernel.numpy()
+            value.view("int32").flat[5] ^= 1
+            kernel.assign(value)
+        done += count
+        return logs
+
+    Engine.run = run  # type: ignore[method-assign]
+
+
+if arguments.flip_bit_after and is_worker_1 and os.environ["TRAINJOB_ATTEMPT"] == "1":
+    flip_bit_after(arguments.flip_bit_after)
+
+
 def train() -> tf.data.Dataset:
     is_slow = is_worker_1 and arguments.slow_worker_1
     return slow_examples() if is_slow else examples(arguments.examples, seed=0)
@@ -108,7 +135,7 @@ train_and_evaluate(
     in_parts if arguments.first_part else train,
     lambda: examples(103, seed=1),
     epochs=arguments.epochs,
-    global_batch=32,
+    global_batch=arguments.batch,
     # A buffer takes its time once an epoch, not at each step.
     shuffle=not arguments.slow_worker_1 and arguments.nan_example is None,
     on_nan=arguments.on_nan,

@@ -23,8 +23,10 @@ import tensorflow as tf
 from trainjob_trainer import Task
 from trainjob_trainer.checkpoint.snapshot import local_components
 from trainjob_trainer.data.batches import worker_batches
+from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.engine.engine import Engine, build_model
+from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.engine.not_finite import OnNan
 
 BATCH, STEPS = 8, 10
@@ -60,6 +62,20 @@ class Case:
     compiled: bool = False
     embedding: bool = False
     normed: bool = False
+    own_state: bool = False
+
+
+class Jitter(layers.Layer):
+    """A layer with a random state and a moving mean of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = keras.random.SeedGenerator(3)
+        self.mean = self.add_weight(shape=(4,), trainable=False, name="mean")
+
+    def call(self, inputs: Any) -> Any:
+        self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(inputs, axis=0))
+        return inputs + 0.01 * keras.random.normal(keras.ops.shape(inputs), seed=self.random)
 
 
 CASES = {
@@ -87,6 +103,7 @@ CASES = {
     ),
     "stop": Case(lambda: Adam(0.01), bad=np.nan),
     "stop, loss scale": Case(lambda: scaled(Adam(0.01)), bad=np.nan),
+    "own state": Case(lambda: Adam(0.01, use_ema=True), embedding=True, normed=True, own_state=True),
     "ignore": Case(lambda: Adam(0.01), bad=np.nan, on_nan=OnNan.IGNORE),
 }
 
@@ -114,6 +131,8 @@ def build(case: Case) -> keras.Model:
     hidden = layers.Dense(4, activation="tanh", dtype=case.dtype)(hidden)
     if case.normed:
         hidden = layers.BatchNormalization(momentum=0.5)(hidden)
+    if case.own_state:
+        hidden = Jitter()(layers.Dropout(0.2)(hidden))
     outputs = layers.Dense(1, dtype=case.dtype)(hidden)
     model = case.kind(inputs, outputs)
     model.compile(case.optimizer(), "mse", metrics=["mae"], auto_scale_loss=False, jit_compile=case.compiled)
@@ -133,17 +152,23 @@ def run(strategy: Any, case: Case) -> dict[str, Any]:
             stream, workers=context.num_input_pipelines, worker=context.input_pipeline_id, batch=local
         )
 
+    watch = WeightsWatch(strategy, Task.from_environment(os.environ))
     iterator = iter(strategy.distribute_datasets_from_function(batches))
     found, metrics = [], {}
     for count in (3, STEPS - 3):
         metrics = engine.run(iterator, count)
         found.append(engine.found)
+        groups = {**variable_groups(model), **further_groups(model)}
+        watch.compare(groups, 3 if len(found) == 1 else STEPS)
     variables = [*model.trainable_variables, *model.optimizer.variables]
     values = [[one.numpy() for one in local_components(variable)] for variable in variables]
     return {
         "weights": np.concatenate([one[0].ravel() for one in values[: len(model.trainable_variables)]]),
         "optimizer": np.concatenate([one[0].ravel() for one in values[len(model.trainable_variables) :]]),
         "alike": all(np.array_equal(one[0], other, equal_nan=True) for one in values for other in one),
+        "moving": np.concatenate(
+            [local_components(one)[0].numpy().ravel() for one in model.non_trainable_variables] or [[0.0]]
+        ),
         "others_finite": all(
             bool(np.isfinite(component.numpy()).all())
             for variable in model.non_trainable_variables

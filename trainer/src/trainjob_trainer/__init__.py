@@ -30,6 +30,7 @@ from trainjob_trainer.errors import (
     Preempted,
     Stalled,
     TrainerError,
+    WeightsDiverged,
 )
 from trainjob_trainer.exits import ExitCode
 
@@ -65,6 +66,7 @@ __all__ = [
     "Stalled",
     "Task",
     "TrainerError",
+    "WeightsDiverged",
     "init",
     "interleaved",
     "train_and_evaluate",

@@ -35,6 +35,14 @@ class Ending:
     stopped_early: str = ""
 
 
+def _agreed_alone(number: int) -> int:
+    return number
+
+
+def _not_compared(step: int) -> None:
+    """There is nobody to compare with."""
+
+
 class Course:
     """Checkpoints of one training, and what is decided by them."""
 
@@ -46,6 +54,9 @@ class Course:
         groups: VariableGroups,
         snapshot: Callable[[], HostGroups],
         export: Callable[[HostGroups], None] | None = None,
+        *,
+        agree: Callable[[int], int] = _agreed_alone,
+        compare: Callable[[int], None] = _not_compared,
     ) -> None:
         """Put the parts together.
 
@@ -56,6 +67,8 @@ class Course:
             groups: variables that checkpoints hold.
             snapshot: reads all that a checkpoint is to hold of the training.
             export: called by the writer with what is handed over.
+            agree: returns the writer's number on every worker; all call it together.
+            compare: called on every worker with the step before its checkpoint; raises if it isn't to be.
         """
         self._replica = replica
         self._plan = plan
@@ -63,6 +76,8 @@ class Course:
         self._groups = groups
         self._snapshot_of_training = snapshot
         self._export = export
+        self._agree = agree
+        self._compare = compare
         self._saver = Saver(replica)
 
     def patient(self) -> AbstractContextManager[None]:
@@ -93,17 +108,23 @@ class Course:
 
         Raises:
             OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `Saver.between_steps`.
+            WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
         """
         is_due = step % self._plan.checkpoint_every == 0
         is_boundary = is_due or self._plan.is_epoch_end(step)
-        if is_boundary or self._replica.stop.requested:
+        is_stopping = self._replica.stop.requested
+        if is_boundary or is_stopping:
             self._selection.look(step, self._saver.settle)
+        is_saving, is_stopping = self._agreed(is_due or self._selection.wants_checkpoint(step), is_stopping)
+        if is_saving or is_stopping:
+            self._compare(step)
         self._saver.between_steps(
             step,
             self._plan.epochs_done(step),
-            is_due or self._selection.wants_checkpoint(step),
+            is_saving,
             self._snapshot,
             self._selection.spared(),
+            is_stopping=is_stopping,
         )
         if not is_boundary:
             return False
@@ -120,8 +141,10 @@ class Course:
 
         Raises:
             OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `Saver`.
+            WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
         """
         is_writer = self._replica.task.is_writer
+        self._compare(step)
         trained: HostGroups = {}
         if is_writer:
             epoch = self._plan.epochs_done(step)
@@ -137,6 +160,11 @@ class Course:
         if is_writer:
             self._hand_over(ending, trained)
         return ending
+
+    def _agreed(self, is_saving: bool, is_stopping: bool) -> tuple[bool, bool]:
+        """What the writer does: the others take part in the comparison before."""
+        wishes = self._agree(int(is_saving) + 2 * int(is_stopping))
+        return bool(wishes & 1), bool(wishes & 2)
 
     def _hand_over(self, ending: Ending, trained: HostGroups) -> None:
         if self._export is not None:

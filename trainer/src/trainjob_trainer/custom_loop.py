@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from trainjob_trainer.checkpoint.snapshot import read
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.data.part import part_of
+from trainjob_trainer.distribution.collective import broadcast
+from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.engine.tracking import collect_variables
 from trainjob_trainer.errors import InvalidConfiguration
@@ -73,16 +76,21 @@ class Run:
         if not self.is_evaluator:
             restore(self.strategy, self._replica.task, self._replica.store, self._start, groups)
 
-    def steps(self, total: int, *, checkpoint_every: int | None = None) -> Iterator[int]:
+    def steps(
+        self, total: int, *, checkpoint_every: int | None = None, compare_weights: bool | None = None
+    ) -> Iterator[int]:
         """The steps still to do, as `range(start_step, total)`; saves between them and marks the end.
 
         Args:
             total: steps in all, those of earlier runs included.
-            checkpoint_every: steps between checkpoints; by default a tenth of the total.
+            checkpoint_every: steps between checkpoints, worker 0's; by default a tenth of the total.
+            compare_weights: whether the workers compare the trainable weights of Keras's layers before each
+                checkpoint; by default where no GPU takes part. On GPUs an embedding's sparse gradients are
+                added up in any order, and the tables drift apart by rounding.
 
         Raises:
             OutputFinished: the output folder holds a training that is finished at `total` or beyond.
-            OutputFull, OutputUnwritable, Preempted: as for `train_and_evaluate`.
+            OutputFull, OutputUnwritable, Preempted, WeightsDiverged: as for `train_and_evaluate`.
         """
         self._check_trainable()
         task, store = self._replica.task, self._replica.store
@@ -95,7 +103,8 @@ class Run:
         refuse_finished(verdict, store, total)
         if task.is_writer:
             store.clear_final()
-        every = checkpoint_every or max(1, total // 10)
+        (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
+        weights = self._weights_watch(compare_weights)
         self._replica.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
@@ -108,8 +117,15 @@ class Run:
                     yield step
                 self._done = step + 1
                 self._replica.progress.update(state="training", step=self._done, **clock.look(self._done))
-                saver.between_steps(self._done, 0, self._done % every == 0, lambda: read(self._groups))
+                is_due = self._done % every == 0
+                if is_due:
+                    weights.compare(self._groups, self._done)
+                is_stopping = self._replica.stop.requested  # the others don't know: nothing compares then
+                saver.between_steps(
+                    self._done, 0, is_due, lambda: read(self._groups), is_stopping=is_stopping
+                )
             profiler.finish(self._done)
+            weights.compare(self._groups, self._done)
             saver.finish(self._done, 0, lambda: read(self._groups))
         self._summaries.close()
         self._replica.progress.update(state="finished", step=self._done)
@@ -154,6 +170,10 @@ class Run:
 
     def _number(self, value: Any) -> float:
         return float(self.strategy.experimental_local_results(value)[0])
+
+    def _weights_watch(self, asked: bool | None) -> WeightsWatch:
+        wanted = not has_gpus() if asked is None else asked
+        return WeightsWatch(self.strategy, self._replica.task, wanted=is_wanted(os.environ, wanted))
 
     def _check_trainable(self) -> None:
         if self.is_evaluator:

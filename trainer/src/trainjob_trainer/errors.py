@@ -14,7 +14,8 @@
     ├── CheckpointMismatch     87  the checkpoint belongs to another model
     ├── Stalled                88  a step did not end
     ├── Fenced                 89  a newer start of the job writes the output
-    └── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
+    ├── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
+    └── WeightsDiverged        91  the workers' weights are no longer the same
 
 Each carries the exit code and the reason (one CamelCase word) under which it leaves the process.
 """
@@ -131,6 +132,13 @@ class NotFinite(TrainerError):
 
     exit_code = ExitCode.NOT_FINITE
     reason = "NotFinite"
+
+
+class WeightsDiverged(TrainerError):
+    """This worker's weights are not those of the others any more, or nobody can tell whose are right."""
+
+    exit_code = ExitCode.WEIGHTS_DIVERGED
+    reason = "WeightsDiverged"
 
 
 def first_line(error: BaseException) -> str:

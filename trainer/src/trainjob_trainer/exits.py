@@ -30,3 +30,5 @@ class ExitCode(IntEnum):
     """A newer start of this job writes the output now: this process must leave it alone."""
     NOT_FINITE = 90
     """Training has come to NaN: from the last checkpoint it would come there again."""
+    WEIGHTS_DIVERGED = 91
+    """This worker's weights have come apart from the others': memory, a device or a program has failed."""

@@ -122,6 +122,7 @@ def train_and_evaluate(
         InvalidConfiguration: an argument, the data, the model or TF_CONFIG is wrong.
         OutputFinished: the output folder holds a finished training, and no more steps are asked for.
         NotFinite: a loss, a gradient or a weight is NaN or infinite; the message names step and worker.
+        WeightsDiverged: the workers' weights are no longer the same; the message names step and worker.
         PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: uncaught they end
             the process with their exit code and one line instead of a traceback.
     """
@@ -230,7 +231,8 @@ def _loop(
     on_nan = OnNan(request.recipe.on_nan)
     if isinstance(engine, CoordinatedEngine):
         return CoordinatorLoop(replica, engine, plan, groups, on_nan, export, selection)
-    return TrainingLoop(replica, strategy, engine, plan, groups, on_nan, export, selection)
+    comparing = request.recipe.compare_weights
+    return TrainingLoop(replica, strategy, engine, plan, groups, on_nan, export, selection, comparing)
 
 
 def _source_of_values(replica: Replica, request: _Request, plan: TrainingPlan) -> Source | None:

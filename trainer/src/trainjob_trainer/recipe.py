@@ -69,6 +69,11 @@ class Recipe:
         "stop",
         among=("stop", "skip", "ignore"),
     )
+    compare_weights: bool = _setting(
+        "before each checkpoint compare the workers' weights, and go back to the last one if they differ",
+        bool,
+        True,
+    )
     monitor: str = _setting(
         "metric that patience and keep_best go by: of the training (loss, accuracy) or of held-out examples "
         "(val_loss, val_accuracy)",
@@ -134,9 +139,7 @@ class Recipe:
         variables = os.environ if env is None else env
         group = parser.add_argument_group("recipe")
         for field in dataclasses.fields(cls):
-            text = variables.get(variable_of(field.name))
-            default = getattr(known, field.name) if text is None else _parse(variable_of(field.name), text)
-            _add(group, field, default)
+            _add(group, field, from_environment(field.name, variables, getattr(known, field.name)))
 
     @classmethod
     def from_arguments(cls, parsed: argparse.Namespace) -> Recipe:
@@ -172,6 +175,16 @@ def check(recipe: Recipe) -> None:
         raise InvalidConfiguration("global_batch: must be given, a number of at least 1")
     for field in dataclasses.fields(recipe):
         _check_value(field, getattr(recipe, field.name))
+
+
+def from_environment(name: str, env: Mapping[str, str], otherwise: Any) -> Any:
+    """Return what the environment says of a setting, if anything.
+
+    Raises:
+        InvalidConfiguration: the variable has no value of its kind.
+    """
+    text = env.get(variable_of(name))
+    return otherwise if text is None else _parse(variable_of(name), text)
 
 
 def variable_of(name: str) -> str:

@@ -66,6 +66,8 @@ class Saver:
         due: bool,
         snapshot: Callable[[], HostGroups],
         spared: Collection[int] = (),
+        *,
+        is_stopping: bool,
     ) -> None:
         """Start a checkpoint if one is due, and end the process if it has been asked to.
 
@@ -77,6 +79,7 @@ class Saver:
             due: whether it is time for one.
             snapshot: reads what is to be saved.
             spared: steps of checkpoints that it doesn't replace.
+            is_stopping: whether the process had been asked to stop when the others were told.
 
         Raises:
             OutputFull, OutputUnwritable: this or an earlier write failed.
@@ -86,10 +89,9 @@ class Saver:
         if not self._replica.task.is_writer:
             return
         self.watch()
-        stopping = self._replica.stop.requested
-        if due or stopping:
+        if due or is_stopping:
             self._submit(step, epoch, snapshot, spared)
-        if stopping:
+        if is_stopping:
             self._leave(step)
 
     def watch_last(self, step: int) -> None:

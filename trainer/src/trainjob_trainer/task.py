@@ -97,6 +97,13 @@ class Task:
         return self.index + (len(self.cluster.get("chief", ())) if is_after_chief else 0)
 
     @property
+    def trainees(self) -> list[str]:
+        """Names of the chief and the workers, such as `worker-1`, by rank where they train together."""
+        roles = ("chief", "worker")
+        names = [f"{role}-{index}" for role in roles for index in range(len(self.cluster.get(role, ())))]
+        return names or [self.replica]
+
+    @property
     def has_peers(self) -> bool:
         """Whether training needs other processes than this one."""
         return self.num_workers > 1 or self.has_parameter_servers

@@ -10,6 +10,7 @@ from typing import Any
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
 from trainjob_trainer.course import Course, Ending
 from trainjob_trainer.distribution.collective import broadcast
+from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.early_stopping.selection import Selection
 from trainjob_trainer.engine.engine import Engine
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
@@ -42,6 +43,7 @@ class TrainingLoop:
         on_nan: OnNan = OnNan.STOP,
         export: Callable[[HostGroups], None] | None = None,
         selection: Selection | None = None,
+        compare_weights: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Put the parts together.
@@ -55,6 +57,7 @@ class TrainingLoop:
             on_nan: what to do when a loss or a gradient is NaN or infinite.
             export: called by the writer with those that are handed over.
             selection: which checkpoint that is, and whether training ends early.
+            compare_weights: whether the workers' weights are compared before each checkpoint.
             clock: replaced by tests.
         """
         self._replica = replica
@@ -64,7 +67,17 @@ class TrainingLoop:
         self._groups = groups
         self._watch = FiniteWatch(on_nan, replica.task)
         self._clock = clock
-        self._course = Course(replica, plan, selection or Selection(), groups, self._snapshot, export)
+        weights = WeightsWatch(strategy, replica.task, wanted=compare_weights)
+        self._course = Course(
+            replica,
+            plan,
+            selection or Selection(),
+            groups,
+            self._snapshot,
+            export,
+            agree=self._writers,
+            compare=lambda step: weights.compare(groups, step),
+        )
         self._recorder = Recorder(replica, plan)
         self._profiler = Profiler(replica.task, replica.environment, plan.total_steps)
         self._last_epoch: Mapping[str, float] = {}
@@ -87,6 +100,7 @@ class TrainingLoop:
             OutputFull, OutputUnwritable: a checkpoint could not be written.
             Preempted: asked to stop, after saving what was reached.
             NotFinite: a loss, a gradient or a weight is NaN or infinite, and that is to end the training.
+            WeightsDiverged, PeerLost: the workers' weights are no longer the same.
         """
         state = _State(start_step, Pace(self._writers))
         self._recorder.begin(start_step)

@@ -63,6 +63,9 @@ class Restarts(Reported):
     replaced: Annotated[tuple[Named, ...], Strict(False)] = Field(
         (), description="Pods that the latest decision replaces."
     )
+    diverged_nodes: Annotated[tuple[Named, ...], Strict(False)] = Field(
+        (), description="Nodes whose workers' weights came apart from the others'."
+    )
 
 
 class Spent(Reported):

@@ -55,6 +55,8 @@ class Advice:
 _SAME_EVERYWHERE = {
     "NotFinite": "try a smaller learning rate or clipped gradients; TRAIN_ON_NAN=skip leaves such steps "
     "out (not with parameter servers)",
+    "WeightsDiverged": "look for faults of memory and GPUs where those ran whom the message names; if code "
+    "of your own gives each worker other weights on purpose, set TRAIN_COMPARE_WEIGHTS=false",
     "Stalled": "look in the log for what it waits for; spec.stallTimeoutSeconds is how long it may",
     "Fenced": "a newer start of this job writes its output: look at that one",
     "PeerLost": "look at the logs of the other replicas, one of which failed first",

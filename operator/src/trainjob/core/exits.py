@@ -37,6 +37,7 @@ EXITS: dict[int, ExitMeaning] = {
     88: ExitMeaning("Stalled", "made no progress for too long"),
     89: ExitMeaning("Fenced", "found a newer start of this job writing its output", charged=False),
     90: ExitMeaning("NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True),
+    91: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
 }
 
 OUTPUT_UNWRITABLE = 82

@@ -12,6 +12,7 @@ from trainjob.core import conditions as c
 from trainjob.core.budget import alike, restarts_of
 from trainjob.core.failure import Failure, lost_steps, reached_step, to_status
 from trainjob.core.observed import Observed
+from trainjob.core.suspects import nodes_to_keep
 
 ENDED_WELL = "Complete"
 START_TIMEOUT = "StartTimeout"
@@ -61,6 +62,7 @@ def restart(
         "last_time": now,
         "next_time": None,
         "replaced": replaced,
+        "diverged_nodes": nodes_to_keep(observed, failure),
     }
     status = observed.status.model_copy(
         update={
@@ -78,7 +80,13 @@ def restart(
 def restarted_in_place(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
     """The agents have started training anew, or are about to: it runs again once they say so."""
     lost = observed.status.restarts.steps_lost + lost_steps(observed, failure)
-    changes = {"steps_lost": lost, "same": alike(observed, failure), "last_time": now, "next_time": None}
+    changes = {
+        "steps_lost": lost,
+        "same": alike(observed, failure),
+        "last_time": now,
+        "next_time": None,
+        "diverged_nodes": nodes_to_keep(observed, failure),
+    }
     status = observed.status.model_copy(
         update={
             "state": "Restarting",

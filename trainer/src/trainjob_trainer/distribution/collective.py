@@ -31,16 +31,25 @@ def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
 
 
 def gather(strategy: Any, task: Task, number: int) -> list[int]:
-    """Each worker's number, in the order of their ranks, on every worker. All call it at the same point.
+    """Each worker's number, as `gather_all` has them."""
+    return [one for (one,) in gather_all(strategy, task, [number])]
+
+
+def gather_all(strategy: Any, task: Task, numbers: Sequence[int]) -> list[list[int]]:
+    """Each worker's numbers, in the order of their ranks, on every worker. All call it at the same point.
 
     Args:
         strategy: built by `strategy.build_strategy`.
         task: this replica.
-        number: a 64-bit integer.
+        numbers: 64-bit integers, as many on each worker.
     """
     if task.num_workers == 1 or task.is_coordinator:
-        return [number]
-    return _added(strategy, task, [number if rank == task.rank else 0 for rank in range(task.num_workers)])
+        return [list(numbers)]
+    count, workers = len(numbers), task.num_workers
+    none = [0] * count
+    offered = [number for rank in range(workers) for number in (numbers if rank == task.rank else none)]
+    added = _added(strategy, task, offered)
+    return [added[count * rank : count * (rank + 1)] for rank in range(workers)]
 
 
 def _added(strategy: Any, task: Task, offered: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
@@ -47,3 +48,8 @@ def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
     if task.is_distributed:
         return Kind.MULTI_WORKER
     return Kind.MIRRORED if devices > 1 else Kind.SINGLE
+
+
+def is_mirrored(strategy: Any) -> bool:
+    """Whether variables are kept alike on all replicas, of one process or of several."""
+    return "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}

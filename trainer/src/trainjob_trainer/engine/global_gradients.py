@@ -17,6 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.distribution.kind import is_mirrored
+
 _LOOKS_AT_GRADIENTS = (
     "clipnorm",
     "global_clipnorm",
@@ -36,11 +38,6 @@ def are_needed(optimizer: Any, strategy: Any) -> bool:
         return False
     settings = inner_of(optimizer)
     return scales_loss(optimizer) or any(getattr(settings, name, None) for name in _LOOKS_AT_GRADIENTS)
-
-
-def is_mirrored(strategy: Any) -> bool:
-    """Whether variables are kept alike on all replicas, of one process or of several."""
-    return "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}
 
 
 def scales_loss(optimizer: Any) -> bool:

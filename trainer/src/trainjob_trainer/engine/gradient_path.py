@@ -97,8 +97,8 @@ class GradientPath:
             self._notes = _Notes(None)
             stack.callback(setattr, self, "_notes", None)
             for optimizer in self._optimizers:
-                if are_needed(optimizer, self._strategy):
-                    _replace(stack, optimizer, "apply", _summing(optimizer))
+                globally = are_needed(optimizer, self._strategy)
+                _replace(stack, optimizer, "apply", _summing(optimizer, globally=globally))
             yield
 
     def trace(self, step: Callable[[], Any]) -> Traced:
@@ -136,6 +136,7 @@ class GradientPath:
         def passing(grads: Any, trainable_variables: Any = None) -> None:
             gradients = list(grads)
             variables = None if trainable_variables is None else list(trainable_variables)
+            _note_gathered(gradients, variables)
             loss = _loss_share(notes) if is_main else tf.constant(0.0)
             if is_main:
                 notes.moments.append(gradients_moment(gradients))
@@ -177,14 +178,26 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(delattr, owner, name)
 
 
-def _summing(optimizer: Any) -> Callable[..., None]:
+def _summing(optimizer: Any, *, globally: bool) -> Callable[..., None]:
     apply = optimizer.apply
 
     def summing(grads: Any, trainable_variables: Any = None) -> None:
+        gradients = list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
-        apply_globally(optimizer, apply, list(grads), variables)
+        _note_gathered(gradients, variables)
+        if globally:
+            apply_globally(optimizer, apply, gradients, variables)
+        else:
+            apply(gradients, variables)
 
     return summing
+
+
+def _note_gathered(gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+    """Mark tables whose gradients are rows: they are gathered from all replicas, not summed."""
+    for gradient, variable in zip(gradients, variables or ()):
+        if isinstance(gradient, tf.IndexedSlices):
+            variable.is_gathered = True
 
 
 def _noting_loss(optimizer: Any, notes: _Notes) -> Callable[[Any], Any]:

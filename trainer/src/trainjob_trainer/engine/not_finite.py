@@ -130,10 +130,7 @@ class FiniteWatch:
 
 def workers_of(found: Found, task: Task) -> list[str]:
     """Names of the workers whose step it was, once each; replicas are numbered worker by worker."""
-    names = [
-        f"{role}-{index}" for role in ("chief", "worker") for index in range(len(task.cluster.get(role, ())))
-    ]
-    names = names or [task.replica]
+    names = task.trainees
     devices = max(1, len(found.first) // len(names))
     return list(_unique(names[replica // devices] for replica in found.replicas))
 

@@ -11,7 +11,7 @@ from trainjob_trainer.engine.metrics import scalars
 from trainjob_trainer.plain.fit_call import FitCall, Turn
 from trainjob_trainer.plain.memory import put_back
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.saving import save
+from trainjob_trainer.plain.saving import compare_weights, save
 from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.speed import StepClock
 
@@ -105,8 +105,10 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             call.history.setdefault(name, []).append(value)
         self._process.progress.update(**self._figures(logs))
         ends = epoch + 1 >= call.epochs or bool(self.model.stop_training)
-        if self._process.is_writer and not ends:
-            save(self._process, call, self.model, self._users)
+        if not ends:
+            compare_weights(call, self.model)
+            if self._process.is_writer:
+                save(self._process, call, self.model, self._users)
 
     def _own_time(self) -> dict[str, Any]:
         own = self._call.own_time

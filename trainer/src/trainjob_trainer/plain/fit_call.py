@@ -22,6 +22,7 @@ from trainjob_trainer.engine.not_finite import FiniteWatch
 from trainjob_trainer.engine.pace import Pace
 
 if TYPE_CHECKING:
+    from trainjob_trainer.distribution.divergence import WeightsWatch
     from trainjob_trainer.engine.work_time import OwnTime
 
 GROUP = "fit"
@@ -149,6 +150,7 @@ class FitCall:
         pace: batches of a call, where they are ours to choose.
         own_time: what a step of the last call took this worker by itself, where that is measured.
         watch: for losses, gradients and weights that are not finite.
+        weights: compares those of the workers, where they train one model together.
     """
 
     record: ModelRecord
@@ -165,3 +167,4 @@ class FitCall:
     pace: Pace | None = None
     own_time: OwnTime | None = None
     watch: FiniteWatch | None = None
+    weights: WeightsWatch | None = None

@@ -23,6 +23,17 @@ def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
     return groups
 
 
+def compare_weights(call: FitCall, model: Any) -> None:
+    """Before a checkpoint, between two steps. All workers call it.
+
+    Raises:
+        WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
+    """
+    if call.weights is not None:
+        variables = {**groups_of(model, with_optimizer=True), **further_optimizers(model)}
+        call.weights.compare(variables, call.record.step)
+
+
 def save(
     process: PlainProcess, call: FitCall, model: Any, users: list[Any], *, complete: bool = False
 ) -> None:

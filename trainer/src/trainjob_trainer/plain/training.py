@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
 from trainjob_trainer.engine.compiled_step import reason_against
 from trainjob_trainer.engine.normalization import tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
@@ -19,7 +20,7 @@ from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, Turn
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.restoring import restore
-from trainjob_trainer.plain.saving import save
+from trainjob_trainer.plain.saving import compare_weights, save
 from trainjob_trainer.reporting.lines import announce
 
 
@@ -33,8 +34,9 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         arguments: of the call, by name.
 
     Raises:
-        InvalidConfiguration: TRAIN_ON_NAN is none of its three words.
+        InvalidConfiguration: TRAIN_ON_NAN or TRAIN_COMPARE_WEIGHTS has no such value.
         NotFinite: a loss, a gradient or a weight is NaN or infinite.
+        WeightsDiverged, PeerLost: the workers' weights are no longer the same.
         OutputFinished: another job finished in this folder, and no more epochs are asked for.
         Fenced: a newer start of this job writes it.
         SystemExit: this job did.
@@ -48,6 +50,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     if process.is_writer and is_collective(model.distribute_strategy):
         tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
     call.watch = FiniteWatch(reaction, process.task)
+    call.weights = _weights_watch(process, model)
     call.pace = build_pace(process, model, users)
     if not process.is_writer:
         writers.isolate(users)
@@ -115,11 +118,20 @@ def _reaction(users: list[Any]) -> OnNan:
     return OnNan.from_environment(os.environ)
 
 
+def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
+    """None where each worker trains a model by itself."""
+    strategy = model.distribute_strategy
+    if process.task.num_workers > 1 and not is_collective(strategy):
+        return None
+    return WeightsWatch(strategy, process.task, wanted=is_wanted(os.environ))
+
+
 def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
     """Save what the call leaves behind: callbacks may have put other weights back at its end."""
     call.record.past.append(PastCall(tuple(call.epochs_run), call.history))
     if call.turn is Turn.SKIP:
         return
+    compare_weights(call, model)
     if process.is_writer:
         save(process, call, model, users, complete=True)
     process.progress.update(state="training")

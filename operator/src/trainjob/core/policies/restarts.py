@@ -18,6 +18,7 @@ from trainjob.core.failure import Failure, bad_pods, describe_child, first_failu
 from trainjob.core.lone_workers import trains_without
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
+from trainjob.core.suspects import describe_suspects
 
 CULPRIT_GRACE = timedelta(seconds=10)
 """How long a process that lost its peer waits to hear which peer failed, and why."""
@@ -33,9 +34,9 @@ def failed(observed: Observed, now: datetime) -> Plan | None:
         return Plan(observed.status, requeue=wait)
     why = _why_given_up(observed, failure)
     if why is not None:
-        message = f"{failure.sentence}; {why}"
+        message = f"{_what_happened(observed, failure)}; {why}"
         return Plan(transitions.target_failure(observed, failure.reason, message, now, failure))
-    message = f"{failure.sentence}; {_what_next(observed, failure)}"
+    message = f"{_what_happened(observed, failure)}; {_what_next(observed, failure)}"
     return Plan(
         transitions.restart(observed, failure, message, now, replaced=_replaced(observed, now)),
         events=(Event("Warning", "Restarting", message),),
@@ -51,7 +52,7 @@ def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
     restarts = restarts_of(observed)
     count = _count(used(restarts), observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
     how = "restarted alone" if gang.failure.alone else f"restarted in place{origin(observed)}"
-    message = f"{failure.sentence}; {how} ({count})"
+    message = f"{_what_happened(observed, failure)}; {how} ({count})"
     step = transitions.restarted_alone if gang.failure.alone else transitions.restarted_in_place
     return Plan(
         step(observed, failure, message, now),
@@ -90,6 +91,10 @@ def _why_given_up(observed: Observed, failure: Failure) -> str | None:
     if failure.checkpoint_step is None or failure.reason == "OutputFinished":
         return why
     return f"{why}; resumable from step {failure.checkpoint_step}"
+
+
+def _what_happened(observed: Observed, failure: Failure) -> str:
+    return f"{failure.sentence}{describe_suspects(observed, failure)}"
 
 
 def _what_next(observed: Observed, failure: Failure) -> str:

@@ -1,0 +1,343 @@
+"""Weights that have come apart: by faulty memory, a faulty device or a bug, on one worker alone.
+
+Every worker applies the same sums to the same values, so all hold the same bits after each step. Training
+doesn't notice when they no longer do: gradients are still summed, and worker 0's weights are saved whatever
+they are. So the workers compare a hash before each checkpoint.
+
+Of large variables it is computed where they are, in pieces: nothing is copied to the host, and little memory
+is needed. A single bit that differs always changes it, since each word is multiplied by an odd number.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainjob_trainer.checkpoint.snapshot import VariableGroups, local_components, variable_name
+from trainjob_trainer.distribution.collective import gather, gather_all
+from trainjob_trainer.distribution.kind import is_mirrored
+from trainjob_trainer.errors import PeerLost, WeightsDiverged
+from trainjob_trainer.recipe import from_environment
+from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.task import Task
+
+_PIECE = 1 << 18
+"""Words of 8 bytes that are hashed at a time."""
+_SMALL = 1 << 20
+"""Bytes of a variable below which it is copied to the host: there are hundreds of such."""
+_32_BITS, _64_BITS = (1 << 32) - 1, (1 << 64) - 1
+_FACTOR = 1_099_511_628_211
+_NOT_WANTED = -1
+_SHOWN = 4
+_BITCAST = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int16",
+    "int32",
+    "int64",
+    "uint16",
+    "uint32",
+    "uint64",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What decides whether a variable holds the same value on all replicas.
+
+    Attributes:
+        on_read: each replica has a part of its own, and whoever reads it gets their sum or mean.
+        aggregated: what a replica assigns is combined over all replicas first.
+        weight: it has been created to be trained by gradients, frozen since or not.
+        by_optimizer: it belongs to an optimizer, which updates it by the summed gradients.
+        replaced: its "gradient" is its new value, each replica's own: a scale of numbers of eight bits.
+        gathered: it is updated at rows that are gathered from all replicas, on a GPU: there the sums of
+            equal rows depend on their order, which changes.
+    """
+
+    on_read: bool = False
+    aggregated: bool = False
+    weight: bool = False
+    by_optimizer: bool = False
+    replaced: bool = False
+    gathered: bool = False
+
+    @property
+    def is_same_everywhere(self) -> bool:
+        """Whether all replicas hold the same bits.
+
+        Not what each replica's own forward pass assigns: moving statistics, random states, counters.
+        """
+        if self.on_read or self.replaced or self.gathered:
+            return False
+        return self.aggregated or self.weight or self.by_optimizer
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Who holds other values than the others.
+
+    Attributes:
+        ranks: of these workers.
+        is_certain: whether the others are right: more than half agree. If not, nobody can tell who is.
+    """
+
+    ranks: Sequence[int]
+    is_certain: bool
+
+
+def find_apart(hashes: Sequence[Hashable | None]) -> Apart | None:
+    """Return whose weights have come apart, None if all are the same.
+
+    Args:
+        hashes: of each worker, by rank; None where a worker's own devices differ.
+    """
+    torn = [rank for rank, one in enumerate(hashes) if one is None]
+    whole = Counter(one for one in hashes if one is not None)
+    if len(whole) <= 1:
+        return Apart(torn, is_certain=True) if torn else None
+    ((most, count),) = whole.most_common(1)
+    if 2 * count > len(hashes):
+        return Apart([rank for rank, one in enumerate(hashes) if one != most], is_certain=True)
+    return Apart(range(len(hashes)), is_certain=False)
+
+
+def describe(apart: Apart, names: Sequence[str], variables: Sequence[str], step: int) -> str:
+    """Return the sentence that names workers, step and variable.
+
+    The operator reads the names before the word `weights`; docs/contract.md has that.
+
+    Args:
+        apart: who.
+        names: of all workers, by rank.
+        variables: that differ.
+        step: steps done.
+    """
+    whose = _listed([f"{names[rank]}'s" for rank in apart.ranks])
+    others = "the others'" if len(names) > len(apart.ranks) else "each other's"
+    among = "between their devices" if others == "each other's" and apart.is_certain else f"from {others}"
+    more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
+    where = f" (variable {variables[0]}{more})" if variables else ""
+    unknown = "" if apart.is_certain else "; no majority says whose are right"
+    return (
+        f"{whose} weights differ {among} at step {step}{where}{unknown}; they are not saved, and training "
+        "goes back to the last checkpoint"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > _SHOWN:
+        return f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more workers'"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+class WeightsWatch:
+    """Compares the weights of all workers, and of all devices of each."""
+
+    def __init__(self, strategy: Any, task: Task, *, wanted: bool = True) -> None:
+        """Ask nobody yet.
+
+        Args:
+            strategy: that the variables were created under.
+            task: this replica.
+            wanted: whether to compare at all; one worker that doesn't want to is enough to leave it.
+        """
+        self._strategy = strategy
+        self._task = task
+        self._wanted = wanted
+        self._is_on: bool | None = None
+        self._compared: int | None = None
+
+    def compare(self, groups: VariableGroups, step: int) -> None:
+        """Before the weights after `step` are saved. All workers call it at the same steps.
+
+        Args:
+            groups: variables; those of optimizers are in groups of that name.
+            step: steps done; asked again at the same one, it has nothing to do.
+
+        Raises:
+            WeightsDiverged: this worker's differ from the others', or nobody can tell whose do.
+            PeerLost: another worker's do.
+        """
+        if step == self._compared:
+            return
+        if self._is_on is None:
+            self._is_on = self._agreed()
+        variables = mirrored(groups) if self._is_on else []
+        if not variables:
+            return
+        self._compared = step
+        own = [hash_of(components) for components in zip(*(local_components(one) for one in variables))]
+        # In parts: a number is added up over a worker's devices before it is divided.
+        parts = [own[0] >> shift & _32_BITS for shift in (0, 32, 64)]
+        told = gather_all(self._strategy, self._task, [int(len(set(own)) > 1), *parts])
+        apart = find_apart([None if is_torn else tuple(found) for is_torn, *found in told])
+        if apart is not None:
+            self._raise(apart, variables, step)
+
+    def _agreed(self) -> bool:
+        strategy, task = self._strategy, self._task
+        if not is_mirrored(strategy) or strategy.num_replicas_in_sync == 1:
+            return False
+        kinds = gather(strategy, task, _machine() if self._wanted else _NOT_WANTED)
+        if len(set(kinds)) > 1 and _NOT_WANTED not in kinds and task.is_writer:
+            announce(
+                "the workers differ in architecture, threads, GPUs or TensorFlow's version, and so may round "
+                "differently: their weights are not compared"
+            )
+        return len(set(kinds)) == 1 and _NOT_WANTED not in kinds
+
+    def _raise(self, apart: Apart, variables: Sequence[Any], step: int) -> None:
+        own = [[_checksum(component) for component in local_components(one)] for one in variables]
+        told = gather_all(self._strategy, self._task, [one[0] for one in own])
+        differ = [len({other[k] for other in told}) > 1 or len(set(own[k])) > 1 for k in range(len(own))]
+        names = [variable_name(one) for one, does in zip(variables, differ) if does]
+        sentence = describe(apart, self._task.trainees, names, step)
+        if self._task.rank in apart.ranks:
+            raise WeightsDiverged(sentence)
+        raise PeerLost(f"{self._task.replica} can't go on with the others: {sentence}")
+
+
+def is_wanted(environment: Mapping[str, str], otherwise: bool = True) -> bool:
+    """Whether weights are to be compared: what TRAIN_COMPARE_WEIGHTS says, if anything.
+
+    Raises:
+        InvalidConfiguration: it is neither true nor false.
+    """
+    return bool(from_environment("compare_weights", environment, otherwise))
+
+
+def has_gpus() -> bool:
+    """Whether this process computes on a GPU."""
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def mirrored(groups: VariableGroups) -> list[Any]:
+    """The variables that hold the same bits on all replicas."""
+    optimizers = [one for name, group in groups.items() if _is_optimizer(name) for one in group]
+    weights = [one for name, group in groups.items() if not _is_optimizer(name) for one in group]
+    gathered = {tuple(one.shape) for one in weights if getattr(one, "is_gathered", False) and has_gpus()}
+    return [
+        one
+        for group, by_optimizer in ((weights, False), (optimizers, True))
+        for one in group
+        if _is_comparable(one) and kind_of(one, by_optimizer, gathered).is_same_everywhere
+    ]
+
+
+def kind_of(variable: Any, by_optimizer: bool, gathered: frozenset[Any] | set[Any] = frozenset()) -> Kind:
+    """Describe a Keras or TensorFlow variable.
+
+    A layer that is frozen says so in Keras's variable alone; TensorFlow's goes on as it was created.
+
+    Args:
+        variable: the one.
+        by_optimizer: whether it is an optimizer's.
+        gathered: shapes of the tables that are updated by rows on a GPU; an optimizer's own are like them.
+    """
+    inner = _distributed(variable)
+    return Kind(
+        on_read=inner.synchronization == tf.VariableSynchronization.ON_READ,
+        aggregated=inner.aggregation != tf.VariableAggregation.NONE,
+        weight=bool(inner.trainable) and hasattr(variable, "path"),
+        by_optimizer=by_optimizer,
+        replaced=bool(getattr(variable, "overwrite_with_gradient", False)),
+        gathered=tuple(variable.shape) in gathered,
+    )
+
+
+def _is_optimizer(group: str) -> bool:
+    return group == "optimizer" or group.startswith("optimizer.")
+
+
+def _distributed(variable: Any) -> Any:
+    while not hasattr(variable, "values") and hasattr(variable, "value") and not callable(variable.value):
+        variable = variable.value
+    return variable
+
+
+def _is_comparable(variable: Any) -> bool:
+    """Whether it has a component on each device, of a fixed shape and of numbers."""
+    inner = _distributed(variable)
+    is_number = inner.dtype not in (tf.string, tf.resource, tf.variant)
+    return hasattr(inner, "values") and inner.shape.is_fully_defined() and is_number
+
+
+def _machine() -> int:
+    """What rounding depends on, as a number: long sums are put together of one part for each thread."""
+    details = tf.config.experimental.get_device_details
+    gpus = {str(details(one).get("device_name")) for one in tf.config.list_physical_devices("GPU")}
+    chosen = tf.config.threading.get_intra_op_parallelism_threads() or os.environ.get(
+        "TF_NUM_INTRAOP_THREADS"
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return zlib.crc32(f"{platform.machine()} {tf.__version__} {chosen or cores} {sorted(gpus)}".encode())
+
+
+def _checksum(component: Any, so_far: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(component.numpy()).tobytes(), so_far)
+
+
+def hash_of(components: Sequence[Any]) -> int:
+    """A number of 96 bits that any bit of any of the variables changes.
+
+    Args:
+        components: TensorFlow's variables of one device.
+    """
+    crc, total = 0, tf.constant(0, tf.int64)
+    for one in components:
+        if one.shape.num_elements() * one.dtype.size < _SMALL:
+            crc = _checksum(one, crc)
+            continue
+        with tf.device(one.device):
+            data = _bytes(one.read_value())
+            whole = data.shape[0] // 8 * 8
+            words = tf.bitcast(tf.reshape(data[:whole], [-1, 8]), tf.int64)
+            total = total * _FACTOR + _hash_of_words(one.device)(words)
+            crc = _checksum(data[whole:], crc)
+    return crc | (int(total.numpy()) & _64_BITS) << 32
+
+
+def _bytes(value: Any) -> Any:
+    """The value's bits, without a copy."""
+    flat = tf.reshape(value, [-1])
+    if flat.dtype.name in ("int8", "uint8"):
+        return tf.bitcast(flat, tf.uint8)
+    if flat.dtype.name not in _BITCAST:
+        flat = tf.cast(flat, tf.float32 if flat.dtype.is_floating else tf.int32)
+    return tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
+
+
+@cache
+def _hash_of_words(device: str) -> Any:
+    """Traced once a device, for vectors of any length."""
+    numbers = np.arange(_PIECE, dtype=np.uint64)
+    factors = tf.constant((numbers * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)).view(np.int64))
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator,unused-ignore]
+    def of_words(words: Any) -> Any:
+        with tf.device(device):
+            pieces = tf.size(words) // _PIECE
+
+            def add(number: Any, so_far: Any) -> tuple[Any, Any]:
+                piece = tf.slice(words, [number * _PIECE], [_PIECE])
+                return number + 1, so_far * _FACTOR + tf.reduce_sum(piece * factors)
+
+            # One at a time: pieces side by side would need memory for as many.
+            begin = (tf.constant(0), tf.constant(0, tf.int64))
+            _, total = tf.while_loop(lambda number, _: number < pieces, add, begin, parallel_iterations=1)
+            rest = words[pieces * _PIECE :]
+            return total * _FACTOR + tf.reduce_sum(rest * factors[: tf.size(rest)])
+
+    return of_words
