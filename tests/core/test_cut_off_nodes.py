@@ -137,23 +137,30 @@ async def test_the_time_to_get_together_begins_when_there_are_pods() -> None:
     assert "StartTimeout" in dict(world.cluster.events)
 
 
+EARLIER_AND_LATER = {
+    "none has an agent": (build_plain_job, build_plain_job, True),
+    "the earlier one has none": (build_plain_job, build_job, True),
+    "the later one has none": (build_job, build_plain_job, True),
+    "both have agents": (build_job, build_job, False),
+    "the later one's output is its pod's": (build_plain_job, FENCED["an emptyDir"], False),
+}
+
+
 @pytest.mark.parametrize(
-    ("build", "is_waited_for"),
-    [(build_plain_job, True), (build_job, False), (FENCED["an emptyDir"], False)],
-    ids=["a shared volume", "agents", "an emptyDir"],
+    ("earlier", "later", "is_waited_for"), EARLIER_AND_LATER.values(), ids=EARLIER_AND_LATER
 )
 async def test_a_new_job_waits_for_what_an_earlier_one_of_its_name_had_replaced(
-    build: Any, is_waited_for: bool
+    earlier: Any, later: Any, *, is_waited_for: bool
 ) -> None:
     """Its Service doesn't name that pod any more, which may write into the same folder all the same."""
-    world = await World(build_plain_job(evaluator=False)).started()
+    world = await World(earlier(evaluator=False)).started()
     old = await cut_off(world)
     await world.pass_time(60)
-    left_over = world.pod("worker", 0)
+    left_over = next(p for p in world.pods if p["metadata"]["name"] == old["metadata"]["name"])
     assert "trainjob.dev/live" not in left_over["metadata"]["labels"]
     world.cluster.delete_job(world.key)
     world.cluster.put(left_over)
-    world.cluster.apply(build())
+    world.cluster.apply(later())
     await world.settle()
     assert (names(world) == {old["metadata"]["name"]}) is is_waited_for
     if is_waited_for:
@@ -164,5 +171,5 @@ async def test_a_new_job_waits_for_what_an_earlier_one_of_its_name_had_replaced(
             f"waiting for an earlier job of this name: pod {name} on node gpu-3 hasn't"
         )
         world.cluster.remove(left_over)
-        await world.started()
-        assert world.status.state == "Running"
+        await world.settle()
+        assert len(world.pods) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_jobs import build_job, build_plain_job
+from support_jobs import build_plain_job
 from support_world import World
 
 from trainjob.cluster import Refused
@@ -261,7 +261,7 @@ async def test_parameter_servers_are_stopped_when_the_chief_is_done() -> None:
 
 
 async def test_another_jobs_pods_of_the_same_name_are_not_ours() -> None:
-    world = World(build_job())
+    world = World(build_plain_job())
     stranger = {
         "kind": "Pod",
         "metadata": {
@@ -275,6 +275,7 @@ async def test_another_jobs_pods_of_the_same_name_are_not_ours() -> None:
             },
             "ownerReferences": [{"uid": "an-earlier-job", "controller": True}],
         },
+        "status": {"phase": "Failed"},
     }
     world.cluster.put(stranger)
     await world.settle()

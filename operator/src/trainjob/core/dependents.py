@@ -69,7 +69,7 @@ class Refusal:
 
 def is_same_policy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Tell whether two specs of NetworkPolicies are the same once the API server has stored them."""
-    return _stored(one) == _stored(other)
+    return bool(_stored(one) == _stored(other))
 
 
 def _stored(value: Any, name: str = "") -> Any:

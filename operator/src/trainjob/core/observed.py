@@ -280,8 +280,15 @@ def read_observed(
         gang=agents,
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
-    strangers = tuple(p for p in foreign if p.live or (is_training(p.replica) and not observed.is_fenced))
+    strangers = tuple(p for p in foreign if p.live or _may_write(p, observed))
     return _without_bad_size(replace(observed, strangers=strangers))
+
+
+def _may_write(stranger: Pod, observed: Observed) -> bool:
+    """Tell whether an earlier job's pod may write into this job's output: two agents' writers are fenced."""
+    if observed.parsed is None or has_own_volumes(observed.parsed) or not is_training(stranger.replica):
+        return False
+    return not (observed.in_place and stranger.source is not None)
 
 
 def _without_bad_size(observed: Observed) -> Observed:
