@@ -158,9 +158,9 @@ async def test_labels_are_set_and_taken_off_the_very_object(kube: KubeCluster, j
     pod = (await look(kube, job)).pods[0]
     with pytest.raises(Conflict):
         await kube.set_labels(ref_of(pod, "00000000-0000-0000-0000-000000000000"), {"a": "b"})
-    await kube.set_labels(ref_of(pod), {"a": "b", "trainjob.dev/live": None})
+    await kube.set_labels(ref_of(pod), {"trainjob.dev/a": "b", "trainjob.dev/live": None})
     labels = (await look(kube, job)).pods[0]["metadata"]["labels"]
-    assert labels["a"] == "b"
+    assert labels["trainjob.dev/a"] == "b"
     assert "trainjob.dev/live" not in labels
     assert labels["trainjob.dev/job"] == "digits"
 
@@ -172,7 +172,8 @@ async def test_the_status_is_replaced_and_nothing_else(
     job = await admin.patch(TRAINJOBS, namespace, "digits", {"metadata": meta})
     uid, version = job["metadata"]["uid"], job["metadata"]["resourceVersion"]
     await kube.write_status(key_of(job), uid, version, {"state": "Starting", "attempt": 1})
-    written = (await look(kube, job)).job
+    assert (await look(kube, job)).job["status"] == {"state": "Starting", "attempt": 1}
+    written = await admin.get(TRAINJOBS, namespace, "digits")
     assert written["status"] == {"state": "Starting", "attempt": 1}
     assert written["spec"] == job["spec"]
     assert {name: written["metadata"][name] for name in meta} == meta
