@@ -1,11 +1,12 @@
 """A job that is killed again and again ends with the weights of one that nobody disturbs.
 
-    python benchmarks/chaos.py --kills 200 [--seed N] [--kinds worker0,both,...] [--warm]
+    python benchmarks/chaos.py --kills 200 [--seed N] [--kinds worker0,both,...] [--warm] [--disk-faults 0.01]
 
 Two jobs of two workers train the same on this machine through `trainjob run`: one undisturbed; from the other
-something is killed at seeded random moments, while it starts, trains or saves. Then every variable of the two
-final checkpoints is compared: weights, optimizer, random state, metrics of the last epoch. Progress goes to
-stderr, one line of JSON to stdout; the exit code is 1 if they differ by more than 1e-6.
+something is killed at seeded random moments, while it starts, trains or saves, and a share of the file
+operations on its checkpoints may fail. Then every variable of the two final checkpoints is compared: weights,
+optimizer, random state, metrics of the last epoch. Progress goes to stderr, one line of JSON to stdout; the
+exit code is 1 if they differ by more than 1e-6.
 """
 
 from __future__ import annotations
@@ -95,8 +96,10 @@ class Chaos:
 def train(folder: Path, steps: int, options: argparse.Namespace, *, kills: int) -> dict[str, Any]:
     """Run the job to its end, and return what has happened to it."""
     spec = {"maxRestarts": 10 + 10 * kills, "stallTimeoutSeconds": STALL_SECONDS, "warmStandby": options.warm}
+    faults = options.disk_faults if kills else 0.0
+    toy = Toy(steps, CHECKPOINT_EVERY, SECONDS_AN_EXAMPLE, disk_faults=faults, spec=spec)
     began = time.monotonic()
-    with LocalRun(Toy(steps, CHECKPOINT_EVERY, SECONDS_AN_EXAMPLE, spec=spec), folder) as run:
+    with LocalRun(toy, folder) as run:
         chaos = Chaos(run, options)
         for _ in range(kills):
             chaos.strike()
@@ -136,6 +139,7 @@ def run_all(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "benchmark": "chaos",
         "seed": options.seed,
         "warm": options.warm,
+        "disk_faults": options.disk_faults,
         "cores": os.cpu_count(),
         "kills": cut["kills"],
         "steps": step,
@@ -155,6 +159,9 @@ def read_options() -> argparse.Namespace:
     )
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), metavar="A,B")
     parser.add_argument("--warm", action="store_true", help="with spec.warmStandby")
+    parser.add_argument(
+        "--disk-faults", type=float, default=0.0, metavar="SHARE", help="of file operations that fail"
+    )
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; kinds are {', '.join(KINDS)}")

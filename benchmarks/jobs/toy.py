@@ -8,8 +8,10 @@ fast machine as on a slow one. The stamps come from the library's own recorder, 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from trainjob_trainer import recorder, train_and_evaluate  # noqa: E402
+from trainjob_trainer.checkpoint.files import Files  # noqa: E402
 
 stamp(imported=time.time())
 begin, record_call = recorder.Recorder.begin, recorder.Recorder.record_call
@@ -61,6 +64,28 @@ def record_and_stamp(self: Any, step: int, *rest: Any) -> None:
 
 
 recorder.Recorder.begin, recorder.Recorder.record_call = begin_and_stamp, record_and_stamp
+
+
+def spoil(name: str, share: float) -> None:
+    """Have so many of the calls of a file operation fail, before they have done anything or after it."""
+    real = getattr(Files, name)
+
+    def spoilt(self: Any, *arguments: Any) -> Any:
+        fails = random.random() < share  # noqa: S311 - it chooses moments
+        before = fails and random.random() < 0.5  # noqa: S311
+        result = None if before else real(self, *arguments)
+        if not fails:
+            return result
+        number = random.choice([errno.EIO, errno.ESTALE, errno.EMFILE, errno.ETIMEDOUT])  # noqa: S311
+        if name.endswith("_tensors"):
+            raise tf.errors.UnknownError(None, None, f"{arguments[0]}; {os.strerror(number)}")
+        raise OSError(number, os.strerror(number), str(arguments[0]))
+
+    setattr(Files, name, spoilt)
+
+
+for operation in [name for name in vars(Files) if not name.startswith("_")]:
+    spoil(operation, float(os.environ.get("DISK_FAULTS", "0")))
 
 
 def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

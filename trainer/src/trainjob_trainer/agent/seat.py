@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from trainjob_trainer.agent.child import Child, ChildExit
 
 _LONGEST_MARGIN = 2.0
+"""Seconds of the grace that are kept for killing what is left, and for leaving."""
+
 _REPORTED = {"TRAINJOB_REPORTED_STEP": "step", "TRAINJOB_REPORTED_CHECKPOINT": "checkpointStep"}
 """What the next start is told of the last report: variables, and the fields they hold."""
-"""Seconds of the grace that are kept for killing what is left, and for leaving."""
 
 
 @dataclass(frozen=True)
