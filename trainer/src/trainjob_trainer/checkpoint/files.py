@@ -41,12 +41,17 @@ class Files:
     """
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents, down to the disk; an existing one is fine."""
-        made = [folder for folder in (path, *path.parents) if self.kind(folder) is None]
+        """Create a folder and its parents, down to the disk; an existing one is fine.
+
+        One that exists is synced as well: who made it may have been killed before it could.
+        """
         path.mkdir(parents=True, exist_ok=True)
-        for folder in made:
+        volume = path.stat().st_dev
+        for folder in path.parents:
+            if folder.stat().st_dev != volume:
+                break
             with contextlib.suppress(PermissionError):  # one may be passed through without being read
-                self.sync(folder.parent)
+                self.sync(folder)
 
     def create_folder(self, path: Path) -> None:
         """Create a folder in one that is there.
