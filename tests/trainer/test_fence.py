@@ -100,7 +100,7 @@ class InterleavedFiles(Files):
         return self._record.watched(self._who, lambda: operation(*arguments))
 
     def make_folder(self, path: Path) -> None:
-        self._in_turn(Files().make_folder, path)  # one operation, though it syncs many folders
+        self._in_turn(Files().make_folder, path)  # all of it in one turn, what it syncs included
 
     def create_folder(self, path: Path) -> None:
         self._in_turn(super().create_folder, path)
