@@ -25,7 +25,7 @@ Kind = Literal["file", "folder", "other"]
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 """The only errors that say what is there: nothing."""
 RETRY_SECONDS = (0.1, 0.3, 1.0)
-"""Between attempts to read; what has failed ever since is unavailable."""
+"""Between attempts to read or write; what has failed ever since is unavailable."""
 _PART = 1 << 20
 T = TypeVar("T")
 
@@ -211,8 +211,12 @@ def is_of_the_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) or is_tensorflows(error)
 
 
-def patiently(read: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    """Ask a few times: what fails for a moment says nothing of what is there.
+def patiently(call: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    """Try a few times what fails for a moment: a read that fails says nothing of what is there.
+
+    Args:
+        call: reads, or writes what may be written again.
+        sleep: replaced by tests.
 
     Raises:
         OSError, tf.errors.OpError: the last one.
@@ -220,7 +224,7 @@ def patiently(read: Callable[[], T], sleep: Callable[[float], None]) -> T:
     delays = iter(RETRY_SECONDS)
     while True:
         try:
-            return read()
+            return call()
         except Exception as error:
             if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
                 raise

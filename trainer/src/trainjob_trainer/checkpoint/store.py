@@ -125,13 +125,18 @@ class CheckpointStore:
         """
         target = self._folder(step)
         facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
-        try:
+
+        def publish() -> Path:
             listed = self._listed()
             self._refuse_others(listed, step)
-            target = self._free_name(step, listed.get(step, []))
-            self._publisher.publish(target, lambda place: write_bundle(place, groups, facts, self._files))
-            self._own.add(step)
-            self._drop_old(step, target.name, spared)
+            self._own.add(step)  # a rename may succeed and say that it has failed
+            free = self._free_name(step, listed.get(step, []))
+            self._publisher.publish(free, lambda place: write_bundle(place, groups, facts, self._files))
+            return free
+
+        try:
+            target = patiently(publish, self._sleep)
+            patiently(lambda: self._drop_old(step, target.name, spared), self._sleep)
         except Exception as error:
             raise self._publisher.explained(error, target) from error
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
@@ -231,7 +236,8 @@ class CheckpointStore:
         """
         path = self.directory / FINAL
         try:
-            self._publisher.replace(path, marker.to_json(self._now()))
+            text = marker.to_json(self._now())
+            patiently(lambda: self._publisher.replace(path, text), self._sleep)
         except Exception as error:
             raise self._publisher.explained(error, path) from error
 
