@@ -909,6 +909,10 @@ class SimulatedFiles(Files):
         except FileNotFoundError:
             return
 
+    def remove_folder(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._call("rmdir", path, lambda: self._mount.rmdir(path))
+
     def write_tensors(self, prefix: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Write the data, then the index, each under a temporary name that is replaced, and sync neither."""
         data, index = packed(tensors)

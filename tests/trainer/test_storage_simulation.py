@@ -528,6 +528,9 @@ def test_nothing_is_lost_on_a_disk_that_loses_power(script: Sequence[Run]) -> No
 
 
 @pytest.mark.parametrize("lists_anew", [True, False], ids=["cto", "nocto"])
+@example(  # published out of a claim while that is deleted
+    script=[Run("A", 146), Run("B", 16, Fault(errno.ETIMEDOUT)), Run("B", 1), Run("A", 14)], shares=False
+)
 @HALF
 @given(script=SCRIPTS, shares=st.booleans())
 def test_nothing_is_lost_on_nfs(lists_anew: bool, shares: bool, script: Sequence[Run]) -> None:

@@ -174,8 +174,7 @@ class Fence:
         for name in self._files.names(self.folder):
             if _CLAIM.fullmatch(name):
                 try:
-                    self._save_set_aside(self.folder / name)
-                    self._files.remove(self.folder / name)
+                    self._delete(self.folder / name)
                 except OSError as error:
                     trouble = trouble or (self.folder / name, error)
         left = self._claims() - {self._mine}
@@ -188,6 +187,26 @@ class Fence:
             self._files.rename(self._directory / other.name, self.folder / other.name)
         except FileNotFoundError:
             self.check()  # it is gone, or else ours is
+
+    def _delete(self, claim: Path) -> None:
+        """Delete a claim that has been moved in, each part after it has been moved out.
+
+        Its writer may hold the claim's handle on another NFS client and rename a checkpoint out of it right
+        now. Either that rename finds it or this one; what was published is not deleted through the claim.
+        """
+        self._save_set_aside(claim)
+        for name in self._files.names(claim):
+            if _SET_ASIDE.fullmatch(name):
+                continue  # come meanwhile: the next attempt puts it back
+            is_claim = _CLAIM.fullmatch(name)  # which that writer was about to delete
+            inner = self.folder / (name if is_claim else f"doomed-{claim.name}-{name}")
+            with contextlib.suppress(FileNotFoundError):
+                self._files.rename(claim / name, inner)
+            if is_claim:
+                self._delete(inner)
+            else:
+                self._files.remove(inner)
+        self._files.remove_folder(claim)
 
     def _save_set_aside(self, claim: Path) -> None:
         """Put back what its writer was about to set aside when it ended: that isn't deleted."""

@@ -159,6 +159,15 @@ class Files:
                 Files.remove(self, inner)
             path.rmdir()
 
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder, if it is there.
+
+        Raises:
+            OSError: something is in it.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir()
+
     def write_tensors(self, prefix: Path, tensors: Mapping[str, Array]) -> None:
         """Write TensorFlow's tensor bundle: `<prefix>.index` and `<prefix>.data-00000-of-00001`."""
         import tensorflow as tf  # noqa: PLC0415 - the rest of the package works without it
