@@ -46,6 +46,7 @@ from support_filesystem import (
 )
 
 from trainjob_trainer.checkpoint.fence import Fence
+from trainjob_trainer.checkpoint.files import RETRY_SECONDS
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.follow import follow, once_available
 from trainjob_trainer.checkpoint.snapshot import NamedArray
@@ -577,7 +578,7 @@ def bucket_stage() -> Stage:
 def test_a_mount_that_renames_no_folder_ends_the_first_start(build: Callable[[Bucket], Mount]) -> None:
     bucket = Bucket()
     stage = Stage(bucket, lambda _: build(bucket))
-    stage.play([Run("A", 1000)])
+    stage.play([Run("A", 1000, Wait(max(RETRY_SECONDS)))] * (1 + len(RETRY_SECONDS)))
     (life,) = stage.pods[0].lives[:1]
 
     assert isinstance(life.error, OutputUnwritable)

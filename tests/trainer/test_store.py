@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import shutil
 import tempfile
 import warnings
@@ -13,7 +14,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from support_disk import FaultyFiles
+from support_disk import STALE, FaultyFiles
 
 from trainjob_trainer import (
     CheckpointMismatch,
@@ -223,6 +224,26 @@ def test_a_step_is_saved_again_without_a_moment_without_it(tmp_path: Path, keep:
     assert tf.train.latest_checkpoint(str(tmp_path)) == newest.prefix
     reader.load(newest, target := variables())
     assert float(target["model"][0][0, 0]) == 2.0
+
+
+def test_a_failure_of_a_moment_ends_no_save(tmp_path: Path) -> None:
+    """Of each file operation there is, once: that of a mark as well."""
+    failed = made = 1
+    while failed <= made:
+        folder, calls = tmp_path / str(failed), itertools.count(1)
+        CheckpointStore(folder).save(1, 0, groups(1), "uid")
+        files = FaultyFiles(lambda *_, at=failed, calls=calls: STALE if next(calls) == at else None)
+        store = CheckpointStore(folder, keep=1, files=files, sleep=lambda _: None)
+
+        store.save(2, 0, groups(2), "uid")
+        store.mark_final(FinalMarker(2, "uid"))
+        made, failed = next(calls) - 1, failed + 1
+
+        found = CheckpointStore(folder)
+        assert found.steps() == [2]
+        assert found.latest() == found.checked(2)
+        assert found.final() == FinalMarker(2, "uid")
+    assert made > 20
 
 
 def test_a_damaged_revision_leaves_the_one_before(tmp_path: Path) -> None:
