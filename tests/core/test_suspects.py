@@ -109,6 +109,7 @@ async def test_without_agents_it_is_the_same() -> None:
             "worker 1 on node gpu-7 found its weights apart from the others' (exit code 91"
         )
         assert ("it is suspect" in said) is (step == 50)
+        world.let_go()
         await world.pass_time(60)
         world.each(lambda p: world.cluster.run_pod(p) if p["status"]["phase"] == "Pending" else None)
         await world.settle()

@@ -40,7 +40,9 @@ while True:
     body = receive(client, int.from_bytes(receive(client, 4), "big"))
     assert body[:32] == tag(key, b"C", body[32:])
     order = json.loads(body[32:])["order"]
-    report = {"type": "report", "phase": "running", "heard": order, "by": place["pod"], "members": {}}
+    heard = json.dumps({"order": order, "by": place["pod"]})  # in a text that is kept of a report
+    failure = {"seat": place["seat"], "reason": "Heard", "message": heard}
+    report = {"type": "report", "phase": "running", "failure": failure, "members": {}}
     report["ledger"] = {"charged": order.get("maxRestarts", 0)}
     payload = json.dumps(report).encode()
     client.sendall((32 + len(payload)).to_bytes(4, "big") + tag(key, b"S", payload) + payload)

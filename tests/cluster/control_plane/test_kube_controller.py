@@ -184,6 +184,9 @@ async def provoke(kube: KubeCluster, namespace: str) -> None:
     assert snapshot.network_policy is not None
     with pytest.raises(AlreadyExists):
         await kube.create({**snapshot.network_policy, "metadata": _new(snapshot.network_policy)})
+    await kube.replace(
+        {**snapshot.network_policy, "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    )
     with pytest.raises(Conflict):
         await kube.write_status(JobKey(namespace, "digits"), snapshot.job["metadata"]["uid"], "1", {})
     pod = snapshot.pods[0]["metadata"]

@@ -13,7 +13,6 @@ from trainjob.cli.cluster.answers import (
     lacks_api,
 )
 from trainjob.cli.cluster.exits import Exit
-from trainjob.core.wording import printable
 
 
 class ClusterProblem(click.ClickException):
@@ -24,6 +23,8 @@ class ClusterProblem(click.ClickException):
     def show(self, file: object = None) -> None:
         """Print the sentence on stderr."""
         del file
+        from trainjob.core.wording import printable  # noqa: PLC0415 - most commands end without a problem
+
         click.echo(printable(self.message), err=True)
 
 
