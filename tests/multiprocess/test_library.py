@@ -16,6 +16,7 @@ from support_checkpoints import final_variables, largest_difference
 from support_processes import DEADLINE_SECONDS, Gang, jsonl
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.early_stopping.stopping import MONITORED, History
 from trainjob_trainer.exits import ExitCode
 
 SCRIPT = Path(__file__).parent / "scripts" / "library_run.py"
@@ -126,7 +127,11 @@ def test_the_evaluators_word_ends_training_on_all_workers_and_the_best_checkpoin
         final = CheckpointStore(output / "checkpoints").final()
         assert final is not None
         scored = list(jsonl(output / "evaluator" / "evaluations.jsonl"))
-        assert final.step == scored[0]["step"] < final.ended_at < final.total_steps
+        noted = _noted(output, final.ended_at)
+        # What was dropped before the writer heard of its scoring can't be handed over, and doesn't count.
+        assert set(noted) <= {result["step"] for result in scored}
+        assert final.step == noted[0] < final.ended_at < final.total_steps
+        assert len(noted) >= 3
         assert (scored[-1]["step"], scored[-1]["final"]) == (final.step, True)
         handed_over = f"handed over {final.step} with {final.step} of"
         for worker in ("worker-0", "worker-1"):
@@ -135,6 +140,14 @@ def test_the_evaluators_word_ends_training_on_all_workers_and_the_best_checkpoin
         why = gang.progress("worker-0")["stoppedEarly"]
         assert why == final.stopped_early
         assert why.startswith("val_steps_taken has not improved for ")
+
+
+def _noted(output: Path, step: int) -> list[int]:
+    """The steps of the evaluator's results that the writer had counted by this checkpoint."""
+    store = CheckpointStore(output / "checkpoints")
+    history = History.from_arrays(store.read(store.at(step))[MONITORED], "val_steps_taken")
+    assert history is not None
+    return [value.step for value in history.values]
 
 
 def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_path: Path) -> None:

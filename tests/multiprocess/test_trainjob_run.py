@@ -87,10 +87,12 @@ def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_
         r"worker 1 found its weights apart from the others' \(exit code 91: worker-1's weights differ from "
         r"the others' at step 18 \(variable sequential/hidden/kernel( and \d+ more)?\); they are not saved, "
         r"and training goes back to the last checkpoint\) at step \d+; "
-        r"restarted in place from step 12 \(restart 1 of 1\)"
+        r"restarted in place( from .+)? \(restart 1 of 1\)"
     )
+    # Where from is known by the reports that were heard in time, and attempt 1 may be too short for any:
+    # the trainer says it for certain.
     assert re.search(told, printed), printed
-    assert "resumed from step 12" in printed
+    assert "worker-0: trainjob: resumed from step 12 (" in printed
     final = tmp_path / "runs" / "training" / "digits" / "checkpoints" / "final.json"
     assert json.loads(final.read_text())["step"] == 36
 

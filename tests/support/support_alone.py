@@ -8,9 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from trainjob_trainer import Environment, Task
+from trainjob_trainer import Environment, Task, saver
+from trainjob_trainer.checkpoint.background import BackgroundWriter
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.library import _Request, _train
 from trainjob_trainer.recipe import Recipe
@@ -57,6 +59,18 @@ def replica(
     )
     store = CheckpointStore(environment.checkpoint_dir)
     return Replica(task, environment, store, progress or ProgressFile(None), stop)
+
+
+def record_writers(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundWriter]:
+    """All that are made: what plays a killed process leaves a thread behind, which may still write."""
+    made: list[BackgroundWriter] = []
+
+    def build(*arguments: Any) -> BackgroundWriter:
+        made.append(BackgroundWriter(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(saver, "BackgroundWriter", build)
+    return made
 
 
 def _kill() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from support_alone import STRATEGY, Killed, examples, replica
+from support_alone import STRATEGY, Killed, examples, record_writers, replica
 from support_processes import jsonl
 
-from trainjob_trainer import InvalidConfiguration, OutputFinished, Preempted, saver
-from trainjob_trainer.checkpoint.background import BackgroundWriter
+from trainjob_trainer import InvalidConfiguration, OutputFinished, Preempted
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.early_stopping.monitoring import Source, build_monitoring
 from trainjob_trainer.engine.engine import Engine, build_model
@@ -65,19 +64,6 @@ def train(folder: Path, settings: Recipe, uid: str = "mine", **more: Any) -> Res
     return _train(here, STRATEGY, _Request(model, examples, examples, settings))
 
 
-@pytest.fixture
-def writers(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundWriter]:
-    """All that are made: what plays a killed process leaves a thread behind, which may still write."""
-    made: list[BackgroundWriter] = []
-
-    def build(*arguments: Any) -> BackgroundWriter:
-        made.append(BackgroundWriter(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(saver, "BackgroundWriter", build)
-    return made
-
-
 def evaluations(folder: Path) -> list[tuple[int, float, bool]]:
     lines = jsonl(folder / "evaluator" / "evaluations.jsonl")
     return [(line["step"], line["metrics"]["far"], line["final"]) for line in lines]
@@ -116,8 +102,9 @@ def test_the_best_checkpoint_is_what_a_training_leaves(
 
 @pytest.mark.parametrize(("monitor", "best", "value"), [("far", 8, 0.5), ("val_far", 6, 1.5)])
 def test_one_that_is_cut_off_ends_as_one_that_is_not(
-    monitor: str, best: int, value: float, tmp_path: Path, writers: list[BackgroundWriter]
+    monitor: str, best: int, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writers = record_writers(monkeypatch)
     settings = recipe(monitor, checkpoint_every=3, keep=2)
     with pytest.raises(Preempted):
         train(tmp_path, settings, stopped_at=7)

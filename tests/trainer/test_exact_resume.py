@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import Interrupting, Killed
+from support_alone import Interrupting, Killed, record_writers
 from support_checkpoints import final_variables, largest_difference
 
 from trainjob_trainer import Environment, Preempted, Task
@@ -155,12 +155,18 @@ def train(
     ids=["ours", "theirs", "theirs without a seed", "by the step", "two optimizers", "accumulating"],
 )
 def test_a_run_that_is_cut_off_ends_as_one_that_is_not(
-    data: Callable[..., Any], build: Callable[[], Any], shuffle: bool, tmp_path: Path
+    data: Callable[..., Any],
+    build: Callable[[], Any],
+    shuffle: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    writers = record_writers(monkeypatch)
     whole = train(tmp_path / "whole", data, build, shuffle=shuffle)
 
     with pytest.raises(Killed):
         train(tmp_path / "cut", data, build, killed_at=9, shuffle=shuffle)
+    writers[-1].wait()
     with pytest.raises(Preempted, match="saved step"):
         train(tmp_path / "cut", data, build, stopped_at=17, shuffle=shuffle)
     resumed = train(tmp_path / "cut", data, build, shuffle=shuffle)
