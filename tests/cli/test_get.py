@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from support_cli import running
+from support_cli import running, trainjob
 from support_cli_jobs import RUNNING, Beside, call, stored_job, stored_pod
 from support_cli_requests import Answer, Asked
 from support_cli_server import CliServer
+
+from trainjob.cluster.depth import DEEPEST_OBJECT
 
 
 def test_a_table(api: CliServer) -> None:
@@ -34,6 +38,28 @@ def test_all_namespaces(api: CliServer) -> None:
     assert call("get").stderr == "there are no TrainJobs in namespace default\n"
     assert call("get", "-n", "team").stdout.splitlines()[1].split()[0] == "digits"
     assert call("get", "-A").stdout.splitlines()[1].split()[:2] == ["team", "digits"]
+
+
+def test_one_as_deep_as_the_api_server_takes_hides_no_others(api: CliServer, tmp_path: Path) -> None:
+    """In a process of its own: the limit holds for all of it."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # of the server
+    try:
+        deep: dict[str, Any] = {}
+        for _ in range(DEEPEST_OBJECT - 20):
+            deep = {"a": deep}
+        job = stored_job("Pending", name="deep")
+        job["spec"]["template"]["spec"]["x"] = deep
+        api.put(job)
+        api.put(stored_job())
+        result = trainjob("get", cwd=tmp_path)
+    finally:
+        sys.setrecursionlimit(before)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
+        ["deep", "Pending"],
+        ["digits", "Running"],
+    ]
 
 
 def test_none_at_all(api: CliServer) -> None:

@@ -130,14 +130,29 @@ def test_an_honest_job_is_heard_as_often_beside_two_hundred_silent_ones(namespac
         if now == 0.0:
             for key in [*keys, honest]:
                 network.poller.set_order(key, ORDER)
-        network.poller.hasten(honest)  # its pods change all the time
+        if now >= 200.0:
+            network.poller.hasten(honest)  # its pods change
 
-    play(network, 120.0, then)
-    first, longest = network.heard["honest-0"][0], network.longest_gap("honest-0", 40.0)
+    play(network, 225.0, then)
+    first, longest = network.heard["honest-0"][0], network.longest_gap("honest-0", 201.0)
     print(
         f"honest in {namespace!r}: first heard after {first:.1f} s, then every {longest:.2f} s at the latest"
     )
     assert longest < 1.2
+
+
+def test_an_agent_with_news_at_each_call_is_soon_asked_at_most_twice_as_often_as_others() -> None:
+    """Each time something else has failed, and its order changes."""
+    network, key = Network(), JobKey("ours", "job")
+
+    def then(now: float) -> None:
+        network.poller.set_order(key, {**ORDER, "attempt": len(network.calls.get("job-0", []))})
+
+    play(network, 200.0, then)
+    calls, pace = network.calls["job-0"], AgentPace()
+    assert sum(moment < 20.0 for moment in calls) > pace.hasty_calls
+    late = [moment for moment in calls if moment >= 50.0]
+    assert len(late) <= 2 * 150.0 / pace.steady
 
 
 def test_silent_jobs_are_asked_again_and_again_but_not_as_often() -> None:

@@ -110,3 +110,16 @@ async def test_a_flood_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
             for number in range(MOST_WAITING + 5):
                 told.post(f"message {number}")
         assert len(caplog.records) == 5
+
+
+async def test_a_storm_in_one_namespace_neither_costs_nor_delays_anothers_events() -> None:
+    async with open_sender(started=False) as told:
+        for number in range(MOST_WAITING + 5):
+            told.post(f"message {number}")
+        other = told.server.put(build_job(namespace="other"))
+        told.sender.post(other, type_="Normal", reason="Created", message="heard")
+        sent: list[str] = []
+        told.server.fault = lambda seen: sent.append(seen.body["message"]) if seen.body else None
+        async with running(told.sender.run()):
+            await until(lambda: len(told.counts()) == MOST_WAITING + 1)
+    assert sent.index("heard") == 1

@@ -11,6 +11,7 @@ from aiohttp import web
 from support_kube import open_client, running, until
 
 from trainjob.cluster.kube import KubeCluster
+from trainjob.cluster.kube.cluster import NAMESPACE_WRITES
 from trainjob.core.names import job_labels
 
 MANY = 100
@@ -65,7 +66,7 @@ async def test_another_namespaces_pod_is_created_at_once_beside_a_hundred_that_h
     async with server.serve() as cluster:
         huge = [cluster.create(build_pod("theirs", "huge", number)) for number in range(MANY)]
         async with running(*huge):
-            await until(lambda: len(server.begun) >= 20)
+            await until(lambda: len(server.begun) == NAMESPACE_WRITES)
             async with asyncio.timeout(10):
                 await cluster.create(build_pod("ours", "small"))
             print(f"created beside {len(server.begun) - 1} of theirs that hang")
@@ -76,7 +77,7 @@ async def test_another_job_of_the_namespace_is_next() -> None:
     async with server.serve() as cluster:
         huge = [cluster.create(build_pod("ours", "huge", number)) for number in range(MANY)]
         async with running(*huge):
-            await until(lambda: len(server.begun) >= 20)
+            await until(lambda: len(server.begun) == NAMESPACE_WRITES)
             async with running(cluster.create(build_pod("ours", "small"))):
                 server.may_end.release()
                 server.may_end.release()

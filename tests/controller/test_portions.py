@@ -46,6 +46,17 @@ async def test_a_portion_of_the_pods_is_built_at_a_time(monkeypatch: pytest.Monk
     assert bodies.most <= PORTION
 
 
+@pytest.mark.parametrize(("workers", "told_after"), [(2, 3), (WORKERS, 0)])
+async def test_a_large_job_says_what_it_does_before_its_pods_are_made(workers: int, told_after: int) -> None:
+    world, pods_made = World(build_job(workers=workers)), []
+    world.cluster.fault = lambda operation, _: (
+        pods_made.append(len(world.pods)) if operation == "write_status" else None
+    )
+    await world.settle()
+    assert pods_made[0] == told_after
+    assert len(world.pods) == workers + 1
+
+
 async def test_what_can_not_be_created_yet_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = Bodies(monkeypatch)
     world = World(build_plain_job(workers=WORKERS, evaluator=False))

@@ -9,10 +9,10 @@ from support_controller import ControllerServer
 from support_jobs import build_job
 from support_kube import running, until
 
+from trainjob.cluster.depth import DEEPEST_OBJECT, allow_deep_objects
 from trainjob.cluster.kube.access import Access
 from trainjob.operator.agent_key import KeyPlace
 from trainjob.operator.app import Operator
-from trainjob.operator.depth import DEEPEST_OBJECT, allow_deep_objects
 from trainjob.operator.settings import OperatorSettings
 
 AROUND = 20

@@ -14,16 +14,20 @@ T = TypeVar("T")
 
 
 class FaultyFiles(Files):
-    """Asks before each operation, by its name, whether it fails."""
+    """Asks before each operation, by its name, whether it fails: before it does anything, or after it."""
 
-    def __init__(self, fault: Callable[[str, Path], Exception | None]) -> None:
+    def __init__(self, fault: Callable[[str, Path], Exception | None], *, is_after: bool = False) -> None:
         self._fault = fault
+        self._is_after = is_after
 
     def _try(self, operation: Callable[..., T], path: Path, *arguments: Any) -> T:
         error = self._fault(operation.__name__, path)
+        if error is not None and not self._is_after:
+            raise error
+        result = operation(path, *arguments)
         if error is not None:
             raise error
-        return operation(path, *arguments)
+        return result
 
     def make_folder(self, path: Path) -> None:
         self._try(super().make_folder, path)

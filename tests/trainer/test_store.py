@@ -18,6 +18,7 @@ from support_disk import STALE, FaultyFiles
 
 from trainjob_trainer import (
     CheckpointMismatch,
+    CheckpointUnavailable,
     CheckpointUnreadable,
     OutputFull,
     OutputTaken,
@@ -194,6 +195,44 @@ def test_an_old_writer_without_a_fence_drops_nothing_of_its_successor(tmp_path: 
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_an_old_writer_without_a_fence_that_is_held_up_anywhere_spoils_nothing(tmp_path: Path) -> None:
+    """Its successor comes before any one of its file operations, and sweeps what it hasn't published."""
+    outcomes = set()
+    for moment in itertools.count():
+        folder = tmp_path / str(moment)
+        CheckpointStore(folder).save(100, 0, groups(1), "uid")
+        before: dict[Path, bytes] = {}
+        countdown = itertools.count(-moment)
+
+        def look(folder: Path = folder, before: dict[Path, bytes] = before, left: Any = countdown) -> None:
+            if next(left) == 0:
+                new = CheckpointStore(folder)
+                new.prepare()
+                start = new.latest()
+                assert start is not None
+                new.set_aside(start.step)
+                for step in (start.step + 100, start.step + 200):
+                    new.save(step, 0, groups(step), "uid")
+                before.update(checkpoints(folder))
+
+        old = CheckpointStore(folder, keep=1, files=WatchedFiles(look), sleep=lambda _: None)
+        try:
+            old.set_aside(100)
+            old.save(200, 1, groups(0), "uid")
+            outcomes.add("saved")
+        except (OutputTaken, CheckpointUnavailable) as error:
+            outcomes.add(type(error).__name__)
+        if not before:
+            break
+        assert before.items() <= checkpoints(folder).items()
+    assert moment > 20
+    assert outcomes == {"saved", "OutputTaken", "CheckpointUnavailable"}
+
+
+def checkpoints(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.glob("step-*/*")}
+
+
 class WatchedFiles(FaultyFiles):
     """Calls a reader before each operation."""
 
@@ -226,16 +265,27 @@ def test_a_step_is_saved_again_without_a_moment_without_it(tmp_path: Path, keep:
     assert float(target["model"][0][0, 0]) == 2.0
 
 
-def test_a_failure_of_a_moment_ends_no_save(tmp_path: Path) -> None:
-    """Of each file operation there is, once: that of a mark as well."""
+@pytest.mark.parametrize("is_after", [False, True], ids=["before it", "after it"])
+@pytest.mark.parametrize("is_fenced", [False, True], ids=["unfenced", "fenced"])
+def test_a_failure_of_a_moment_ends_neither_a_start_nor_a_save(
+    tmp_path: Path, *, is_fenced: bool, is_after: bool
+) -> None:
+    """Of each file operation there is, once, in a folder that an earlier start has left in the middle."""
     failed = made = 1
     while failed <= made:
         folder, calls = tmp_path / str(failed), itertools.count(1)
-        CheckpointStore(folder).save(1, 0, groups(1), "uid")
-        files = FaultyFiles(lambda *_, at=failed, calls=calls: STALE if next(calls) == at else None)
-        store = CheckpointStore(folder, keep=1, files=files, sleep=lambda _: None)
+        leave_in_the_middle(folder, is_fenced=is_fenced)
+        files = FaultyFiles(
+            lambda *_, at=failed, calls=calls: STALE if next(calls) == at else None, is_after=is_after
+        )
+        fence = Fence(folder, Epoch(1, 2), "uid", files, sleep=lambda _: None) if is_fenced else None
+        store = CheckpointStore(folder, keep=1, files=files, fence=fence, sleep=lambda _: None)
 
+        store.prepare()
+        store.set_aside(1)
+        store.clear_final()
         store.save(2, 0, groups(2), "uid")
+        store.check_claim()
         store.mark_final(FinalMarker(2, "uid"))
         made, failed = next(calls) - 1, failed + 1
 
@@ -243,7 +293,25 @@ def test_a_failure_of_a_moment_ends_no_save(tmp_path: Path) -> None:
         assert found.steps() == [2]
         assert found.latest() == found.checked(2)
         assert found.final() == FinalMarker(2, "uid")
-    assert made > 20
+        again = CheckpointStore(folder, fence=Fence(folder, Epoch(1, 3), "uid") if is_fenced else None)
+        again.prepare()
+        assert again.known_steps() == {2, 3}
+        assert len(list(folder.glob(".claim-*"))) == is_fenced
+    assert made > 40
+
+
+def leave_in_the_middle(folder: Path, *, is_fenced: bool) -> None:
+    """With a claim and what was being written there, a damaged checkpoint and a final marker."""
+    fence = Fence(folder, Epoch(1, 1), "uid") if is_fenced else None
+    store = CheckpointStore(folder, fence=fence)
+    store.prepare()
+    for step in (1, 3):
+        store.save(step, 0, groups(step), "uid")
+    (folder / "step-00000003" / "variables.index").write_bytes(b"")
+    store.mark_final(FinalMarker(1, "uid"))
+    half = (fence.folder / "checkpoints-step-00000004") if fence else folder / ".tmp-step-00000004"
+    half.mkdir()
+    (half / "variables.index").touch()
 
 
 def test_a_damaged_revision_leaves_the_one_before(tmp_path: Path) -> None:

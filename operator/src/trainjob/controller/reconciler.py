@@ -87,8 +87,8 @@ class Reconciler:
         observed = self._read(snapshot, past)
         planned = plan(observed, self._clock())
         self._cluster.set_order(key, planned.order)
-        # Once only: what can't be created must not keep the status from being written.
-        ahead = planned.only_creates and not past.ahead
+        # Once only: what can't be created must not keep the status from being written, nor a thousand pods.
+        ahead = planned.only_creates and not past.ahead and len(planned.actions) <= PORTION
         if ahead:
             past.ahead = True
             refused = await self._act(past, planned)

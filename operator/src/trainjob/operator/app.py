@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainjob.cluster.agents.bundle import build_bundle
+from trainjob.cluster.depth import allow_deep_objects
 from trainjob.cluster.kube.agents import Asking
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
@@ -18,7 +19,6 @@ from trainjob.controller import Controller
 from trainjob.core.settings import Bundle
 from trainjob.core.token import job_token
 from trainjob.operator.agent_key import KeyStore
-from trainjob.operator.depth import allow_deep_objects
 from trainjob.operator.elector import ANSWER_SECONDS, Elector
 from trainjob.operator.exits import ExitCode, leave_within
 from trainjob.operator.guard import guarded

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainjob_trainer.atomic_file import TEMPORARY
-from trainjob_trainer.checkpoint.files import Files, explain_write_error, gone, patiently
+from trainjob_trainer.checkpoint.files import TAKEN, Files, explain_write_error, gone, patiently
 from trainjob_trainer.checkpoint.mounts import listing_delay
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.epoch import Epoch
@@ -88,6 +88,9 @@ class Fence:
         self._trained_step = trained_step
         self._listing_delay = listing_delay
         self._sleep = sleep
+        self._is_unsure = False
+        self._is_made = False
+        self._is_first = False
         self._held = False
 
     @property
@@ -105,7 +108,7 @@ class Fence:
                 have been there.
         """
         try:
-            self.check() if self._held else self._take()
+            self.check() if self._held else patiently(self._take, self._sleep)
         except OSError as error:
             raise explain_write_error(error, self.folder) or error from error
         self._held = True
@@ -124,22 +127,32 @@ class Fence:
             self._explain_loss(claims)
 
     def _take(self) -> None:
-        self._refuse_emptied()
-        is_new = self._files.kind(self._directory) is None
-        self._files.make_folder(self._directory)
-        self._refuse_newer(self._claims())
-        try:
-            self._files.create_folder(self.folder)
-        except FileExistsError:
-            raise Fenced(f"another process writes {self._directory} as {self._mine.epoch}") from None
+        if not self._is_made:
+            self._make()
         try:
             self._revoke_others()
         except Fenced:
             with contextlib.suppress(OSError):  # a newer one takes it away with the others
                 self._files.remove(self.folder)
             raise
-        if not is_new:
+        if not self._is_first:
             self._settle()
+
+    def _make(self) -> None:
+        self._refuse_emptied()
+        self._is_first = self._is_first or self._files.kind(self._directory) is None
+        self._files.make_folder(self._directory)
+        self._refuse_newer(self._claims())
+        try:
+            if self._is_unsure:  # an attempt before may have made it; if another process did, that one ends
+                self._files.remove_folder(self.folder)
+            self._files.create_folder(self.folder)
+        except OSError as error:
+            if error.errno in TAKEN:
+                raise Fenced(f"another process writes {self._directory} as {self._mine.epoch}") from None
+            self._is_unsure = True
+            raise
+        self._is_made = True
 
     def _revoke_others(self) -> None:
         """Take the other claims away, until a listing made afterwards shows none.
@@ -222,6 +235,7 @@ class Fence:
         if seconds:
             self._sleep(seconds)
             # An entry of this machine's own makes its kernel ask the server for the folder again.
+            self._files.remove(self.folder / "listing")
             self._files.create_folder(self.folder / "listing")
             self._files.rename(self.folder / "listing", self._directory / f"{TEMPORARY}{self._mine.name}")
             self._files.remove(self._directory / f"{TEMPORARY}{self._mine.name}")

@@ -24,6 +24,8 @@ Array = np.ndarray[Any, Any]
 Kind = Literal["file", "folder", "other"]
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 """The only errors that say what is there: nothing."""
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+"""Error numbers where a name belongs to something else already."""
 RETRY_SECONDS = (0.1, 0.3, 1.0)
 """Between attempts to read or write; what has failed ever since is unavailable."""
 _PART = 1 << 20
@@ -220,12 +222,18 @@ def is_of_the_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) or is_tensorflows(error)
 
 
-def patiently(call: Callable[[], T], sleep: Callable[[float], None]) -> T:
+def patiently(
+    call: Callable[[], T],
+    sleep: Callable[[float], None],
+    answers: tuple[type[OSError], ...] = NOT_THERE,
+) -> T:
     """Try a few times what fails for a moment: a read that fails says nothing of what is there.
 
     Args:
         call: reads, or writes what may be written again.
         sleep: replaced by tests.
+        answers: errors that are no failures, for whoever reads; a writer's half-made files may be swept
+            by a successor, and then it has to look again.
 
     Raises:
         OSError, tf.errors.OpError: the last one.
@@ -235,7 +243,7 @@ def patiently(call: Callable[[], T], sleep: Callable[[float], None]) -> T:
         try:
             return call()
         except Exception as error:
-            if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
+            if isinstance(error, answers) or not is_of_the_disk(error):
                 raise
             delay = next(delays, None)
             if delay is None:

@@ -78,17 +78,21 @@ class Publisher:
         self.check()
         self._files.rename(source, target)
 
-    def publish(self, target: Path, fill: Callable[[Path], None]) -> None:
-        """Have a new folder filled, and put it in the place of what may be there.
+    def publish(self, target: Path, fill: Callable[[Path], None], *, replaces: bool = True) -> None:
+        """Have a new folder filled, and put it in its place.
 
         Args:
             target: on the same volume.
             fill: writes into the folder that it is given.
+            replaces: what may be there.
+
+        Raises:
+            OSError: it can't be written, or something is there that is not to be replaced.
         """
         place = self.new_folder(target.name)
         try:
             fill(place)
-            if self._is_there(target):
+            if replaces and self._is_there(target):
                 self.discard(target)
             self.move(place, target)
             self._files.sync(target.parent)

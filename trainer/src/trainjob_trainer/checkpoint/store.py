@@ -16,6 +16,7 @@ from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifes
 from trainjob_trainer.checkpoint.fence import DAMAGED, Fence
 from trainjob_trainer.checkpoint.files import (
     NOT_THERE,
+    TAKEN,
     Files,
     Kind,
     explain_read_error,
@@ -129,16 +130,21 @@ class CheckpointStore:
         def publish() -> Path:
             listed = self._listed()
             self._refuse_others(listed, step)
+            is_first_attempt = step not in self._own
             self._own.add(step)  # a rename may succeed and say that it has failed
             free = self._free_name(step, listed.get(step, []))
-            self._publisher.publish(free, lambda place: write_bundle(place, groups, facts, self._files))
+            try:
+                self._publisher.publish(
+                    free, lambda place: write_bundle(place, groups, facts, self._files), replaces=False
+                )
+            except OSError as error:
+                if is_first_attempt and error.errno in TAKEN:
+                    self._own.discard(step)
+                raise
             return free
 
-        try:
-            target = patiently(publish, self._sleep)
-            patiently(lambda: self._drop_old(step, target.name, spared), self._sleep)
-        except Exception as error:
-            raise self._publisher.explained(error, target) from error
+        target = self._change(target, publish)
+        self._change(target, lambda: self._drop_old(step, target.name, spared))
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
 
     def publish(self, target: Path, fill: Callable[[Path], None]) -> None:
@@ -151,10 +157,7 @@ class CheckpointStore:
         Raises:
             OutputFull, OutputUnwritable, Fenced, OutputTaken: as `save`; what else `fill` raises.
         """
-        try:
-            self._publisher.publish(target, fill)
-        except Exception as error:
-            raise self._publisher.explained(error, target) from error
+        self._change(target, lambda: self._publisher.publish(target, fill))
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints in place, oldest first, damaged ones included.
@@ -234,12 +237,8 @@ class CheckpointStore:
         Raises:
             OutputFull, OutputUnwritable, Fenced, OutputTaken: as `save`.
         """
-        path = self.directory / FINAL
-        try:
-            text = marker.to_json(self._now())
-            patiently(lambda: self._publisher.replace(path, text), self._sleep)
-        except Exception as error:
-            raise self._publisher.explained(error, path) from error
+        path, text = self.directory / FINAL, marker.to_json(self._now())
+        self._change(path, lambda: self._publisher.replace(path, text))
 
     def final(self) -> FinalMarker | None:
         """The final marker, if training is finished.
@@ -266,11 +265,12 @@ class CheckpointStore:
             OutputUnwritable, Fenced, OutputTaken: as `save`.
         """
         path = self.directory / FINAL
-        try:
+
+        def clear() -> None:
             if self._files.kind(path) is not None:
                 self._publisher.discard(path)
-        except Exception as error:
-            raise self._publisher.explained(error, path) from error
+
+        self._change(path, clear)
 
     def prepare(self) -> None:
         """Before the first write: claim the folder, prove that it can be written, sweep what a crash left.
@@ -278,10 +278,7 @@ class CheckpointStore:
         Raises:
             OutputUnwritable, OutputFull, Fenced, OutputTaken: as `save`.
         """
-        try:
-            self._publisher.prepare()
-        except Exception as error:
-            raise self._publisher.explained(error, self.directory) from error
+        self._change(self.directory, self._publisher.prepare)
 
     def check_claim(self) -> None:
         """Make sure that this is still the process that writes here, if there is a fence.
@@ -289,10 +286,7 @@ class CheckpointStore:
         Raises:
             OutputUnwritable, Fenced, OutputTaken: as `save`.
         """
-        try:
-            self._publisher.check()
-        except OSError as error:
-            raise self._publisher.explained(error, self.directory) from error
+        self._change(self.directory, self._publisher.check)
 
     def set_aside(self, beyond: int) -> list[int]:
         """Rename the checkpoints after the step that training goes on from: they are damaged.
@@ -309,13 +303,15 @@ class CheckpointStore:
         self._start = beyond
         listed = self._listed()
         damaged = [step for step in sorted(listed) if step > beyond and self._is_damaged(step, listed[step])]
-        try:
-            for name in [name for step in damaged for name in listed[step]]:
+
+        def rename() -> None:
+            there = self._listed()
+            for name in [name for step in damaged for name in there.get(step, [])]:
                 self._rename_damaged(name)
             if damaged and (left := self._listed()):
                 self._write_state(left)
-        except Exception as error:
-            raise self._publisher.explained(error, self.directory) from error
+
+        self._change(self.directory, rename)
         return damaged
 
     def _is_damaged(self, step: int, names: Sequence[str]) -> bool:
@@ -436,6 +432,13 @@ class CheckpointStore:
 
     def _names(self, folder: Path) -> list[str]:
         return self._read(folder, lambda: self._files.names(folder))
+
+    def _change(self, path: Path, change: Callable[[], T]) -> T:
+        """Do what may be done again; a failure that lasts is explained."""
+        try:
+            return patiently(change, self._sleep, answers=())
+        except Exception as error:
+            raise self._publisher.explained(error, path) from error
 
     def _read(self, path: Path, read: Callable[[], T]) -> T:
         try:

@@ -21,6 +21,7 @@ from kubernetes.config import (
 from trainjob.cli.cluster.problems import NoCluster
 from trainjob.cli.cluster.server import Server
 from trainjob.cli.cluster.where import Where
+from trainjob.cluster.depth import allow_deep_objects
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -45,6 +46,7 @@ def connect(where: Where, environ: Mapping[str, str] = os.environ) -> Connection
     """
     # What it would say about retries and certificates is told by our own messages.
     logging.getLogger("urllib3").setLevel(logging.CRITICAL)
+    allow_deep_objects()
     configuration = Configuration()
     configuration.retries = False
     files = where.kubeconfig or environ.get("KUBECONFIG") or str(Path("~/.kube/config"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import nullcontext
@@ -88,7 +89,10 @@ class _Watched:
     Attributes:
         uid: the job's: names are used again.
         asked_at: when its agent was asked last.
+        is_due: its agent is to be asked at once.
         hasty_until: until when it is asked more often.
+        credit: how many calls may come early; see `AgentPace.hasty_calls`.
+        credited_at: when that was.
         spread: what the time between two calls is multiplied by, so that jobs don't stay in step.
         changed: set when it may be due earlier than it was.
         refusals: calls in a row that ended so.
@@ -99,6 +103,9 @@ class _Watched:
     order: Order
     record: GangRecord = field(default_factory=lambda: GangRecord(FIGURES_SECONDS))
     asked_at: float = float("-inf")
+    is_due: bool = True
+    credit: float = math.inf
+    credited_at: float = 0.0
     hasty_until: float = float("-inf")
     spread: float = 1.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -165,7 +172,7 @@ class AgentPoller:
             self._start(key, watched)
         elif watched.order != order:
             watched.order = order
-            watched.asked_at = float("-inf")
+            watched.is_due = True
         else:
             return
         self.hasten(key)
@@ -207,7 +214,9 @@ class AgentPoller:
                 watched.changed.clear()
                 await happens_within(watched.changed, wait)
                 continue
-            watched.asked_at = _time()
+            if _time() - watched.asked_at < self._pace.steady:
+                watched.credit -= 1
+            watched.asked_at, watched.is_due = _time(), False
             watched.spread = 1 + random.random() / 10  # noqa: S311 - spreads load, no secret
             try:
                 await self._ask(key, watched)
@@ -217,10 +226,14 @@ class AgentPoller:
             del self._watched[key]  # the job is gone
 
     def _wait(self, watched: _Watched) -> float:
-        now = _time()
-        changed_at = watched.hasty_until - self._pace.hasty_for
-        silent = min(watched.record.silent_seconds(now), now - changed_at)
-        seconds = self._pace.wait(is_hasty=now < watched.hasty_until, silent=silent)
+        now, pace = _time(), self._pace
+        earned = (now - watched.credited_at) / pace.steady if pace.steady else math.inf
+        watched.credit, watched.credited_at = min(watched.credit + earned, pace.hasty_calls), now
+        may_haste = watched.credit >= 1
+        if watched.is_due and may_haste:
+            return 0.0
+        silent = min(watched.record.silent_seconds(now), now - (watched.hasty_until - pace.hasty_for))
+        seconds = pace.wait(is_hasty=may_haste and now < watched.hasty_until, silent=silent)
         return watched.asked_at + seconds * watched.spread - now
 
     async def _ask(self, key: JobKey, watched: _Watched) -> None:

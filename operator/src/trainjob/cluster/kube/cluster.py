@@ -42,8 +42,10 @@ from trainjob.core.settings import Bundle
 WRITES = 40
 """At once, over all jobs; the other connections are for watches, events and single objects."""
 
-NAMESPACE_WRITES = 24
-"""At once, for one namespace: some are left for others' jobs whatever it creates."""
+NAMESPACE_WRITES = 8
+"""At once, for one namespace: an API server whose processors are busy with one namespace's pods keeps all
+others waiting, however many connections are left for them.
+"""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,10 +17,13 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.event_objects import Series, build_event, build_repetition, series_of
 from trainjob.cluster.kube.resources import EVENTS
 from trainjob.cluster.protocol import Manifest
+from trainjob.core.fair_queue import FairQueue
 
 _log = logging.getLogger(__name__)
 
-MOST_WAITING = 1000
+MOST_WAITING = 200
+"""Of one namespace: a storm in one costs no other's events."""
+
 MOST_REMEMBERED = 4096
 TRIES = 5
 
@@ -44,7 +47,7 @@ class _Told:
 
 
 class EventSender:
-    """Tells of each series with one Event, whose count grows.
+    """Tells of each series with one Event, whose count grows; namespaces and their jobs take turns.
 
     Args:
         api: where the events go.
@@ -54,7 +57,9 @@ class EventSender:
     def __init__(self, api: ApiClient, clock: Callable[[], datetime]) -> None:
         self._api = api
         self._clock = clock
-        self._waiting: OrderedDict[Series, _Waiting] = OrderedDict()
+        self._waiting: dict[Series, _Waiting] = {}
+        self._queue: FairQueue[Series] = FairQueue()
+        self._of_namespace: Counter[str] = Counter()
         self._told: OrderedDict[Series, _Told] = OrderedDict()
         self._wakeup = asyncio.Event()
 
@@ -65,20 +70,28 @@ class EventSender:
         if waiting is not None:
             waiting.count += 1
             waiting.last = now
-        elif len(self._waiting) < MOST_WAITING:
+        elif self._of_namespace[series.namespace] < MOST_WAITING:
             self._waiting[series] = _Waiting(job, now, now)
+            self._queue.add(series, series.namespace, series.name)
+            self._of_namespace[series.namespace] += 1
             self._wakeup.set()
         else:
-            _log.warning("too many events wait to be sent; %s about %s is dropped", reason, series.name)
+            _log.warning(
+                "too many events of namespace %s wait to be sent; %s about %s is dropped",
+                series.namespace,
+                reason,
+                series.name,
+            )
 
     async def run(self) -> None:
         """Send what is posted until cancelled."""
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
-            while self._waiting:
-                series, waiting = self._waiting.popitem(last=False)
-                await self._deliver(series, waiting)
+            while (series := self._queue.take()) is not None:
+                self._queue.release(series.namespace)  # one is sent at a time: nobody holds a place
+                self._of_namespace -= Counter([series.namespace])
+                await self._deliver(series, self._waiting.pop(series))
 
     async def _deliver(self, series: Series, waiting: _Waiting) -> None:
         suffix = secrets.token_hex(8)  # the same for every try: one that got through unseen isn't repeated

@@ -37,6 +37,9 @@ class AgentPace:
         steady: between two calls for one job; a random part, up to a tenth, comes on top.
         hasty: the same for a while after something changed.
         hasty_for: how long that while is.
+        hasty_calls: how many calls for one job may come before the steady pace has them; each steady interval
+            earns another. An agent that says something new whenever it is asked, so that its order changes
+            at every look, is asked twice as often as others in the long run.
         witness: how long a leading agent may be silent before others are asked about it.
         timeout: of one call.
         patience: how long a job's agent may be silent and still be asked as often as any. It is longer than
@@ -47,6 +50,7 @@ class AgentPace:
     steady: float = 5.0
     hasty: float = 1.0
     hasty_for: float = 30.0
+    hasty_calls: int = 30
     witness: float = 10.0
     timeout: float = 3.0
     patience: float = 20.0
