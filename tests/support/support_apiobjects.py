@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any
 
 Manifest = dict[str, Any]
 Place = tuple[str, str, str]
+
+
+def copied(value: Any) -> Any:
+    """A copy of JSON; `deepcopy` takes ten times as long, and polls copy all pods."""
+    return json.loads(json.dumps(value))
 
 
 class ApiObjects:
@@ -28,7 +33,7 @@ class ApiObjects:
 
     def put(self, manifest: Manifest) -> Manifest:
         """Store an object, new or changed, as anybody might, and return it as stored."""
-        stored = deepcopy(manifest)
+        stored = copied(manifest)
         meta = stored["metadata"]
         meta.setdefault("namespace", "default")
         place = stored["kind"], meta["namespace"], meta["name"]
@@ -42,7 +47,7 @@ class ApiObjects:
         else:
             meta["uid"] = before["metadata"]["uid"]
         self.store(place, stored, before)
-        return deepcopy(stored)
+        return copied(stored)
 
     def store(self, place: Place, manifest: Manifest, before: Manifest | None) -> None:
         """Store an object as it is, but for its version."""
@@ -51,11 +56,11 @@ class ApiObjects:
 
     def find(self, kind: str, name: str, namespace: str = "default") -> Manifest | None:
         """Return an object as stored, or None."""
-        return deepcopy(self.objects.get((kind, namespace, name)))
+        return copied(self.objects.get((kind, namespace, name)))
 
     def all(self, kind: str) -> list[Manifest]:
         """Return every object of a kind, by place."""
-        return [deepcopy(o) for (k, _, _), o in sorted(self.objects.items()) if k == kind]
+        return [copied(o) for (k, _, _), o in sorted(self.objects.items()) if k == kind]
 
     def remove(self, kind: str, name: str, namespace: str = "default") -> None:
         """Delete an object, and what it owns, at once."""
@@ -90,6 +95,6 @@ class ApiObjects:
     def _note(self, type_: str, manifest: Manifest, before: Manifest | None) -> None:
         self.version += 1
         manifest["metadata"]["resourceVersion"] = str(self.version)
-        copy = deepcopy(manifest)
+        copy = copied(manifest)
         self.log.append((self.version, type_, copy, before))
         self.happened(type_, copy, before)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 
 from support_answers import ApiError, gone, status_object
-from support_apiobjects import ApiObjects, Manifest, Place
+from support_apiobjects import ApiObjects, Manifest, Place, copied
 from support_objects import Kind, matches, merge
 
 GET_METADATA = "PartialObjectMetadata"
@@ -64,7 +63,7 @@ class ApiRules(ApiObjects):
         if (kind.kind, namespace, seen.name) in self.objects:
             raise ApiError(409, "AlreadyExists", f'{kind.plural} "{seen.name}" already exists')
         assert seen.query.get("fieldValidation") == "Strict"
-        body = deepcopy(seen.body)
+        body = copied(seen.body)
         if kind.kind == "Pod":
             body["status"] = {"phase": "Pending"}
         return self.put(body)
@@ -74,7 +73,7 @@ class ApiRules(ApiObjects):
         meta = stored["metadata"]
         phase = stored.get("status", {}).get("phase")
         if stored["kind"] == "Pod" and phase == "Running" and options.get("gracePeriodSeconds") != 0:
-            changed = deepcopy(stored)
+            changed = copied(stored)
             changed["metadata"].setdefault("deletionTimestamp", self.now())
             changed["metadata"]["deletionGracePeriodSeconds"] = 30
             return self.put(changed)
@@ -87,13 +86,13 @@ class ApiRules(ApiObjects):
         version = seen.body.get("metadata", {}).get("resourceVersion")
         if version is not None and version != stored["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        changed = deepcopy(stored)
+        changed = copied(stored)
         if seen.verb == "patch":
             merge(changed, seen.body)
         elif sub:
-            changed[sub] = deepcopy(seen.body[sub])
+            changed[sub] = copied(seen.body[sub])
         else:
-            changed = deepcopy(seen.body)
+            changed = copied(seen.body)
         changed["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
         if changed != stored:
             self.store(place, changed, stored)
@@ -104,7 +103,7 @@ class ApiRules(ApiObjects):
         if token is None:
             selector = seen.query.get("labelSelector", "")
             items = [
-                deepcopy(o)
+                copied(o)
                 for (k, n, _), o in sorted(self.objects.items())
                 if k == kind.kind and namespace in (None, n) and matches(o, selector)
             ]

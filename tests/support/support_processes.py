@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from support_forking import QUIET, Forked, can_fork, fork
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 150.0
 """For a whole run; only a hang reaches it."""
@@ -28,7 +30,7 @@ class Process:
     """One replica; its output is collected by a thread, so that it can never block on a full pipe."""
 
     replica: str
-    popen: subprocess.Popen[str]
+    popen: subprocess.Popen[str] | Forked
     lines: list[str] = field(default_factory=list)
     _reader: threading.Thread | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -85,7 +87,10 @@ class Process:
     def freeze(self) -> None:
         """SIGSTOP, and return when it has stopped."""
         self.kill(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED)
+        if isinstance(self.popen, Forked):
+            self.popen.wait_until_stopped()
+        else:
+            os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED)
 
 
 class Gang:
@@ -106,7 +111,7 @@ class Gang:
         interpreter: tuple[str, ...] = (sys.executable,),
     ) -> None:
         self._output = output
-        self._command = [*interpreter, str(script), *arguments]
+        self._script, self._arguments, self._interpreter = script, arguments, interpreter
         self._common = {
             "TRAINJOB_NAME": "test",
             "TRAINJOB_UID": uid,
@@ -164,10 +169,7 @@ class Gang:
         config = {"cluster": self._cluster, "task": {"type": role, "index": index}}
         env = {
             **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "OMP_NUM_THREADS": "1",
+            **QUIET,
             **self._common,
             "TF_CONFIG": json.dumps(config),
             "TRAINJOB_OUTPUT_DIR": str(own),
@@ -175,8 +177,14 @@ class Gang:
             "TRAINJOB_LOG_DIR": str(own / "logs" if role == "evaluator" else own / "logs" / "train"),
             "TRAINJOB_PROGRESS_FILE": str(self._progress_file(replica)),
         }
-        popen = subprocess.Popen(
-            self._command,
+        self.processes[replica] = Process(replica, self._popen(env))
+        self.processes[replica].collect()
+
+    def _popen(self, env: Mapping[str, str]) -> subprocess.Popen[str] | Forked:
+        if can_fork(self._interpreter, self._common):
+            return fork(self._script, self._arguments, env, REPOSITORY)
+        return subprocess.Popen(
+            [*self._interpreter, str(self._script), *self._arguments],
             env=env,
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
@@ -185,8 +193,6 @@ class Gang:
             errors="replace",
             start_new_session=True,
         )
-        self.processes[replica] = Process(replica, popen)
-        self.processes[replica].collect()
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,0 +1,180 @@
+"""Training processes that need not import TensorFlow: they are forked from one that has.
+
+The import takes longer than what most tests train. The process that is forked has one thread and has used
+nothing of TensorFlow, so that a copy of it is what an interpreter is after the same imports. What has to be
+there before them (a `sitecustomize`, a variable that TensorFlow reads when it is loaded) wants an interpreter
+of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+QUIET = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+}
+"""Of every process here: it has been read before the fork."""
+
+READ_BEFORE = ("CUDA", "GRPC", "KERAS", "LD_", "MALLOC", "OMP", "PYTHON", "TF_CPP", "TF_ENABLE", "XLA")
+
+
+class Forked:
+    """One process, with the part of `subprocess.Popen` that tests use.
+
+    Attributes:
+        pid: its own, and that of its process group.
+        stdout: its output, errors included.
+        returncode: None while it lives; negative: a signal.
+    """
+
+    def __init__(self, output: int, news: int) -> None:
+        self.stdout = os.fdopen(output, encoding="utf-8", errors="replace")
+        self.returncode: int | None = None
+        self._news = os.fdopen(news, "rb", buffering=0)
+        self._text = b""
+        self._read(None)
+        self.pid = int(self._text.split()[0])
+
+    def poll(self) -> int | None:
+        self._read(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self._read(left)
+        return self.returncode
+
+    def wait_until_stopped(self) -> None:
+        while not self._text.endswith(b"stopped\n"):
+            assert self.returncode is None
+            self._read(None)
+
+    def _read(self, seconds: float | None) -> None:
+        if self.returncode is None and select.select([self._news], [], [], seconds)[0]:
+            self._text += self._news.read(1000) or b""
+            *_, last = self._text.splitlines()
+            if last.startswith(b"ended "):
+                self.returncode = int(last.split()[1])
+                self._news.close()
+
+
+def can_fork(interpreter: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a copy does what this interpreter would with these variables."""
+    return tuple(interpreter) == (sys.executable,) and not any(name.startswith(READ_BEFORE) for name in env)
+
+
+def fork(script: Path, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Forked:
+    """Start a script in a session of its own.
+
+    Args:
+        script: a Python program.
+        arguments: its arguments.
+        env: its whole environment.
+        cwd: where it runs.
+    """
+    request = {"arguments": [str(script), *arguments], "env": dict(env), "cwd": str(cwd)}
+    output, news = os.pipe(), os.pipe()
+    socket.send_fds(_original(), [json.dumps(request).encode()], [output[1], news[1]])
+    for end in (output[1], news[1]):
+        os.close(end)
+    return Forked(output[0], news[0])
+
+
+@functools.cache
+def _original() -> socket.socket:
+    """The line to the process that is forked; it ends when nobody holds this."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            env={**os.environ, **QUIET},
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _serve(line: socket.socket) -> dict[str, Any]:
+    """Fork for each request; return in the new process only."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        data, ends, _, _ = socket.recv_fds(line, 1 << 20, 2)
+        if not data:
+            os._exit(0)
+        if os.fork() == 0:
+            line.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _mind(*ends)
+            return dict(json.loads(data))
+        for end in ends:
+            os.close(end)
+
+
+def _mind(output: int, news: int) -> None:
+    """Fork once more, and tell of the new process, in which alone this returns."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, news + 1)
+        return
+    os.close(output)
+    os.write(news, f"{pid}\n".encode())
+    while True:
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+            if not os.WIFSTOPPED(status):
+                os.write(news, f"ended {os.waitstatus_to_exitcode(status)}\n".encode())
+                os._exit(0)
+            os.write(news, b"stopped\n")
+
+
+def _become(request: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Take on a script's arguments and environment; return its code and where to run it."""
+    sys.modules["numpy"].random.seed()  # as the standard library's has been, at the fork
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.argv = request["arguments"]
+    script = Path(sys.argv[0])
+    sys.path[0] = str(script.parent)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = str(script)
+    return compile(script.read_bytes(), script, "exec"), main.__dict__
+
+
+if __name__ == "__main__":
+    for _name in ("keras", "tensorflow"):
+        importlib.import_module(_name)
+    _code, _names = _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
+    exec(_code, _names)  # noqa: S102 - it is a script of the tests
