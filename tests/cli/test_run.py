@@ -115,6 +115,16 @@ def test_failures_are_explained(script: str, ending: str, advice: str, tmp_path:
     assert advice in result.stderr
 
 
+@pytest.mark.parametrize("strategy", ["InPlace", "Recreate"])
+@pytest.mark.parametrize("script", ["x = = 1", "import no_such_module", "open('no-such-file')", "len(1)"])
+def test_a_mistake_in_the_script_ends_the_job_at_once(script: str, strategy: str, tmp_path: Path) -> None:
+    file = write_job(tmp_path, script, evaluator=False, restartStrategy=strategy)
+    result = trainjob("run", str(file), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "; a restart can't mend that" in result.stderr
+    assert "Restarting: " not in result.stdout
+
+
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     file = write_job(tmp_path, maxRestarts=0, workers=1, evaluator=False, container={"command": ["no-such"]})
     result = trainjob("run", str(file), cwd=tmp_path)

@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support_tracebacks import MISTAKES, OTHERS
 
+from trainjob.core import budget as rules
+from trainjob.core import exits
 from trainjob.core.backoff import restart_delay
 from trainjob.core.exits import EXITS, meaning_of
 from trainjob.core.gang import read_agent_words, read_gang, read_ledger
@@ -109,3 +112,14 @@ def test_an_agents_last_words_are_read_as_they_were_written(log: str, tmp_path: 
 @pytest.mark.parametrize("in_a_row", [0, 1, 2, 3, 4, 7, 8, 9, 1000])
 def test_both_wait_as_long_before_the_next_start(in_a_row: int) -> None:
     assert budget.restart_delay(in_a_row) == restart_delay(in_a_row).total_seconds()
+
+
+@pytest.mark.parametrize(("code", "log"), [*MISTAKES, *OTHERS])
+def test_both_read_the_same_exception_in_a_log(code: int, log: str) -> None:
+    ours, theirs = exits.find_exception(code, log), failure.find_exception(code, log)
+    assert (ours and vars(ours)) == (theirs and vars(theirs))
+    assert exits.is_mistake(code, log) == failure.is_mistake(code, log)
+
+
+def test_both_give_up_the_same_failure_after_as_many_times() -> None:
+    assert (rules.MOST_ALIKE, rules.EARLY_SECONDS) == (budget.MOST_ALIKE, budget.EARLY_SECONDS)

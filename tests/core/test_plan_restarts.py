@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from support_jobs import build_plain_job
+from support_tracebacks import MISTAKES, SYNTAX_ERROR, TYPE_ERROR, show
 from support_world import World
 
 from trainjob.core.conditions import find_condition, is_true
@@ -135,3 +138,50 @@ async def test_failures_without_progress_wait_longer_each_time() -> None:
 
 async def test_progress_resets_the_wait() -> None:
     assert await waits_after_crashes([10, 20, 20, 30]) == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(("code", "log"), MISTAKES)
+async def test_a_mistake_ends_the_first_attempt_at_once(code: int, log: str) -> None:
+    world = await World(build_plain_job(evaluator=False)).started()
+    world.cluster.end_pod(world.pod("worker", 1), code, message=log)
+    await world.settle()
+    assert world.status.state == "Failing"
+    assert world.status.restarts.charged == 0
+    assert world.status.message.endswith("; a restart can't mend that")
+
+
+@pytest.mark.parametrize("step", [1, 30])
+async def test_a_mistake_after_a_step_is_tried_again(step: int) -> None:
+    world = await World(build_plain_job(evaluator=False)).started()
+    world.cluster.report(world.pod("worker", 1), {"step": step})
+    world.cluster.end_pod(world.pod("worker", 1), 1, message=TYPE_ERROR)
+    await world.settle()
+    assert world.status.state == "Restarting"
+
+
+async def fail_again(world: World, index: int, log: str, seconds: float) -> None:
+    """A worker's process fails so long after all have started."""
+    world.let_go()
+    await world.started()
+    world.now += timedelta(seconds=seconds)
+    world.cluster.end_pod(world.pod("worker", index), 1, message=log)
+    await world.settle()
+
+
+@pytest.mark.parametrize(
+    ("logs", "seconds", "state"),
+    [
+        ([show("ValueError: boom")] * 3, 5.0, "Failing"),
+        ([show("ValueError: boom")] * 3, 60.0, "Restarting"),
+        ([show("ValueError: boom"), show("ValueError: boom", "train.py:4")] * 2, 5.0, "Restarting"),
+        ([show("ValueError: boom"), SYNTAX_ERROR, SYNTAX_ERROR], 5.0, "Restarting"),
+    ],
+)
+async def test_the_same_exception_is_the_same_failure_whichever_replica_was_first(
+    logs: list[str], seconds: float, state: str
+) -> None:
+    world = World(build_plain_job(evaluator=False, maxRestarts=9))
+    for number, log in enumerate(logs):
+        await fail_again(world, number % 2, log, seconds)
+        await world.pass_time(60)
+    assert world.status.state == state

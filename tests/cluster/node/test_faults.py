@@ -129,8 +129,8 @@ first failure: worker-0, OutputUnwritable, exitCode 82
 event: Failed
 """,
     "syntax-error": """
-STATE Failed  WORKERS 0/1  RESTARTS 2
-worker 0 on node <node> crashed (exit code 1: SyntaxError: invalid syntax); given up after the same failure 3 times in a row
+STATE Failed  WORKERS 0/1  RESTARTS 0
+worker 0 on node <node> crashed (exit code 1: SyntaxError: invalid syntax); a restart can't mend that
 Running=False Crashed
 FailureTarget=True Crashed
 Failed=True Crashed

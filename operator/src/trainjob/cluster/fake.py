@@ -197,6 +197,8 @@ class FakeCluster:
             "message": message,
             "finishedAt": self._clock().isoformat(),
         }
+        if started := self._started_at(pod):
+            ended["startedAt"] = started
         if "deletionTimestamp" in pod["metadata"]:
             self._remove(self._objects[_place(pod)])
             return
@@ -247,6 +249,11 @@ class FakeCluster:
         self._gangs.clear()
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _started_at(self, pod: Manifest) -> str | None:
+        containers = self._objects[_place(pod)].get("status", {}).get("containerStatuses", [])
+        running = (c["state"].get("running", {}) for c in containers)
+        return next((state["startedAt"] for state in running if "startedAt" in state), None)
 
     def _set_container(self, pod: Manifest, phase: str, state: Manifest, *, ready: bool = False) -> None:
         stored = self._objects[_place(pod)]

@@ -1,10 +1,12 @@
 """What the exit code of the container `trainer` means: one table, shared with the trainer by a contract test.
 
-All other codes are the user's program's own; 128+n is death by signal n, as every shell reports it.
+All other codes are the user's program's own; 128+n is death by signal n, as every shell reports it. What a
+log says of the exception behind code 1 is read as the agents read it, which the same test holds.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -49,9 +51,81 @@ _PROGRAM_FAILED = ExitMeaning("Crashed", "crashed")
 _KILLED = ExitMeaning("Killed", "was killed")
 _LAST_SIGNAL = 64
 
+UNCAUGHT = 1
+"""How Python ends by an exception that nobody caught."""
+
+_USAGE = 2
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+_MISTAKES = frozenset(
+    [
+        *("SyntaxError", "IndentationError", "TabError", "NameError", "UnboundLocalError", "AttributeError"),
+        *("ImportError", "ModuleNotFoundError", "FileNotFoundError", "TypeError"),
+    ]
+)
+_NO_FILE = "No such file or directory"
+_NO_SCRIPT = re.compile(
+    r"\S*python[\w.]*: (?:can't open file '|No module named |Error while finding module )"
+)
+_FRAME = re.compile(r' *File "([^"]+)", line (\d+)')
+_LAST_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+_ASIDE = ("Exception ignored ", "Exception in thread ")
+
 
 def meaning_of(exit_code: int) -> ExitMeaning:
     """Return the row for an exit code other than 0."""
     if exit_code in EXITS:
         return EXITS[exit_code]
     return _KILLED if 128 < exit_code <= 128 + _LAST_SIGNAL else _PROGRAM_FAILED
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The exception that ended a Python program.
+
+    Attributes:
+        kind: its class, with its module unless it is a builtin one.
+        place: `file:line` of the innermost frame.
+        text: what it says.
+    """
+
+    kind: str
+    place: str
+    text: str
+
+
+def find_exception(exit_code: int | None, log: str) -> Raised | None:
+    """Return the uncaught exception that a log ends with, if the exit code is that of one.
+
+    Tracebacks that Python prints beside it, of other threads and of what it cleans up, are left out.
+    """
+    found, place, is_aside = None, "", False
+    for line in log.splitlines() if exit_code == UNCAUGHT else ():
+        frame = _FRAME.match(line)
+        if frame is not None:
+            place = f"{frame[1]}:{frame[2]}"
+        elif line.startswith(_ASIDE):
+            is_aside = True
+        elif place and line[:1].strip():
+            last = _LAST_LINE.match(line)
+            if last is not None and not is_aside:
+                found = Raised(last[1], place, last[2] or "")
+            place, is_aside = "", False
+    return found
+
+
+def is_mistake(exit_code: int | None, log: str) -> bool:
+    """Tell whether a program ended by what is the same at each start, unless it has run before.
+
+    That is what Python can't read, import, open or call, and a command that isn't there. Once a start has
+    taken a step, the same may come of a volume that is away for a moment.
+    """
+    if exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
+        return True
+    lines = log.rstrip().splitlines()
+    if exit_code in (UNCAUGHT, _USAGE) and lines and _NO_SCRIPT.match(lines[-1]):
+        return True
+    raised = find_exception(exit_code, log)
+    if raised is None:
+        return False
+    return raised.kind in _MISTAKES or (raised.kind.endswith(".NotFoundError") and _NO_FILE in raised.text)

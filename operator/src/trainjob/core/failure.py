@@ -11,7 +11,7 @@ from trainjob.api import FirstFailure
 from trainjob.core.backoff import time_left
 from trainjob.core.checkpoints import checkpoint_step
 from trainjob.core.conditions import RUNNING, is_true
-from trainjob.core.exits import PEER_LOST, meaning_of
+from trainjob.core.exits import PEER_LOST, Raised, find_exception, meaning_of
 from trainjob.core.gang import LOG_TAIL, LOST, ChildFailure
 from trainjob.core.lenient import tail
 from trainjob.core.lone_workers import trains_without
@@ -72,6 +72,11 @@ class Failure:
     def reason(self) -> str:
         """Return the cause in one word."""
         return self.cause.reason
+
+    @property
+    def exception(self) -> Raised | None:
+        """Return the exception that its log ends with, if that is what ended it."""
+        return find_exception(self.exit_code, self.log)
 
     @property
     def sentence(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.failure import Failure, find_exception, is_mistake
 from trainjob_trainer.agent.ledger import Ledger
 
 MOST_ALIKE = 3
-"""The same failure at the same step so many times in a row will come again."""
+"""The same failure at the same step so many times in a row will come again.
+
+It is the same exception at the same place, whichever replica was first; without one, the same replica's.
+"""
 
 EARLY_SECONDS = 60.0
 """Without a step, failures are the same only where attempts were this short: they failed at their start."""
@@ -58,6 +61,8 @@ class Budget:
             started: when that attempt began.
             now: the time.
         """
+        if self._is_mistake(failure):
+            return Verdict(replace(failure, permanent=True), give_up=True)
         if failure.charged and self._times_alike(failure, now - started) >= MOST_ALIKE:
             return Verdict(replace(failure, repeated=True), give_up=True)
         spent = failure.charged and self.ledger.used >= self.max_restarts
@@ -85,11 +90,18 @@ class Budget:
     def _back_off(self, now: float) -> None:
         self.not_before = now + restart_delay(self.ledger.since_progress)
 
+    def _is_mistake(self, failure: Failure) -> bool:
+        """Tell whether the first start failed before any step, by what each start would fail by."""
+        has_stepped = bool(failure.step or self.ledger.furthest_step)
+        return failure.attempt <= 1 and not has_stepped and is_mistake(failure.exit_code, failure.log_tail)
+
     def _times_alike(self, failure: Failure, lasted: float) -> int:
         place: object | None = failure.step
         if place is None:
             place = "early" if lasted < EARLY_SECONDS else (failure.attempt,)
-        key = (failure.seat, failure.reason, failure.exit_code, place)
+        raised = find_exception(failure.exit_code, failure.log_tail)
+        cause = failure.seat if raised is None else (raised.kind, raised.place)
+        key = (cause, failure.reason, failure.exit_code, place)
         self._alike = self._alike + 1 if key == self._latest else 1
         self._latest = key
         return self._alike

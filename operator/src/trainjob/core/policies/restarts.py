@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.backoff import time_left
-from trainjob.core.budget import MOST_ALIKE, alike, restarts_of, used
+from trainjob.core.budget import MOST_ALIKE, alike, is_mistake_at_start, restarts_of, used
 from trainjob.core.checkpoints import origin
 from trainjob.core.exits import PEER_LOST
 from trainjob.core.failure import Failure, bad_pods, describe_child, first_failure
@@ -79,7 +79,7 @@ def _culprit_wait(observed: Observed, failure: Failure, now: datetime) -> timede
 
 def _why_given_up(observed: Observed, failure: Failure) -> str | None:
     spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
-    if failure.cause.permanent:
+    if failure.cause.permanent or is_mistake_at_start(observed, failure):
         why = "a restart can't mend that"
     elif failure.repeated or (failure.cause.charged and alike(observed, failure) >= MOST_ALIKE):
         why = f"given up after the same failure {MOST_ALIKE} times in a row"
