@@ -31,6 +31,9 @@ signal.pause()
 
 
 def test_a_job_that_succeeds(tmp_path: Path) -> None:
+    (tmp_path / "runs/training/digits/checkpoints/step-00000440").mkdir(parents=True)
+    (tmp_path / "runs/training/digits/logs/train").mkdir(parents=True)
+    (tmp_path / "runs/training/digits/logs/train/events.out.tfevents.1").touch()
     result = trainjob("run", str(write_job(tmp_path)), cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "worker-0: hello from worker 0" in result.stdout
@@ -42,6 +45,16 @@ def test_a_job_that_succeeds(tmp_path: Path) -> None:
     assert "tensorboard --logdir runs/training/digits" in result.stdout
     assert result.stderr == ""
     assert "hello from worker 1" in (tmp_path / "runs/training/digits/logs/replicas/worker-1.log").read_text()
+
+
+def test_a_script_that_only_ends_is_complete_and_reports_no_step(tmp_path: Path) -> None:
+    file = write_job(tmp_path, "print('hello')", evaluator=False)
+    result = trainjob("run", str(file), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "digits: Complete: training has finished, but no step was reported; " in result.stdout
+    first, steps = result.stdout.splitlines()[-2:]
+    assert first.startswith("digits is complete: done in ")
+    assert steps.startswith("  no step was reported; a Keras model's fit, ")
 
 
 def test_commands_start_in_the_folder_of_the_file(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from trainjob.core.reports import EvaluationResult
 PLACES = Places(
     output="runs/training/digits",
     has_model=True,
+    has_checkpoints=True,
+    has_events=True,
     logs={"worker-1": "runs/training/digits/logs/replicas/worker-1.log", "evaluator-0": "evaluator-0.log"},
     tails={"digits-worker-1-aaaaaaaa": (*(f"line {n}" for n in range(30)), "ValueError: boom")},
     command="trainjob run job.yaml",
@@ -54,6 +56,15 @@ def test_success_without_an_evaluator() -> None:
 def test_success_without_a_model() -> None:
     view = build_view(state="Complete", conditions=[COMPLETE])
     assert "  model  " not in "\n".join(summarize(view, Places(output="runs/x")))
+
+
+def test_success_without_a_step_names_what_reports_steps_and_nothing_that_is_not_there() -> None:
+    view = build_view([build_replica(state="finished")], state="Complete", conditions=[COMPLETE])
+    assert summarize(view, Places(output="runs/x")) == (
+        "digits is complete: done in 1m5s",
+        "  no step was reported; a Keras model's fit, trainjob_trainer.train_and_evaluate and"
+        " trainjob_trainer.init() report steps",
+    )
 
 
 def test_success_whose_evaluator_failed() -> None:

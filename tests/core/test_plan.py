@@ -21,6 +21,7 @@ async def test_a_job_from_start_to_end() -> None:
     assert world.status.state == "Running"
     assert world.status.worker is not None
     assert world.status.worker.summary == "2/2"
+    world.cluster.report(world.pod("worker"), {"state": "finished", "step": 40})
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.settle()
     assert world.status.state == "Evaluating"
@@ -93,6 +94,7 @@ async def test_an_evaluators_failure_touches_no_worker() -> None:
     assert world.pod("evaluator")["metadata"]["labels"]["trainjob.dev/incarnation"] == "2"
     assert [p["metadata"]["name"] for p in world.pods if "worker" in p["metadata"]["name"]] == workers
     assert world.status.state == "Running"
+    world.cluster.report(world.pod("worker"), {"state": "finished", "step": 40})
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
     await world.settle()
     assert world.status.state == "Complete"
@@ -281,3 +283,27 @@ async def test_another_jobs_pods_of_the_same_name_are_not_ours() -> None:
     await world.settle()
     assert not any("00000000" in write for write in world.cluster.writes)
     assert len(world.pods) == 4
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ({"state": "finished", "step": 40}, "training has finished"),
+        (
+            {"state": "finished"},
+            "training has finished, but no step was reported; a Keras model's fit,"
+            " trainjob_trainer.train_and_evaluate and trainjob_trainer.init() report steps",
+        ),
+    ],
+)
+async def test_a_good_end_without_a_step_says_so_in_its_message_and_events(
+    report: dict[str, object], message: str
+) -> None:
+    world = await World(build_plain_job(evaluator=False)).started()
+    world.cluster.report(world.pod("worker"), report)
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    assert (world.status.state, world.status.message) == ("Complete", message)
+    assert [("TrainingFinished", message), ("Complete", message)] == [
+        event for event in world.cluster.events if event[0] in ("TrainingFinished", "Complete")
+    ]

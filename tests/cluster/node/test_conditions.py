@@ -13,6 +13,8 @@ from support_pods import condition, describe, script_job, touch, wait_for, wait_
 from testbed.claims import NodeCluster
 from testbed.waiting import until
 
+from trainjob.core.policies.success import NO_STEPS
+
 SYSTEM = "trainjob-system"
 DONE = 'print("done")'
 WAIT = 'until("go")'
@@ -134,7 +136,9 @@ def test_training_pods_can_not_read_secrets(installed: NodeCluster, restricted: 
     installed.apply(script_job("curious", script, evaluator=True, maxRestarts=0), namespace=restricted)
     job = wait_for(installed, restricted, "curious", "jsonpath={.status.completionTime}")
     assert job["status"]["state"] == "Complete", job["status"]["message"]
-    assert job["status"]["message"] == "training has finished", "the evaluator has found nothing either"
+    assert job["status"]["message"] == f"training has finished, but {NO_STEPS}", (
+        "the evaluator has found nothing either"
+    )
 
 
 @pytest.mark.parametrize("namespace", [SYSTEM, "kube-system", "default"])

@@ -171,11 +171,18 @@ def _places(cluster: LocalCluster, job: TrainJob, ending: Ending) -> Places:
     return Places(
         output=_shown(root) if root else root_folder(job),
         has_model=root is not None and (root / "model").is_dir(),
+        has_checkpoints=_has(root, "checkpoints/step-*", otherwise=ending.view.checkpoint_step is not None),
+        has_events=_has(root, "**/events.out.tfevents.*", otherwise=ending.view.checkpoint_step is not None),
         logs={replica: _shown(path) for replica, path in logs.items() if path},
         tails=tails,
         command=shlex.join(["trainjob", *sys.argv[1:]]),
         starts_over=job.spec.output.resume == "Never",
     )
+
+
+def _has(root: Path | None, pattern: str, *, otherwise: bool) -> bool:
+    """Tell whether the output has such a file; of one that isn't on this machine, the training knows."""
+    return otherwise if root is None else next(root.glob(pattern), None) is not None
 
 
 def _shown(path: Path) -> str:

@@ -9,6 +9,7 @@ from trainjob.cli.advice import HERE
 from trainjob.cli.changes import describe_evaluation, resumed_from
 from trainjob.cli.view import JobView, ReplicaView
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition, is_true
+from trainjob.core.policies.success import NO_STEPS
 from trainjob.core.topology import EVALUATOR
 from trainjob.core.wording import short_duration
 
@@ -22,6 +23,8 @@ class Places:
     Attributes:
         output: the job's output folder, or its `gs://` address.
         has_model: whether the training has left its model there.
+        has_checkpoints: whether it has left checkpoints there.
+        has_events: whether it has left what TensorBoard shows there.
         logs: the file that keeps each replica's log, by replica.
         tails: the last lines of each pod's log, by pod.
         command: what was typed, to be repeated.
@@ -30,6 +33,8 @@ class Places:
 
     output: str
     has_model: bool = False
+    has_checkpoints: bool = False
+    has_events: bool = False
     logs: dict[str, str] = field(default_factory=dict)
     tails: dict[str, tuple[str, ...]] = field(default_factory=dict)
     command: str = "trainjob run FILE"
@@ -68,11 +73,20 @@ def _success(view: JobView, places: Places) -> Iterator[str]:
         f", resumed from step {since}" if since else ""
     )
     yield from (f"  stopped early {r.report.stopped_early}" for r in view.replicas if r.report.stopped_early)
+    if not _has_reported(view):
+        yield f"  {NO_STEPS}"
     yield from _scores(view, places)
     if places.has_model:
         yield f"  model         {places.output}/model"
-    yield f"  checkpoints   {places.output}/checkpoints"
-    yield f"  TensorBoard   tensorboard --logdir {places.output}"
+    if places.has_checkpoints:
+        yield f"  checkpoints   {places.output}/checkpoints"
+    if places.has_events:
+        yield f"  TensorBoard   tensorboard --logdir {places.output}"
+
+
+def _has_reported(view: JobView) -> bool:
+    known = view.status.progress is not None and view.status.progress.step is not None
+    return known or view.evaluation is not None or any(r.report.step is not None for r in view.replicas)
 
 
 def _scores(view: JobView, places: Places) -> Iterator[str]:

@@ -15,6 +15,12 @@ from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
 from trainjob.core.topology import EVALUATOR, finishing_roles, leader
 from trainjob.core.wording import quoted
 
+NO_STEPS = (
+    "no step was reported; a Keras model's fit, trainjob_trainer.train_and_evaluate "
+    "and trainjob_trainer.init() report steps"
+)
+"""Of a program that has ended well: it may have trained in its own way, or not at all."""
+
 
 def succeeded(observed: Observed, now: datetime) -> Plan | None:
     """Complete a job whose training replicas have all ended well, after the evaluator or its time-out."""
@@ -40,7 +46,7 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.taken}
     if not seats <= ended:
         return None
-    scoring = bool(observed.job.spec.evaluator.replicas)
+    scoring = bool(observed.job.spec.evaluator.replicas) and _has_reported(observed)
     message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
     return Plan(
         transitions.meet_success_criteria(observed, message, now),
@@ -71,7 +77,17 @@ def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str
 
 def _training_done(observed: Observed) -> str:
     report = observed.report_of(leader(observed.job.spec))
+    if not _has_reported(observed):
+        return f"training has finished, but {NO_STEPS}"
     if report is None or not report.stopped_early:
         return "training has finished"
     of = f" of {report.total_steps}" if report.total_steps else ""
     return f"training stopped early at step {report.step}{of}: {report.stopped_early}"
+
+
+def _has_reported(observed: Observed) -> bool:
+    """Tell whether a step was ever heard of, from whichever replica, or a checkpoint's score."""
+    status = observed.status
+    known = status.progress is not None and status.progress.step is not None
+    heard = any(r.step is not None or r.evaluation is not None for r in observed.reports.values())
+    return known or heard or status.evaluation is not None
