@@ -29,6 +29,8 @@ settings.load_profile("trainjob")
 CLUSTER = "tests/cluster/"
 CLUSTERS = (f"{CLUSTER}node/", CLUSTER)
 """Folders of tests that share a cluster: one with pods, one without."""
+FORMS = "tests/keras_forms/"
+"""Its tests' parameters begin with the group whose processes they share."""
 
 # A shell ignores them for what it starts with `&`, and processes that tests start would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -42,9 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ClusterScheduling(LoadScopeScheduling):
-    """Which tests stay together in one process: those of a file, and all on the same cluster."""
+    """Which tests stay together in one process: those of a file or group, and all on the same cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(FORMS):
+            return nodeid.rpartition("/")[0]
         clusters = (folder for folder in CLUSTERS if nodeid.startswith(folder))
         return next(clusters, nodeid.partition("::")[0])
 

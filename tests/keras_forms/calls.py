@@ -1,0 +1,160 @@
+"""Which methods of a model are called, on how many models, and in which order."""
+
+import keras
+import numpy as np
+from support_form_values import dense, numbers, seen
+from support_forms import form
+
+KEPT = {"batch_size": 24, "shuffle": False, "verbose": 0}
+
+
+@form(workers=3)
+def two_fits(scope):
+    x, y = numbers()
+    model = dense(scope, keras.optimizers.Adam)
+    first = model.fit(x, y, epochs=1, **KEPT)
+    second = model.fit(x, y, epochs=2, **KEPT)
+    return seen(model, second, first=first.history)
+
+
+@form()
+def second_fit_from_the_epoch_of_the_first(scope):
+    x, y = numbers()
+    model = dense(scope)
+    first = model.fit(x, y, epochs=2, **KEPT)
+    second = model.fit(x, y, epochs=3, initial_epoch=first.epoch[-1] + 1, **KEPT)
+    return seen(model, second, first=first.history)
+
+
+@form()
+def compiled_anew_between_fits(scope):
+    x, y = numbers()
+    model = dense(scope)
+    first = model.fit(x, y, epochs=1, **KEPT)
+    with scope():
+        model.compile(keras.optimizers.Adam(0.01), "mae", metrics=["mse"])
+    return seen(model, model.fit(x, y, epochs=1, **KEPT), first=first.history)
+
+
+@form()
+def two_models(scope):
+    x, y = numbers()
+    first, second = dense(scope), dense(scope, keras.optimizers.Adam)
+    one = first.fit(x, y, epochs=1, **KEPT)
+    return seen(second, second.fit(x, y, epochs=1, **KEPT), one=one.history)
+
+
+@form()
+def folds(scope):
+    x, y = numbers(72)
+    losses = []
+    for fold in range(3):
+        held_out = np.arange(72) % 3 == fold
+        model = dense(scope)
+        model.fit(x[~held_out], y[~held_out], epochs=1, **KEPT)
+        losses.append(model.evaluate(x[held_out], y[held_out], verbose=0))
+    return seen(losses=losses)
+
+
+@form()
+def train_on_batch(scope):
+    x, y = numbers()
+    model = dense(scope)
+    told = [model.train_on_batch(x[part::3], y[part::3], return_dict=True) for part in range(3)]
+    return seen(model, told=told)
+
+
+@form()
+def test_on_batch(scope):
+    x, y = numbers()
+    return seen(told=dense(scope).test_on_batch(x, y, return_dict=True))
+
+
+@form(
+    defect="predict_on_batch gives every row once for each worker",
+    shows="shape (96, 1) became (192, 1)",
+)
+def predict_on_batch(scope):
+    x, _ = numbers()
+    return seen(predictions=dense(scope).predict_on_batch(x))
+
+
+@form(workers=3)
+def predict_before_and_after_fit(scope):
+    x, y = numbers()
+    model = dense(scope)
+    before = model.predict(x, verbose=0)
+    history = model.fit(x, y, epochs=1, **KEPT)
+    return seen(model, history, before=before, after=model.predict(x, verbose=0))
+
+
+@form(workers=3)
+def evaluate_before_and_after_fit(scope):
+    x, y = numbers()
+    model = dense(scope)
+    before = model.evaluate(x, y, verbose=0, return_dict=True)
+    history = model.fit(x, y, epochs=1, **KEPT)
+    return seen(model, history, before=before, after=model.evaluate(x, y, verbose=0, return_dict=True))
+
+
+@form()
+def predict_rows_that_nothing_divides(scope):
+    x, _ = numbers(101)
+    return seen(predictions=dense(scope).predict(x, verbose=0))
+
+
+@form()
+def called_as_a_function(scope):
+    x, y = numbers()
+    model = dense(scope)
+    history = model.fit(x, y, epochs=1, **KEPT)
+    return seen(model, history, called=keras.ops.convert_to_numpy(model(x)))
+
+
+@form()
+def saved_and_loaded(scope):
+    x, y = numbers()
+    model = dense(scope)
+    history = model.fit(x, y, epochs=1, **KEPT)
+    model.save("model.keras")
+    model.save_weights("model.weights.h5")
+    loaded = keras.models.load_model("model.keras")
+    return seen(model, history, loaded=loaded.get_weights(), predictions=loaded.predict(x, verbose=0))
+
+
+@form()
+def cloned(scope):
+    x, y = numbers()
+    model = dense(scope)
+    model.fit(x, y, epochs=1, **KEPT)
+    with scope():
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        clone.compile("sgd", "mse")
+    return seen(clone, clone.fit(x, y, epochs=1, **KEPT))
+
+
+@form()
+def model_outside_the_scope(scope):
+    x, y = numbers()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return seen(model, model.fit(x, y, epochs=1, **KEPT))
+
+
+@form(devices=2)
+def fit_on_several_devices(scope):
+    x, y = numbers()
+    model = dense(scope)
+    history = model.fit(x, y, epochs=2, validation_split=0.25, **KEPT)
+    return seen(model, history, evaluated=model.evaluate(x, y, verbose=0))
+
+
+@form(
+    devices=2,
+    defect="predict with several workers of several devices returns rows in another order",
+    shows="predictions",
+)
+def predict_on_several_devices(scope):
+    x, _ = numbers()
+    return seen(predictions=dense(scope).predict(x, verbose=0))

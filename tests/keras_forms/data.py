@@ -1,0 +1,378 @@
+"""Where examples come from."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from support_form_values import classes, dense, numbers, seen
+from support_forms import form
+
+
+def batches(rows=96, size=24):
+    return tf.data.Dataset.from_tensor_slices(numbers(rows)).batch(size)
+
+
+@form(workers=3)
+def finite_dataset(scope):
+    model = dense(scope)
+    history = model.fit(batches(), validation_data=batches(48), epochs=2, verbose=0)
+    return seen(model, history, predictions=model.predict(batches(), verbose=0))
+
+
+@form(workers=3)
+def endless_dataset(scope):
+    model = dense(scope)
+    history = model.fit(batches().repeat(), steps_per_epoch=3, epochs=2, verbose=0)
+    return seen(model, history)
+
+
+@form()
+def endless_dataset_with_endless_validation(scope):
+    model = dense(scope)
+    history = model.fit(
+        batches().repeat(),
+        steps_per_epoch=3,
+        epochs=2,
+        validation_data=batches().repeat(),
+        validation_steps=2,
+        verbose=0,
+    )
+    return seen(model, history)
+
+
+@form()
+def dataset_of_unknown_length(scope):
+    model = dense(scope)
+    history = model.fit(batches().filter(lambda x, y: tf.reduce_sum(x) > -1e6), epochs=2, verbose=0)
+    return seen(model, history)
+
+
+@form()
+def dataset_shuffled_with_a_seed(scope):
+    data = tf.data.Dataset.from_tensor_slices(numbers()).shuffle(96, seed=3).batch(24)
+    model = dense(scope)
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def dataset_from_a_generator(scope):
+    x, y = numbers()
+
+    def examples():
+        yield from zip(x, y)
+
+    spec = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
+    data = tf.data.Dataset.from_generator(examples, output_signature=spec).batch(24)
+    model = dense(scope)
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def dataset_with_weights(scope):
+    x, y = numbers()
+    weights = np.linspace(0.5, 1.5, 96).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(24)
+    model = dense(scope, weighted_metrics=["mae"])
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def dataset_of_dicts(scope):
+    x, y = numbers()
+    with scope():
+        inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
+        model = keras.Model(inputs, layers.Dense(1)(layers.Concatenate()([inputs["a"], inputs["b"]])))
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices(({"a": x[:, :2], "b": x[:, 2:]}, y)).batch(24)
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def tensors(scope):
+    x, y = numbers()
+    model = dense(scope)
+    return seen(model, model.fit(tf.constant(x), tf.constant(y), epochs=2, shuffle=False, verbose=0))
+
+
+def sentences(count=40):
+    random = np.random.default_rng(2)
+    return [random.integers(1, 20, length).tolist() for length in random.integers(2, 9, count)]
+
+
+def words(scope):
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((None,), dtype="int32"),
+                layers.Embedding(20, 4, mask_zero=True),
+                layers.GlobalAveragePooling1D(),
+                layers.Dense(1, activation="sigmoid"),
+            ]
+        )
+        model.compile("adam", "binary_crossentropy")
+    return model
+
+
+def labelled_sentences():
+    found = sentences()
+    return tf.data.Dataset.from_generator(
+        lambda: ((one, [sum(one) % 2]) for one in found),
+        output_signature=(tf.TensorSpec((None,), tf.int32), tf.TensorSpec((1,), tf.float32)),
+    )
+
+
+@form(
+    defect="an Embedding with padded batches: gathers inside one tf.while_loop keep the first shape",
+    shows="Shape mismatch",
+)
+def padded_batches(scope):
+    model = words(scope)
+    return seen(model, model.fit(labelled_sentences().padded_batch(8), epochs=2, verbose=0))
+
+
+@form(
+    defect="an Embedding with bucketed batches: gathers inside one tf.while_loop keep the first shape",
+    shows="Shape mismatch",
+)
+def bucketed_batches(scope):
+    model = words(scope)
+    data = labelled_sentences().bucket_by_sequence_length(lambda one, _: tf.shape(one)[0], [4, 7], [8, 8, 8])
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def padded_batches_without_an_embedding(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((None, 1)), layers.SimpleRNN(3), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = (
+        labelled_sentences()
+        .padded_batch(8)
+        .map(lambda one, label: (tf.cast(one, tf.float32)[..., None] / 20, label))
+    )
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def ragged_batches(scope):
+    model = words(scope)
+    data = labelled_sentences().ragged_batch(8).map(lambda one, label: (one.to_tensor(), label))
+    return seen(model, model.fit(data, epochs=1, verbose=0))
+
+
+@form()
+def sparse_features(scope):
+    x, y = numbers()
+    x[np.abs(x) < 0.7] = 0
+    model = dense(scope)
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), y)).batch(24)
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def python_generator(scope):
+    x, y = numbers()
+
+    def examples():
+        while True:
+            for begin in range(0, 96, 24):
+                yield x[begin : begin + 24], y[begin : begin + 24]
+
+    model = dense(scope)
+    return seen(model, model.fit(examples(), steps_per_epoch=4, epochs=2, verbose=0))
+
+
+class Pieces(keras.utils.PyDataset):
+    def __init__(self, **words):
+        super().__init__(**words)
+        self.x, self.y = numbers()
+        self.epochs = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        part = slice(24 * number, 24 * number + 24)
+        return self.x[part], self.y[part]
+
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+@form(workers=3)
+def py_dataset(scope):
+    data, model = Pieces(), dense(scope)
+    history = model.fit(data, epochs=2, shuffle=False, verbose=0)
+    return seen(model, history, epochs_ended=data.epochs)
+
+
+@form()
+def py_dataset_as_validation(scope):
+    x, y = numbers()
+    model = dense(scope)
+    history = model.fit(x, y, batch_size=24, epochs=2, shuffle=False, validation_data=Pieces(), verbose=0)
+    return seen(model, history, predictions=model.predict(Pieces(), verbose=0))
+
+
+@form()
+def records(scope):
+    x, y = numbers()
+    folder = Path("records")
+    folder.mkdir()
+    for part in range(3):
+        with tf.io.TFRecordWriter(str(folder / f"{part}.tfrecord")) as writer:
+            for features, label in zip(x[part::3], y[part::3]):
+                facts = {
+                    "x": tf.train.Feature(float_list=tf.train.FloatList(value=features)),
+                    "y": tf.train.Feature(float_list=tf.train.FloatList(value=label)),
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=facts)).SerializeToString())
+    spec = {"x": tf.io.FixedLenFeature((4,), tf.float32), "y": tf.io.FixedLenFeature((1,), tf.float32)}
+
+    def parse(text):
+        parsed = tf.io.parse_single_example(text, spec)
+        return parsed["x"], parsed["y"]
+
+    files = tf.data.Dataset.list_files("records/*.tfrecord", shuffle=False)
+    data = files.interleave(tf.data.TFRecordDataset, cycle_length=3).map(parse).batch(24).prefetch(1)
+    model = dense(scope)
+    outcome = seen(model, model.fit(data, epochs=2, verbose=0))
+    for file in folder.iterdir():
+        file.unlink()  # every worker has made its own
+    return outcome
+
+
+@form()
+def image_folder(scope):
+    random = np.random.default_rng(3)
+    for kind in ("cats", "dogs"):
+        Path("images", kind).mkdir(parents=True)
+        for number in range(12):
+            keras.utils.save_img(
+                f"images/{kind}/{number}.png", random.integers(0, 255, (8, 8, 3)), scale=False
+            )
+    data = keras.utils.image_dataset_from_directory(
+        "images", image_size=(8, 8), batch_size=8, shuffle=False, verbose=False
+    )
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 3)),
+                layers.Rescaling(1 / 255),
+                layers.Conv2D(2, 3),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse")
+    outcome = seen(model, model.fit(data, epochs=2, verbose=0))
+    for file in Path("images").rglob("*.png"):
+        file.unlink()
+    return outcome
+
+
+@form()
+def normalization_adapted_outside(scope):
+    x, y = numbers()
+    with scope():
+        normalization = layers.Normalization()
+        normalization.adapt(x)
+        model = keras.Sequential([keras.Input((4,)), normalization, layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
+
+
+TEXTS = [
+    "a good film",
+    "bad",
+    "really good",
+    "a bad bad film",
+    "good good",
+    "really bad film",
+    "a film",
+    "good",
+] * 6
+
+
+@form()
+def text_vectorization_in_map(scope):
+    labels = np.array(["good" in one for one in TEXTS], "float32")[:, None]
+    vectorize = layers.TextVectorization(max_tokens=10, output_sequence_length=4)
+    with tf.device("/CPU:0"):
+        with scope():
+            model = keras.Sequential(
+                [keras.Input((4,), dtype="int64"), layers.Embedding(10, 3), layers.Flatten(), layers.Dense(1)]
+            )
+            model.compile("sgd", "mse")
+        vectorize.adapt(TEXTS)
+    data = (
+        tf.data.Dataset.from_tensor_slices((TEXTS, labels))
+        .batch(16)
+        .map(lambda text, label: (vectorize(text), label))
+    )
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def text_vectorization_inside_the_model(scope):
+    labels = np.array(["good" in one for one in TEXTS], "float32")[:, None]
+    with scope():
+        vectorize = layers.TextVectorization(max_tokens=10, output_sequence_length=4)
+        vectorize.adapt(TEXTS)
+        model = keras.Sequential(
+            [
+                keras.Input((1,), dtype="string"),
+                vectorize,
+                layers.Embedding(10, 3),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.array(TEXTS)[:, None], labels)).batch(16)
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def string_lookup_inside_the_model(scope):
+    names = np.array(["red", "green", "blue"] * 16)[:, None]
+    _, y = numbers(48)
+    with scope():
+        lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
+        inputs = keras.Input((1,), dtype="string")
+        model = keras.Model(inputs, layers.Dense(1)(lookup(inputs)))
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((names, y)).batch(16)
+    return seen(model, model.fit(data, epochs=2, verbose=0))
+
+
+@form()
+def rows_that_nothing_divides(scope):
+    x, y = numbers(101)
+    model = dense(scope)
+    return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
+
+
+@form()
+def validation_rows_that_nothing_divides(scope):
+    x, y = numbers(101)
+    model = dense(scope)
+    history = model.fit(x[:64], y[:64], epochs=2, shuffle=False, validation_data=(x[64:], y[64:]), verbose=0)
+    return seen(
+        model, history, predictions=model.predict(x, verbose=0), evaluated=model.evaluate(x, y, verbose=0)
+    )
+
+
+@form()
+def augmentation_in_map(scope):
+    images, labels = classes(32, 64)
+    flip = layers.RandomFlip(seed=1)
+    with scope():
+        model = keras.Sequential(
+            [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(3, activation="softmax")]
+        )
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    data = tf.data.Dataset.from_tensor_slices((images.reshape(32, 8, 8, 1), labels)).batch(16)
+    return seen(model, model.fit(data.map(lambda x, y: (flip(x, training=True), y)), epochs=1, verbose=0))

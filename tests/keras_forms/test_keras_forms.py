@@ -1,0 +1,63 @@
+"""Each form, run by one process and by several workers, ends with the same numbers, or as it states."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support_forms import REFERENCE, Failure, Form, Launchers, differences, forms_in, run_group
+
+FORMS = [form for file in sorted(Path(__file__).parent.glob("[!t]*.py")) for form in forms_in(file)]
+GROUPS = {form.group: [one for one in FORMS if one.group == form.group] for form in FORMS}
+
+
+class FormDiffers(AssertionError):
+    """The workers' outcome isn't the one process's."""
+
+
+def parameters() -> Iterator[Any]:
+    """By group, so that a group's forms stay together; `conftest.py` splits them there."""
+    for group, forms in GROUPS.items():
+        for form in forms:
+            marks = (
+                [pytest.mark.xfail(strict=True, raises=FormDiffers, reason=form.defect)]
+                if form.defect
+                else []
+            )
+            yield pytest.param(group, form, id=f"{group}/{form.name}", marks=marks)
+
+
+@pytest.fixture(scope="session")
+def launchers() -> Iterator[Launchers]:
+    started = Launchers()
+    yield started
+    started.end()
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    group: str, launchers: Launchers, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, dict[str, Any]]:
+    wanted = {item.callspec.params["form"].name for item in request.session.items if _is_of(item, group)}
+    root = tmp_path_factory.mktemp(group.replace("/", "-"))
+    return run_group([form for form in GROUPS[group] if form.name in wanted], root, launchers)
+
+
+def _is_of(item: Any, group: str) -> bool:
+    return hasattr(item, "callspec") and item.callspec.params.get("group") == group
+
+
+@pytest.mark.parametrize(("group", "form"), list(parameters()), scope="module")
+def test_form(group: str, form: Form, outcomes: dict[str, dict[str, Any]]) -> None:
+    seen = outcomes[form.name]
+    if isinstance(seen[REFERENCE], Failure):
+        pytest.fail(f"the form itself is wrong: {seen[REFERENCE].error}\n{seen[REFERENCE].trace}")
+    found = "\n".join(differences(form, seen))
+    if form.defect and found and form.shows not in found:
+        pytest.fail(f"it fails, but not with {form.shows!r}:\n{found}")
+    if found:
+        raise FormDiffers(found)
+
+
+def test_names_are_unique() -> None:
+    assert len({form.name for form in FORMS}) == len(FORMS)

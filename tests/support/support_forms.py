@@ -1,0 +1,364 @@
+"""Forms: short functions that use Keras as people do, run by one process and by several, and compared.
+
+Importing TensorFlow costs more than most forms. So it is imported once for all forms of a pytest process,
+and what runs forms is forked from there (`support_form_process.py`). A form that fails ends its processes,
+because nothing is known about the collectives that they have left; the forms behind it go on in new ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support_plain import BOOTSTRAP, _clean_environment, free_ports
+
+LAUNCHER = Path(__file__).with_name("support_form_process.py")
+TOLERANCE = 1e-5
+SILENCE_SECONDS = 90.0
+"""Without a word for so long, a form is taken for one that hangs."""
+GRACE_SECONDS = 10.0
+"""What the other workers have to say of a form in which one has failed, they say within this time."""
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class Differs:
+    """A difference that tf.distribute doesn't define away.
+
+    Attributes:
+        why: one sentence.
+        at_most: bound of the largest difference of any number.
+        at_least: below this the numbers would be equal, and the statement wrong.
+    """
+
+    why: str
+    at_most: float
+    at_least: float = TOLERANCE
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form, as its decorator states it.
+
+    Attributes:
+        name: the function's.
+        file: where it is.
+        workers: how many there are beside the one process.
+        devices: logical devices of each worker.
+        differs: by the outcome's name, what is not equal and why.
+        apart: names of what each worker has of its own.
+        tolerance: of all that is compared as equal.
+        defect: what is wrong in the product, one sentence; then the form must fail.
+        shows: what the failure's text must contain, so that it fails for that reason.
+    """
+
+    name: str
+    file: Path
+    workers: int = 2
+    devices: int = 1
+    differs: Mapping[str, Differs] = field(default_factory=dict)
+    apart: tuple[str, ...] = ()
+    tolerance: float = TOLERANCE
+    defect: str = ""
+    shows: str = ""
+
+    @property
+    def group(self) -> str:
+        """Forms of a group share processes."""
+        return f"{self.file.stem}/{self.workers}x{self.devices}"
+
+
+def form(
+    *,
+    workers: int = 2,
+    devices: int = 1,
+    differs: Mapping[str, tuple[Any, ...]] | None = None,
+    apart: tuple[str, ...] = (),
+    tolerance: float = TOLERANCE,
+    defect: str = "",
+    shows: str = "",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run."""
+    return lambda function: function
+
+
+def forms_in(file: Path) -> list[Form]:
+    """The forms of a file, which is parsed and not run: pytest's process needs no TensorFlow."""
+    found = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+        for call in decorators:
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "form":
+                stated = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+                differs = {name: Differs(*words) for name, words in stated.pop("differs", {}).items()}
+                found.append(Form(node.name, file, differs=differs, **stated))
+    return found
+
+
+class Launcher:
+    """A process that has imported TensorFlow and Keras, and is forked for each session."""
+
+    def __init__(self, *, prepared: bool) -> None:
+        """Start it.
+
+        Args:
+            prepared: whether it is a replica of a job: the bootstrap folder on PYTHONPATH, and TF_CONFIG.
+        """
+        job = {"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
+        env = {"PYTHONPATH": str(BOOTSTRAP), "TF_CONFIG": json.dumps(job)} if prepared else {}
+        self._process = subprocess.Popen(
+            [sys.executable, str(LAUNCHER)], env={**_clean_environment(), **env}, stdin=subprocess.PIPE
+        )
+
+    def start(self, request: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@dataclass
+class Launchers:
+    """Both kinds, each started when it is first wanted."""
+
+    _started: dict[bool, Launcher] = field(default_factory=dict)
+
+    def get(self, *, prepared: bool) -> Launcher:
+        if prepared not in self._started:
+            self._started[prepared] = Launcher(prepared=prepared)
+        return self._started[prepared]
+
+    def end(self) -> None:
+        for launcher in self._started.values():
+            launcher.end()
+
+
+class Session:
+    """Processes that run forms one after the other, until the last is done or one has failed."""
+
+    def __init__(self, root: Path) -> None:
+        """Nothing runs yet; results and logs go below `root`."""
+        self.root = root
+        self._selector = selectors.DefaultSelector()
+        self._pids: dict[str, int] = {}
+        self._text: dict[str, bytes] = {}
+        self.done: dict[str, list[str]] = {}
+        self.ended: set[str] = set()
+
+    def start(self, launcher: Launcher, replica: str, forms: Sequence[Form], env: Mapping[str, str]) -> None:
+        folder = self.root / replica
+        folder.mkdir(parents=True)
+        pipe = folder / "news"
+        os.mkfifo(pipe)
+        self._selector.register(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), selectors.EVENT_READ, replica)
+        self._text[replica], self.done[replica] = b"", []
+        launcher.start(
+            {
+                "folder": str(folder),
+                "file": str(forms[0].file),
+                "forms": [one.name for one in forms],
+                "devices": forms[0].devices,
+                "env": dict(env),
+            }
+        )
+
+    def read(self, seconds: float) -> bool:
+        """Wait for news; False if there are none for so long."""
+        events = self._selector.select(seconds)
+        for key, _ in events:
+            replica, data = key.data, os.read(key.fd, 65536)
+            if not data:
+                self.ended.add(replica)
+                self._close(key.fd)
+            *lines, self._text[replica] = (self._text[replica] + data).split(b"\n")
+            for line in lines:
+                kind, word = line.decode().split()
+                if kind == "pid":
+                    self._pids[replica] = int(word)
+                else:
+                    self.done[replica].append(word)
+        return bool(events)
+
+    def result(self, replica: str, name: str) -> Any:
+        """The outcome, or an exception's text in a `Failure`."""
+        file = self.root / replica / f"{name}.pickle"
+        if file.exists():
+            return pickle.loads(file.read_bytes())  # noqa: S301 - written by a form of ours
+        state = "the process ended" if replica in self.ended else "no end within the time"
+        log = self.root / replica / "log"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        return Failure(state, "\n".join(lines[-15:]))
+
+    def end(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            self._close(key.fd)
+        for pid in self._pids.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _close(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Instead of an outcome: what a form ended with."""
+
+    error: str
+    trace: str
+
+
+def run_group(forms: Sequence[Form], root: Path, launchers: Launchers) -> dict[str, dict[str, Any]]:
+    """Run forms of one group; return the outcomes by form and replica, the reference among them."""
+    outcomes: dict[str, dict[str, Any]] = {one.name: {} for one in forms}
+    with _session(root / REFERENCE) as reference:
+        reference.start(launchers.get(prepared=False), REFERENCE, forms, {})
+        left, attempt = list(forms), 0
+        while left:
+            attempt += 1
+            with _session(root / f"workers-{attempt}") as session:
+                tried = _run_workers(session, left, launchers.get(prepared=True))
+                for one in left[:tried]:
+                    outcomes[one.name].update({name: session.result(name, one.name) for name in session.done})
+            left = left[tried:]
+        while reference.done[REFERENCE][-1:] != [forms[-1].name] and REFERENCE not in reference.ended:
+            if not reference.read(SILENCE_SECONDS):
+                break
+        for one in forms:
+            outcomes[one.name][REFERENCE] = reference.result(REFERENCE, one.name)
+    return outcomes
+
+
+@contextmanager
+def _session(root: Path) -> Iterator[Session]:
+    session = Session(root)
+    try:
+        yield session
+    finally:
+        session.end()
+
+
+def _run_workers(session: Session, forms: Sequence[Form], launcher: Launcher) -> int:
+    """Run forms until one has failed; return how many have been tried."""
+    count = forms[0].workers
+    with free_ports(count) as ports:
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    for index in range(count):
+        session.start(launcher, f"worker-{index}", forms, _environment(session.root, cluster, index))
+    for number, one in enumerate(forms):
+        if not _wait_for(session, number, one):
+            return number + 1
+    return len(forms)
+
+
+def _wait_for(session: Session, number: int, one: Form) -> bool:
+    """Whether every worker has come to the end of this form without a failure."""
+    replicas = list(session.done)
+    until = time.monotonic() + SILENCE_SECONDS
+    shortened = False
+    while waited := [name for name in replicas if len(session.done[name]) <= number]:
+        failed = [name for name in replicas if name not in waited and _has_failed(session, name, one)]
+        if session.ended.issuperset(waited):
+            return False
+        if (failed or session.ended) and not shortened:
+            until, shortened = time.monotonic() + GRACE_SECONDS, True
+        if not session.read(max(0.0, until - time.monotonic())):
+            return False
+    return not any(_has_failed(session, name, one) for name in replicas)
+
+
+def _has_failed(session: Session, replica: str, one: Form) -> bool:
+    return isinstance(session.result(replica, one.name), Failure)
+
+
+def _environment(root: Path, cluster: Mapping[str, Any], index: int) -> dict[str, str]:
+    return {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
+        "TRAINJOB_NAME": "forms",
+        "TRAINJOB_UID": "uid-1",
+        "TRAINJOB_OUTPUT_DIR": str(root / "output"),
+        "TRAINJOB_CHECKPOINT_DIR": str(root / "output" / "checkpoints"),
+        "TRAINJOB_PROGRESS_FILE": str(root / f"worker-{index}" / "progress.json"),
+    }
+
+
+def differences(form_: Form, outcomes: Mapping[str, Any]) -> list[str]:
+    """What isn't as stated, a line each: workers against the one process, and against each other."""
+    failures = [
+        f"{replica}: {one.error}\n{one.trace}"
+        for replica, one in sorted(outcomes.items())
+        if isinstance(one, Failure)
+    ]
+    if failures:
+        return failures
+    reference, first = outcomes[REFERENCE], outcomes["worker-0"]
+    found = _compared(form_, "", reference, first)
+    for replica in sorted(set(outcomes) - {REFERENCE, "worker-0"}):
+        alone = {name: value for name, value in first.items() if name not in ("files", *form_.apart)}
+        other = {name: value for name, value in outcomes[replica].items() if name in alone}
+        found += [f"{replica} is not as worker-0: {line}" for line in _unequal("", alone, other, TOLERANCE)]
+        if outcomes[replica]["files"]:
+            found.append(f"{replica} wrote {outcomes[replica]['files']}")
+    return found
+
+
+def _compared(form_: Form, path: str, reference: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
+    found = []
+    equal = {name: value for name, value in reference.items() if name not in form_.differs}
+    found += _unequal(path, equal, {k: v for k, v in seen.items() if k not in form_.differs}, form_.tolerance)
+    for name, stated in form_.differs.items():
+        lines = _unequal(name, reference[name], seen[name], stated.at_most)
+        found += lines
+        if not lines and not _unequal(name, reference[name], seen[name], stated.at_least):
+            found.append(f"{name}: equal, though {stated.why}")
+    return found
+
+
+def _unequal(path: str, expected: Any, actual: Any, tolerance: float) -> list[str]:
+    """Lines for all that differs, by its path within an outcome."""
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping):
+        if sorted(map(str, expected)) != sorted(map(str, actual)):
+            return [f"{path}: names {sorted(map(str, expected))} became {sorted(map(str, actual))}"]
+        keys: Any = expected
+    elif isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)):
+        if len(expected) != len(actual):
+            return [f"{path}: {_short(expected)} became {_short(actual)}"]
+        keys = range(len(expected))
+    else:
+        return _unequal_values(path, expected, actual, tolerance)
+    return [line for key in keys for line in _unequal(f"{path}/{key}", expected[key], actual[key], tolerance)]
+
+
+def _unequal_values(path: str, expected: Any, actual: Any, tolerance: float) -> list[str]:
+    one, other = np.asarray(expected), np.asarray(actual)
+    if one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
+        return [] if np.array_equal(one, other) else [f"{path}: {_short(expected)} became {_short(actual)}"]
+    if one.shape != other.shape:
+        return [f"{path}: shape {one.shape} became {other.shape}"]
+    if np.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True):
+        return []
+    gap = np.max(np.abs(one.astype("float64") - other.astype("float64"))) if one.size else 0.0
+    return [f"{path}: off by {gap:.2g}: {_short(expected)} became {_short(actual)}"]
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 120 else text[:117] + "..."
