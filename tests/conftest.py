@@ -48,7 +48,7 @@ class ClusterScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(FORMS):
-            return nodeid.rpartition("/")[0]
+            return FORMS + nodeid.partition("[")[2].rpartition("/")[0]
         clusters = (folder for folder in CLUSTERS if nodeid.startswith(folder))
         return next(clusters, nodeid.partition("::")[0])
 

@@ -23,7 +23,7 @@ def classifier(scope):
     return model
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def class_weight(scope):
     x, y = classes()
     model = classifier(scope)
@@ -45,7 +45,7 @@ def sample_weight_in_evaluate(scope):
     return seen(evaluated=model.evaluate(x, y, sample_weight=np.linspace(0, 2, 96), verbose=0))
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def validation_split(scope):
     return fitted(scope, validation_split=0.25)
 
@@ -136,7 +136,7 @@ def run_eagerly(scope):
     return fitted(scope, dense(scope, run_eagerly=True), epochs=1)
 
 
-@form()
+@form(killed=True)
 def steps_per_execution(scope):
     return fitted(scope, dense(scope, steps_per_execution=3))
 

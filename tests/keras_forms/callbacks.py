@@ -24,7 +24,7 @@ def fitted(scope, *callbacks, model=None, **words):
     return model, history
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def early_stopping(scope):
     stopper = keras.callbacks.EarlyStopping(
         monitor="val_loss", min_delta=10.0, patience=1, restore_best_weights=True
@@ -33,7 +33,7 @@ def early_stopping(scope):
     return seen(model, history, stopped=stopper.stopped_epoch, best=stopper.best)
 
 
-@form()
+@form(killed=True)
 def reduce_rate_on_plateau(scope):
     callback = keras.callbacks.ReduceLROnPlateau(monitor="val_loss", min_delta=10.0, patience=1, factor=0.5)
     return seen(*fitted(scope, callback, epochs=4))
@@ -44,7 +44,7 @@ def rate_by_schedule(scope):
     return seen(*fitted(scope, keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)))
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def model_checkpoint(scope):
     callback = keras.callbacks.ModelCheckpoint("best-{epoch}.keras", save_best_only=True, monitor="val_loss")
     return seen(*fitted(scope, callback))

@@ -8,7 +8,7 @@ from support_forms import form
 KEPT = {"batch_size": 24, "shuffle": False, "verbose": 0}
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def two_fits(scope):
     x, y = numbers()
     model = dense(scope, keras.optimizers.Adam)

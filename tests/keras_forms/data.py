@@ -14,14 +14,14 @@ def batches(rows=96, size=24):
     return tf.data.Dataset.from_tensor_slices(numbers(rows)).batch(size)
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def finite_dataset(scope):
     model = dense(scope)
     history = model.fit(batches(), validation_data=batches(48), epochs=2, verbose=0)
     return seen(model, history, predictions=model.predict(batches(), verbose=0))
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def endless_dataset(scope):
     model = dense(scope)
     history = model.fit(batches().repeat(), steps_per_epoch=3, epochs=2, verbose=0)
@@ -78,7 +78,7 @@ def dataset_with_weights(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(killed=True)
 def dataset_of_dicts(scope):
     x, y = numbers()
     with scope():
@@ -201,7 +201,7 @@ class Pieces(keras.utils.PyDataset):
         self.epochs += 1
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def py_dataset(scope):
     data, model = Pieces(), dense(scope)
     history = model.fit(data, epochs=2, shuffle=False, verbose=0)

@@ -7,7 +7,7 @@ from support_form_values import classes, numbers, seen
 from support_forms import form
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def sequential_with_input(scope):
     x, y = numbers()
     with scope():
@@ -39,7 +39,7 @@ def classifier(scope):
     return seen(model, history, predictions=model.predict(x, verbose=0))
 
 
-@form()
+@form(killed=True)
 def functional_with_dicts(scope):
     x, y = numbers()
     with scope():
@@ -256,7 +256,7 @@ def shuffled_with_a_seed(scope):
     return seen(model, model.fit(x, y, epochs=2, verbose=0))
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def model_inside_a_model(scope):
     x, y = numbers()
     with scope():
@@ -314,7 +314,7 @@ def load_model_then_fit(scope):
     return seen(loaded, loaded.fit(x, y, epochs=2, shuffle=False, verbose=0), first=first.history)
 
 
-@form()
+@form(killed=True)
 def lora(scope):
     x, y = numbers()
     with scope():
@@ -348,7 +348,7 @@ def layer_with_a_seed_generator(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(killed=True)
 def metrics_of_many_kinds(scope):
     x, y = classes(kinds=2)
     with scope():

@@ -37,7 +37,10 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-@form()
+@form(
+    defect="a loss that an own train_step tracks after compute_loss is divided by the number of workers",
+    shows="/history/loss/0: off",
+)
 def own_train_step_with_the_compiled_loss(scope):
     x, y = numbers()
     with scope():
@@ -46,7 +49,10 @@ def own_train_step_with_the_compiled_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(
+    defect="a train_step that averages its own loss trains with N times the gradient, without a word",
+    shows="/weights/0: off",
+)
 def own_train_step_that_averages_its_loss(scope):
     class Averaging(OwnStep):
         def __init__(self):
@@ -73,7 +79,10 @@ def own_train_step_that_averages_its_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(
+    defect="a model with an own train_step and no call() is refused",
+    shows="Unable to automatically build the model",
+)
 def autoencoder_without_call(scope):
     class Autoencoder(keras.Model):
         def __init__(self):
@@ -103,7 +112,12 @@ def autoencoder_without_call(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(
+    differs={
+        "weights": ("each worker draws its own noise, and the step averages its own loss", 0.3),
+        "history": ("each worker draws its own noise", 4.0),
+    }
+)
 def variational_autoencoder(scope):
     class Variational(keras.Model):
         def __init__(self):
@@ -140,7 +154,10 @@ def variational_autoencoder(scope):
     return seen(model, model.fit(x, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(
+    defect="a model with an own train_step and no call() is refused",
+    shows="Unable to automatically build the model",
+)
 def gan_with_two_optimizers(scope):
     class Gan(keras.Model):
         def __init__(self):
@@ -185,7 +202,10 @@ def gan_with_two_optimizers(scope):
     return seen(model, model.fit(x, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(
+    defect="a train_step that averages its own loss trains with N times the gradient, without a word",
+    shows="/weights/0: off",
+)
 def contrastive(scope):
     class Contrastive(keras.Model):
         def __init__(self):
@@ -237,7 +257,7 @@ def distillation(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(killed=True)
 def own_compute_loss(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -255,7 +275,10 @@ def own_compute_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form()
+@form(
+    defect="the keys that an overridden compute_metrics adds are lost",
+    shows="'twice'",
+)
 def own_compute_metrics(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -271,7 +294,7 @@ def own_compute_metrics(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form()
+@form(killed=True)
 def own_get_metrics_result(scope):
     class Own(OwnStep):
         train_step = keras.Model.train_step
@@ -324,7 +347,7 @@ def own_predict_step(scope):
     return seen(model, history, predictions=model.predict(x, batch_size=24, verbose=0))
 
 
-@form()
+@form(killed=True)
 def weights_in_an_own_step(scope):
     class Weighted(OwnStep):
         def train_step(self, data):
@@ -355,7 +378,7 @@ def metric_of_the_users(scope):
             self.count.assign_add(ops.sum(ops.cast(ops.argmax(y_pred, axis=-1) > 0, "float32")))
 
         def result(self):
-            return self.count
+            return self.count.value
 
     x, y = classes()
     with scope():

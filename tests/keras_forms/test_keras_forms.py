@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_forms import REFERENCE, Failure, Form, Launchers, differences, forms_in, run_group
+from support_forms import REFERENCE, Failure, Form, Launchers, differences, forms_in, run_group, run_killed
 
 FORMS = [form for file in sorted(Path(__file__).parent.glob("[!t]*.py")) for form in forms_in(file)]
 GROUPS = {form.group: [one for one in FORMS if one.group == form.group] for form in FORMS}
@@ -15,10 +15,10 @@ class FormDiffers(AssertionError):
     """The workers' outcome isn't the one process's."""
 
 
-def parameters() -> Iterator[Any]:
+def parameters(*, killed: bool = False) -> Iterator[Any]:
     """By group, so that a group's forms stay together; `conftest.py` splits them there."""
     for group, forms in GROUPS.items():
-        for form in forms:
+        for form in [one for one in forms if one.killed or not killed]:
             marks = (
                 [pytest.mark.xfail(strict=True, raises=FormDiffers, reason=form.defect)]
                 if form.defect
@@ -55,6 +55,17 @@ def test_form(group: str, form: Form, outcomes: dict[str, dict[str, Any]]) -> No
     found = "\n".join(differences(form, seen))
     if form.defect and found and form.shows not in found:
         pytest.fail(f"it fails, but not with {form.shows!r}:\n{found}")
+    if found:
+        raise FormDiffers(found)
+
+
+@pytest.mark.parametrize(("group", "form"), list(parameters(killed=True)), scope="module")
+def test_killed_form(
+    group: str, form: Form, outcomes: dict[str, dict[str, Any]], launchers: Launchers, tmp_path: Path
+) -> None:
+    """A run that is killed in its second epoch ends, in new processes, as the undisturbed one process does."""
+    again = run_killed(form, tmp_path, launchers)
+    found = "\n".join(differences(form, {**again, REFERENCE: outcomes[form.name][REFERENCE]}))
     if found:
         raise FormDiffers(found)
 

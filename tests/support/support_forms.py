@@ -59,6 +59,7 @@ class Form:
         workers: how many there are beside the one process.
         devices: logical devices of each worker.
         differs: by the outcome's name, what is not equal and why.
+        killed: whether it is run once more and killed in its second epoch, to go on in new processes.
         apart: names of what each worker has of its own.
         tolerance: of all that is compared as equal.
         defect: what is wrong in the product, one sentence; then the form must fail.
@@ -70,6 +71,7 @@ class Form:
     workers: int = 2
     devices: int = 1
     differs: Mapping[str, Differs] = field(default_factory=dict)
+    killed: bool = False
     apart: tuple[str, ...] = ()
     tolerance: float = TOLERANCE
     defect: str = ""
@@ -86,6 +88,7 @@ def form(
     workers: int = 2,
     devices: int = 1,
     differs: Mapping[str, tuple[Any, ...]] | None = None,
+    killed: bool = False,
     apart: tuple[str, ...] = (),
     tolerance: float = TOLERANCE,
     defect: str = "",
@@ -247,6 +250,20 @@ def run_group(forms: Sequence[Form], root: Path, launchers: Launchers) -> dict[s
     return outcomes
 
 
+def run_killed(one: Form, root: Path, launchers: Launchers) -> dict[str, Any]:
+    """Run a form whose first worker is killed when its second epoch begins; return what the next run sees."""
+    launcher = launchers.get(prepared=True)
+    with _session(root / "killed") as session:
+        _start_workers(session, [one], launcher, root / "output", {"FORMS_KILL": "worker-0"})
+        while "worker-0" not in session.ended and session.read(SILENCE_SECONDS):
+            pass
+        assert not any(session.done.values()), f"{one.name} was through before it could be killed"
+    with _session(root / "again") as session:
+        _start_workers(session, [one], launcher, root / "output", {"TRAINJOB_ATTEMPT": "2"})
+        _wait_for(session, 0, one)
+        return {name: session.result(name, one.name) for name in session.done}
+
+
 @contextmanager
 def _session(root: Path) -> Iterator[Session]:
     session = Session(root)
@@ -258,15 +275,23 @@ def _session(root: Path) -> Iterator[Session]:
 
 def _run_workers(session: Session, forms: Sequence[Form], launcher: Launcher) -> int:
     """Run forms until one has failed; return how many have been tried."""
-    count = forms[0].workers
-    with free_ports(count) as ports:
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-    for index in range(count):
-        session.start(launcher, f"worker-{index}", forms, _environment(session.root, cluster, index))
+    _start_workers(session, forms, launcher, session.root / "output", {})
     for number, one in enumerate(forms):
         if not _wait_for(session, number, one):
             return number + 1
     return len(forms)
+
+
+def _start_workers(
+    session: Session, forms: Sequence[Form], launcher: Launcher, output: Path, env: Mapping[str, str]
+) -> None:
+    count = forms[0].workers
+    with free_ports(count) as ports:
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    for index in range(count):
+        replica = f"worker-{index}"
+        job = _environment(output, session.root / replica, cluster, index)
+        session.start(launcher, replica, forms, {**job, **env})
 
 
 def _wait_for(session: Session, number: int, one: Form) -> bool:
@@ -289,14 +314,14 @@ def _has_failed(session: Session, replica: str, one: Form) -> bool:
     return isinstance(session.result(replica, one.name), Failure)
 
 
-def _environment(root: Path, cluster: Mapping[str, Any], index: int) -> dict[str, str]:
+def _environment(output: Path, own: Path, cluster: Mapping[str, Any], index: int) -> dict[str, str]:
     return {
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
         "TRAINJOB_NAME": "forms",
         "TRAINJOB_UID": "uid-1",
-        "TRAINJOB_OUTPUT_DIR": str(root / "output"),
-        "TRAINJOB_CHECKPOINT_DIR": str(root / "output" / "checkpoints"),
-        "TRAINJOB_PROGRESS_FILE": str(root / f"worker-{index}" / "progress.json"),
+        "TRAINJOB_OUTPUT_DIR": str(output),
+        "TRAINJOB_CHECKPOINT_DIR": str(output / "checkpoints"),
+        "TRAINJOB_PROGRESS_FILE": str(own / "progress.json"),
     }
 
 
