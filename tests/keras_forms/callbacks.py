@@ -141,7 +141,7 @@ def every_batch_of_an_evaluation(scope):
     return seen(batches=recorder.numbers)
 
 
-@form()
+@form(defect="a validation calls on_test_batch_end once for up to 32 batches", shows="/batches")
 def every_batch_of_a_validation(scope):
     class Batches(keras.callbacks.Callback):
         numbers = ()
@@ -168,7 +168,9 @@ def every_batch_of_a_prediction(scope):
     return seen(batches=recorder.numbers, predictions=predictions)
 
 
-@form()
+@form(
+    defect="float() of a mirrored variable, such as the learning rate, raises", shows="not 'MirroredVariable'"
+)
 def rate_read_as_a_number(scope):
     class Rates(keras.callbacks.Callback):
         rates = ()

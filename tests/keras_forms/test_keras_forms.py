@@ -19,11 +19,8 @@ def parameters(*, killed: bool = False) -> Iterator[Any]:
     """By group, so that a group's forms stay together; `conftest.py` splits them there."""
     for group, forms in GROUPS.items():
         for form in [one for one in forms if one.killed or not killed]:
-            marks = (
-                [pytest.mark.xfail(strict=True, raises=FormDiffers, reason=form.defect)]
-                if form.defect
-                else []
-            )
+            known = pytest.mark.xfail(strict=True, raises=FormDiffers, reason=form.defect)
+            marks = [known] if form.defect else []
             yield pytest.param(group, form, id=f"{group}/{form.name}", marks=marks)
 
 
@@ -63,7 +60,7 @@ def test_form(group: str, form: Form, outcomes: dict[str, dict[str, Any]]) -> No
 def test_killed_form(
     group: str, form: Form, outcomes: dict[str, dict[str, Any]], launchers: Launchers, tmp_path: Path
 ) -> None:
-    """A run that is killed in its second epoch ends, in new processes, as the undisturbed one process does."""
+    """What is killed in its second epoch ends, in new processes, as the undisturbed one process."""
     again = run_killed(form, tmp_path, launchers)
     found = "\n".join(differences(form, {**again, REFERENCE: outcomes[form.name][REFERENCE]}))
     if found:
