@@ -21,7 +21,12 @@ def finite_dataset(scope):
     return seen(model, history, predictions=model.predict(batches(), verbose=0))
 
 
-@form(workers=3, killed=True)
+@form(
+    workers=3,
+    killed=True,
+    resume_defect="after a restart an endless data set begins anew, not where the epoch had ended",
+    resume_shows="/history/loss/1",
+)
 def endless_dataset(scope):
     model = dense(scope)
     history = model.fit(batches().repeat(), steps_per_epoch=3, epochs=2, verbose=0)
@@ -49,7 +54,10 @@ def dataset_of_unknown_length(scope):
     return seen(model, history)
 
 
-@form()
+@form(
+    defect="a seeded shuffle of a tf.data set has another order than in one process from the second epoch on",
+    shows="/history/loss/1",
+)
 def dataset_shuffled_with_a_seed(scope):
     data = tf.data.Dataset.from_tensor_slices(numbers()).shuffle(96, seed=3).batch(24)
     model = dense(scope)
@@ -124,8 +132,8 @@ def labelled_sentences():
 
 
 @form(
-    defect="an Embedding with padded batches: gathers inside one tf.while_loop keep the first shape",
-    shows="Shape mismatch",
+    defect="batches of unequal width can't be trained: the last batch is joined to an empty one of width 0",
+    shows="ConcatOp",
 )
 def padded_batches(scope):
     model = words(scope)
@@ -133,8 +141,8 @@ def padded_batches(scope):
 
 
 @form(
-    defect="an Embedding with bucketed batches: gathers inside one tf.while_loop keep the first shape",
-    shows="Shape mismatch",
+    defect="bucketed batches can't be trained: the last batch is joined to an empty one of width 0",
+    shows="ConcatOp",
 )
 def bucketed_batches(scope):
     model = words(scope)
@@ -142,7 +150,10 @@ def bucketed_batches(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(
+    defect="batches of unequal width can't be trained: the last batch is joined to an empty one of width 0",
+    shows="slice index 0 of dimension 1 out of bounds",
+)
 def padded_batches_without_an_embedding(scope):
     with scope():
         model = keras.Sequential([keras.Input((None, 1)), layers.SimpleRNN(3), layers.Dense(1)])
@@ -155,14 +166,17 @@ def padded_batches_without_an_embedding(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(
+    defect="batches of unequal width can't be trained: the last batch is joined to an empty one of width 0",
+    shows="ConcatOp",
+)
 def ragged_batches(scope):
     model = words(scope)
     data = labelled_sentences().ragged_batch(8).map(lambda one, label: (one.to_tensor(), label))
     return seen(model, model.fit(data, epochs=1, verbose=0))
 
 
-@form()
+@form(defect="sparse features are not cut into the workers' parts, and crash", shows="BroadcastGradientArgs")
 def sparse_features(scope):
     x, y = numbers()
     x[np.abs(x) < 0.7] = 0
@@ -201,7 +215,7 @@ class Pieces(keras.utils.PyDataset):
         self.epochs += 1
 
 
-@form(workers=3, killed=True)
+@form(workers=3)
 def py_dataset(scope):
     data, model = Pieces(), dense(scope)
     history = model.fit(data, epochs=2, shuffle=False, verbose=0)
@@ -348,7 +362,10 @@ def string_lookup_inside_the_model(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(
+    defect="the last batch of an epoch is trimmed to rows that the workers divide, which changes the numbers",
+    shows="/history/loss/0: off",
+)
 def rows_that_nothing_divides(scope):
     x, y = numbers(101)
     model = dense(scope)

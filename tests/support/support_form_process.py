@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -104,7 +105,18 @@ def _scope(devices: int, *, collective: bool) -> Callable[[], Any]:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * devices
         )
+        _give_devices(devices)
     return tf.distribute.MultiWorkerMirroredStrategy().scope  # type: ignore[no-any-return]
+
+
+def _give_devices(count: int) -> None:
+    """The strategy takes all GPUs of a worker, but only one device of a processor."""
+    module = importlib.import_module("tensorflow.python.distribute.collective_all_reduce_strategy")
+
+    def local_devices(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
+        return tuple(f"{worker_device}/device:CPU:{number}" for number in range(count)), "CPU"
+
+    module.CollectiveAllReduceExtended._initialize_local_devices = local_devices
 
 
 def _outcome(form: Callable[..., Any], scope: Callable[[], Any], folder: Path) -> Any:

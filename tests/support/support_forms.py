@@ -64,6 +64,8 @@ class Form:
         tolerance: of all that is compared as equal.
         defect: what is wrong in the product, one sentence; then the form must fail.
         shows: what the failure's text must contain, so that it fails for that reason.
+        resume_defect: the same of the run that is killed.
+        resume_shows: the same of its failure.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Form:
     tolerance: float = TOLERANCE
     defect: str = ""
     shows: str = ""
+    resume_defect: str = ""
+    resume_shows: str = ""
 
     @property
     def group(self) -> str:
@@ -93,6 +97,8 @@ def form(
     tolerance: float = TOLERANCE,
     defect: str = "",
     shows: str = "",
+    resume_defect: str = "",
+    resume_shows: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run."""
     return lambda function: function
