@@ -356,14 +356,16 @@ def _compared(form_: Form, path: str, reference: Mapping[str, Any], seen: Mappin
     equal = {name: value for name, value in reference.items() if name not in form_.differs}
     found += _unequal(path, equal, {k: v for k, v in seen.items() if k not in form_.differs}, form_.tolerance)
     for name, stated in form_.differs.items():
-        lines = _unequal(name, reference[name], seen[name], stated.at_most)
+        lines = _unequal(name, reference[name], seen[name], stated.at_most, relative=0.0)
         found += lines
         if not lines and not _unequal(name, reference[name], seen[name], stated.at_least):
             found.append(f"{name}: equal, though {stated.why}")
     return found
 
 
-def _unequal(path: str, expected: Any, actual: Any, tolerance: float) -> list[str]:
+def _unequal(
+    path: str, expected: Any, actual: Any, absolute: float, *, relative: float | None = None
+) -> list[str]:
     """Lines for all that differs, by its path within an outcome."""
     if isinstance(expected, Mapping) and isinstance(actual, Mapping):
         if sorted(map(str, expected)) != sorted(map(str, actual)):
@@ -374,17 +376,21 @@ def _unequal(path: str, expected: Any, actual: Any, tolerance: float) -> list[st
             return [f"{path}: {_short(expected)} became {_short(actual)}"]
         keys = range(len(expected))
     else:
-        return _unequal_values(path, expected, actual, tolerance)
-    return [line for key in keys for line in _unequal(f"{path}/{key}", expected[key], actual[key], tolerance)]
+        return _unequal_values(path, expected, actual, absolute, absolute if relative is None else relative)
+    return [
+        line
+        for key in keys
+        for line in _unequal(f"{path}/{key}", expected[key], actual[key], absolute, relative=relative)
+    ]
 
 
-def _unequal_values(path: str, expected: Any, actual: Any, tolerance: float) -> list[str]:
+def _unequal_values(path: str, expected: Any, actual: Any, absolute: float, relative: float) -> list[str]:
     one, other = np.asarray(expected), np.asarray(actual)
     if one.dtype.kind not in "fiub" or other.dtype.kind not in "fiub":
         return [] if np.array_equal(one, other) else [f"{path}: {_short(expected)} became {_short(actual)}"]
     if one.shape != other.shape:
         return [f"{path}: shape {one.shape} became {other.shape}"]
-    if np.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True):
+    if np.allclose(one, other, rtol=relative, atol=absolute, equal_nan=True):
         return []
     gap = np.max(np.abs(one.astype("float64") - other.astype("float64"))) if one.size else 0.0
     return [f"{path}: off by {gap:.2g}: {_short(expected)} became {_short(actual)}"]
