@@ -97,7 +97,10 @@ def no_epochs(scope):
     return seen(model, history)
 
 
-@form()
+@form(
+    defect="a batch of one row, which Keras trains in one process, is refused",
+    shows="can't be divided among",
+)
 def batch_size_of_one_row(scope):
     x, y = numbers(6)
     model = dense(scope)

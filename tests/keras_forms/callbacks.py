@@ -248,7 +248,10 @@ def save_within_a_callback(scope):
     return seen(*fitted(scope, Save(), epochs=2))
 
 
-@form()
+@form(
+    defect="keys of an overridden compute_metrics are lost, and EarlyStopping on one of them does nothing",
+    shows="'score'",
+)
 def early_stopping_on_an_own_metric(scope):
     class Own(keras.Sequential):
         def compute_metrics(self, x, y, y_pred, sample_weight=None):

@@ -32,20 +32,33 @@ def launchers() -> Iterator[Launchers]:
     started.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def groups_run() -> dict[str, dict[str, dict[str, Any]]]:
+    """By group: pytest comes back to one for the forms that are killed."""
+    return {}
+
+
+@pytest.fixture
 def outcomes(
-    group: str, launchers: Launchers, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    group: str,
+    groups_run: dict[str, dict[str, dict[str, Any]]],
+    launchers: Launchers,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> dict[str, dict[str, Any]]:
-    wanted = {item.callspec.params["form"].name for item in request.session.items if _is_of(item, group)}
-    root = tmp_path_factory.mktemp(group.replace("/", "-"))
-    return run_group([form for form in GROUPS[group] if form.name in wanted], root, launchers)
+    if group not in groups_run:
+        wanted = {item.callspec.params["form"].name for item in request.session.items if _is_of(item, group)}
+        root = tmp_path_factory.mktemp(group.replace("/", "-"))
+        forms = [form for form in GROUPS[group] if form.name in wanted]
+        groups_run[group] = run_group(forms, root, launchers)
+    return groups_run[group]
 
 
 def _is_of(item: Any, group: str) -> bool:
     return hasattr(item, "callspec") and item.callspec.params.get("group") == group
 
 
-@pytest.mark.parametrize(("group", "form"), list(parameters()), scope="module")
+@pytest.mark.parametrize(("group", "form"), list(parameters()))
 def test_form(group: str, form: Form, outcomes: dict[str, dict[str, Any]]) -> None:
     seen = outcomes[form.name]
     if isinstance(seen[REFERENCE], Failure):
@@ -62,7 +75,7 @@ def check(form: Form, seen: dict[str, Any], shows: str) -> None:
         raise FormDiffers(found)
 
 
-@pytest.mark.parametrize(("group", "form"), list(parameters(killed=True)), scope="module")
+@pytest.mark.parametrize(("group", "form"), list(parameters(killed=True)))
 def test_killed_form(
     group: str, form: Form, outcomes: dict[str, dict[str, Any]], launchers: Launchers, tmp_path: Path
 ) -> None:
