@@ -77,7 +77,11 @@ def muon(scope):
     return trained(scope, lambda: keras.optimizers.Muon(0.01))
 
 
-@form(workers=3)
+@form(
+    workers=3,
+    defect="ScheduleFreeAdamW ends with other weights than in one process, where they seem to begin at zero",
+    shows="/weights/0: off",
+)
 def schedule_free_adamw(scope):
     return trained(scope, lambda: keras.optimizers.ScheduleFreeAdamW(0.01))
 
