@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_forms import REFERENCE, Failure, Form, Launchers, differences, forms_in, run_group, run_killed
+from support_forms import REFERENCE, Failure, Form, differences, forms_in, run_group, run_killed
 
 FORMS = [form for file in sorted(Path(__file__).parent.glob("[!t]*.py")) for form in forms_in(file)]
 GROUPS = {form.group: [one for one in FORMS if one.group == form.group] for form in FORMS}
@@ -26,13 +26,6 @@ def parameters(*, killed: bool = False) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def launchers() -> Iterator[Launchers]:
-    started = Launchers()
-    yield started
-    started.end()
-
-
-@pytest.fixture(scope="session")
 def groups_run() -> dict[str, dict[str, dict[str, Any]]]:
     """By group: pytest comes back to one for the forms that are killed."""
     return {}
@@ -42,7 +35,6 @@ def groups_run() -> dict[str, dict[str, dict[str, Any]]]:
 def outcomes(
     group: str,
     groups_run: dict[str, dict[str, dict[str, Any]]],
-    launchers: Launchers,
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> dict[str, dict[str, Any]]:
@@ -50,7 +42,7 @@ def outcomes(
         wanted = {item.callspec.params["form"].name for item in request.session.items if _is_of(item, group)}
         root = tmp_path_factory.mktemp(group.replace("/", "-"))
         forms = [form for form in GROUPS[group] if form.name in wanted]
-        groups_run[group] = run_group(forms, root, launchers)
+        groups_run[group] = run_group(forms, root)
     return groups_run[group]
 
 
@@ -76,11 +68,9 @@ def check(form: Form, seen: dict[str, Any], shows: str) -> None:
 
 
 @pytest.mark.parametrize(("group", "form"), list(parameters(killed=True)))
-def test_killed_form(
-    group: str, form: Form, outcomes: dict[str, dict[str, Any]], launchers: Launchers, tmp_path: Path
-) -> None:
+def test_killed_form(group: str, form: Form, outcomes: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """What is killed in its second epoch ends, in new processes, as the undisturbed one process."""
-    again = run_killed(form, tmp_path, launchers)
+    again = run_killed(form, tmp_path)
     check(form, {**again, REFERENCE: outcomes[form.name][REFERENCE]}, form.resume_shows)
 
 

@@ -1,9 +1,10 @@
 """Training processes that need not import TensorFlow: they are forked from one that has.
 
 The import takes longer than what most tests train. The process that is forked has one thread and has used
-nothing of TensorFlow, so that a copy of it is what an interpreter is after the same imports. What has to be
-there before them (a `sitecustomize`, a variable that TensorFlow reads when it is loaded) wants an interpreter
-of its own.
+nothing of TensorFlow, so that a copy of it is what an interpreter is after the same imports. There are two:
+one as it is, and one of a job, with the bootstrap folder on its path; a copy of that one takes on its job's
+environment as a warm standby does. Whatever else has to be there before the imports, such as a variable that
+TensorFlow reads when it is loaded, wants an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -41,12 +43,12 @@ class Forked:
 
     Attributes:
         pid: its own, and that of its process group.
-        stdout: its output, errors included.
+        stdout: its output, errors included, if it goes nowhere else.
         returncode: None while it lives; negative: a signal.
     """
 
-    def __init__(self, output: int, news: int) -> None:
-        self.stdout = os.fdopen(output, encoding="utf-8", errors="replace")
+    def __init__(self, output: int | None, news: int) -> None:
+        self.stdout = None if output is None else os.fdopen(output, encoding="utf-8", errors="replace")
         self.returncode: int | None = None
         self._news = os.fdopen(news, "rb", buffering=0)
         self._text = b""
@@ -65,6 +67,16 @@ class Forked:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             self._read(left)
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def wait_until_stopped(self) -> None:
         while not self._text.endswith(b"stopped\n"):
@@ -85,7 +97,15 @@ def can_fork(interpreter: Sequence[str], env: Mapping[str, str]) -> bool:
     return tuple(interpreter) == (sys.executable,) and not any(name.startswith(READ_BEFORE) for name in env)
 
 
-def fork(script: Path, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> Forked:
+def fork(
+    script: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    *,
+    output: int | None = None,
+    path: str = "",
+) -> Forked:
     """Start a script in a session of its own.
 
     Args:
@@ -93,24 +113,29 @@ def fork(script: Path, arguments: Sequence[str], env: Mapping[str, str], cwd: Pa
         arguments: its arguments.
         env: its whole environment.
         cwd: where it runs.
+        output: a descriptor for its output; None for a pipe.
+        path: its PYTHONPATH: the bootstrap folder, or nothing.
     """
     request = {"arguments": [str(script), *arguments], "env": dict(env), "cwd": str(cwd)}
-    output, news = os.pipe(), os.pipe()
-    socket.send_fds(_original(), [json.dumps(request).encode()], [output[1], news[1]])
-    for end in (output[1], news[1]):
+    news, pipe = os.pipe(), os.pipe() if output is None else None
+    ends = [output if pipe is None else pipe[1], news[1]]
+    socket.send_fds(_original(path), [json.dumps(request).encode()], ends)
+    for end in ends if pipe else ends[1:]:
         os.close(end)
-    return Forked(output[0], news[0])
+    return Forked(pipe[0] if pipe else None, news[0])
 
 
 @functools.cache
-def _original() -> socket.socket:
-    """The line to the process that is forked; it ends when nobody holds this."""
+def _original(path: str) -> socket.socket:
+    """The line to the process with this PYTHONPATH that is forked; it ends when nobody holds this."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    task = {"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
+    job = {"PYTHONPATH": path, "TF_CONFIG": json.dumps(task)} if path else {}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
-            env={**os.environ, **QUIET},
+            env={**os.environ, **QUIET, **job},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
         )
@@ -125,6 +150,7 @@ def _original() -> socket.socket:
 
 def _serve(line: socket.socket) -> dict[str, Any]:
     """Fork for each request; return in the new process only."""
+    gc.freeze()  # a collection in a copy looks at what the script has made, not at all of TensorFlow
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         data, ends, _, _ = socket.recv_fds(line, 1 << 20, 2)
@@ -166,6 +192,8 @@ def _become(request: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.argv = request["arguments"]
+    if "trainjob_import_hook" in sys.modules:
+        sys.modules["trainjob_import_hook"].renew()
     script = Path(sys.argv[0])
     sys.path[0] = str(script.parent)
     main = sys.modules["__main__"] = ModuleType("__main__")

@@ -1,8 +1,6 @@
-"""A process that imports TensorFlow and Keras once, and is forked for each session of forms.
+"""Runs forms one after the other: those of the request that its only argument is, in JSON.
 
-A line of standard input is a request. The fork takes on the request's environment as a warm standby does,
-which is how jobs start their processes too, and runs the forms one after the other. What it has to say goes
-to the named pipe `news`: its process id, and the name of each form that has come to its end.
+The named pipe `news` gets the name of each form that has come to its end.
 """
 
 from __future__ import annotations
@@ -24,35 +22,12 @@ from typing import Any
 
 from support_forms import Failure
 
-for _name in ("tensorflow", "keras"):
-    importlib.import_module(_name)
-
-
-def serve() -> None:
-    gc.freeze()  # a collection in a fork looks at what the form has made, not at all of TensorFlow
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    started = []
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            run(json.loads(line))
-        started.append(pid)
-    for pid in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
 
 def run(request: dict[str, Any]) -> None:
     """Run a session, and wait to be killed: who leaves takes the other workers along."""
     folder = Path(request["folder"])
-    _redirect_output(folder / "log")
     news = os.open(folder / "news", os.O_WRONLY)
-    os.write(news, f"pid {os.getpid()}\n".encode())
     try:
-        os.environ.update(request["env"])
-        if "trainjob_import_hook" in sys.modules:
-            sys.modules["trainjob_import_hook"].renew()
         if os.environ.get("FORMS_KILL") == folder.name:
             _die_in_the_second_epoch()
         scope = _scope(request["devices"], collective="TF_CONFIG" in os.environ)
@@ -64,7 +39,7 @@ def run(request: dict[str, Any]) -> None:
         for name in request["forms"]:
             result = _outcome(getattr(forms, name), scope, folder / "files" / name)
             _write(folder / f"{name}.pickle", result)
-            os.write(news, f"form {name}\n".encode())
+            os.write(news, f"{name}\n".encode())
             if isinstance(result, Failure) and "TF_CONFIG" in os.environ:
                 break
         while True:
@@ -73,13 +48,6 @@ def run(request: dict[str, Any]) -> None:
         traceback.print_exc()
         sys.stderr.flush()
     os._exit(1)
-
-
-def _redirect_output(log: Path) -> None:
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, descriptor in ((nothing, 0), (target, 1), (target, 2)):
-        os.dup2(source, descriptor)
 
 
 def _die_in_the_second_epoch() -> None:
@@ -147,4 +115,4 @@ def _write(path: Path, result: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve()
+    run(json.loads(sys.argv[1]))

@@ -1,8 +1,7 @@
 """Forms: short functions that use Keras as people do, run by one process and by several, and compared.
 
-Importing TensorFlow costs more than most forms. So it is imported once for all forms of a pytest process,
-and what runs forms is forked from there (`support_form_process.py`). A form that fails ends its processes,
-because nothing is known about the collectives that they have left; the forms behind it go on in new ones.
+One process runs many (`support_form_process.py`). A form that fails ends its processes, because nothing is
+known about the collectives that they have left; the forms behind it go on in new ones.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ import json
 import os
 import pickle
 import selectors
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support_plain import BOOTSTRAP, _clean_environment, free_ports
+from support_forking import Forked, fork
+from support_plain import BOOTSTRAP, clean_environment, free_ports
 
-LAUNCHER = Path(__file__).with_name("support_form_process.py")
+SCRIPT = Path(__file__).with_name("support_form_process.py")
 TOLERANCE = 1e-5
 SILENCE_SECONDS = 90.0
 """Without a word for so long, a form is taken for one that hangs."""
@@ -117,48 +114,6 @@ def forms_in(file: Path) -> list[Form]:
     return found
 
 
-class Launcher:
-    """A process that has imported TensorFlow and Keras, and is forked for each session."""
-
-    def __init__(self, *, prepared: bool) -> None:
-        """Start it.
-
-        Args:
-            prepared: whether it is a replica of a job: the bootstrap folder on PYTHONPATH, and TF_CONFIG.
-        """
-        job = {"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
-        env = {"PYTHONPATH": str(BOOTSTRAP), "TF_CONFIG": json.dumps(job)} if prepared else {}
-        self._process = subprocess.Popen(
-            [sys.executable, str(LAUNCHER)], env={**_clean_environment(), **env}, stdin=subprocess.PIPE
-        )
-
-    def start(self, request: Mapping[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-@dataclass
-class Launchers:
-    """Both kinds, each started when it is first wanted."""
-
-    _started: dict[bool, Launcher] = field(default_factory=dict)
-
-    def get(self, *, prepared: bool) -> Launcher:
-        if prepared not in self._started:
-            self._started[prepared] = Launcher(prepared=prepared)
-        return self._started[prepared]
-
-    def end(self) -> None:
-        for launcher in self._started.values():
-            launcher.end()
-
-
 class Session:
     """Processes that run forms one after the other, until the last is done or one has failed."""
 
@@ -166,27 +121,38 @@ class Session:
         """Nothing runs yet; results and logs go below `root`."""
         self.root = root
         self._selector = selectors.DefaultSelector()
-        self._pids: dict[str, int] = {}
+        self._processes: list[Forked] = []
         self._text: dict[str, bytes] = {}
         self.done: dict[str, list[str]] = {}
         self.ended: set[str] = set()
 
-    def start(self, launcher: Launcher, replica: str, forms: Sequence[Form], env: Mapping[str, str]) -> None:
+    def start(
+        self, replica: str, forms: Sequence[Form], env: Mapping[str, str] | None = None, *, path: str = ""
+    ) -> None:
+        """Start a process.
+
+        Args:
+            replica: its name.
+            forms: of one group.
+            env: what a replica of a job is told.
+            path: its PYTHONPATH.
+        """
         folder = self.root / replica
         folder.mkdir(parents=True)
         pipe = folder / "news"
         os.mkfifo(pipe)
         self._selector.register(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), selectors.EVENT_READ, replica)
         self._text[replica], self.done[replica] = b"", []
-        launcher.start(
-            {
-                "folder": str(folder),
-                "file": str(forms[0].file),
-                "forms": [one.name for one in forms],
-                "devices": forms[0].devices,
-                "env": dict(env),
-            }
-        )
+        request = {
+            "folder": str(folder),
+            "file": str(forms[0].file),
+            "forms": [one.name for one in forms],
+            "devices": forms[0].devices,
+        }
+        with (folder / "log").open("wb") as log:
+            variables = {**clean_environment(), **(env or {})}
+            arguments = [json.dumps(request)]
+            self._processes.append(fork(SCRIPT, arguments, variables, folder, output=log.fileno(), path=path))
 
     def read(self, seconds: float) -> bool:
         """Wait for news; False if there are none for so long."""
@@ -197,12 +163,7 @@ class Session:
                 self.ended.add(replica)
                 self._close(key.fd)
             *lines, self._text[replica] = (self._text[replica] + data).split(b"\n")
-            for line in lines:
-                kind, word = line.decode().split()
-                if kind == "pid":
-                    self._pids[replica] = int(word)
-                else:
-                    self.done[replica].append(word)
+            self.done[replica] += [line.decode() for line in lines]
         return bool(events)
 
     def result(self, replica: str, name: str) -> Any:
@@ -218,9 +179,9 @@ class Session:
     def end(self) -> None:
         for key in list(self._selector.get_map().values()):
             self._close(key.fd)
-        for pid in self._pids.values():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
     def _close(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
@@ -235,16 +196,16 @@ class Failure:
     trace: str
 
 
-def run_group(forms: Sequence[Form], root: Path, launchers: Launchers) -> dict[str, dict[str, Any]]:
+def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
     """Run forms of one group; return the outcomes by form and replica, the reference among them."""
     outcomes: dict[str, dict[str, Any]] = {one.name: {} for one in forms}
     with _session(root / REFERENCE) as reference:
-        reference.start(launchers.get(prepared=False), REFERENCE, forms, {})
+        reference.start(REFERENCE, forms)
         left, attempt = list(forms), 0
         while left:
             attempt += 1
             with _session(root / f"workers-{attempt}") as session:
-                tried = _run_workers(session, left, launchers.get(prepared=True))
+                tried = _run_workers(session, left)
                 for one in left[:tried]:
                     outcomes[one.name].update({name: session.result(name, one.name) for name in session.done})
             left = left[tried:]
@@ -256,16 +217,15 @@ def run_group(forms: Sequence[Form], root: Path, launchers: Launchers) -> dict[s
     return outcomes
 
 
-def run_killed(one: Form, root: Path, launchers: Launchers) -> dict[str, Any]:
+def run_killed(one: Form, root: Path) -> dict[str, Any]:
     """Run a form whose first worker is killed when its second epoch begins; return what the next run sees."""
-    launcher = launchers.get(prepared=True)
     with _session(root / "killed") as session:
-        _start_workers(session, [one], launcher, root / "output", {"FORMS_KILL": "worker-0"})
+        _start_workers(session, [one], root / "output", {"FORMS_KILL": "worker-0"})
         while "worker-0" not in session.ended and session.read(SILENCE_SECONDS):
             pass
         assert not any(session.done.values()), f"{one.name} was through before it could be killed"
     with _session(root / "again") as session:
-        _start_workers(session, [one], launcher, root / "output", {"TRAINJOB_ATTEMPT": "2"})
+        _start_workers(session, [one], root / "output", {"TRAINJOB_ATTEMPT": "2"})
         _wait_for(session, 0, one)
         return {name: session.result(name, one.name) for name in session.done}
 
@@ -279,25 +239,23 @@ def _session(root: Path) -> Iterator[Session]:
         session.end()
 
 
-def _run_workers(session: Session, forms: Sequence[Form], launcher: Launcher) -> int:
+def _run_workers(session: Session, forms: Sequence[Form]) -> int:
     """Run forms until one has failed; return how many have been tried."""
-    _start_workers(session, forms, launcher, session.root / "output", {})
+    _start_workers(session, forms, session.root / "output", {})
     for number, one in enumerate(forms):
         if not _wait_for(session, number, one):
             return number + 1
     return len(forms)
 
 
-def _start_workers(
-    session: Session, forms: Sequence[Form], launcher: Launcher, output: Path, env: Mapping[str, str]
-) -> None:
+def _start_workers(session: Session, forms: Sequence[Form], output: Path, env: Mapping[str, str]) -> None:
     count = forms[0].workers
     with free_ports(count) as ports:
         cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     for index in range(count):
         replica = f"worker-{index}"
         job = _environment(output, session.root / replica, cluster, index)
-        session.start(launcher, replica, forms, {**job, **env})
+        session.start(replica, forms, {**job, **env}, path=str(BOOTSTRAP))
 
 
 def _wait_for(session: Session, number: int, one: Form) -> bool:

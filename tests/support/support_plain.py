@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support_forking import QUIET, Forked, can_fork, fork
+
 import trainjob_trainer
 
 BOOTSTRAP = Path(trainjob_trainer.__file__).parent / "bootstrap"
@@ -71,7 +73,7 @@ def run_python(
     """Run an interpreter in a clean environment, with the bootstrap folder in front."""
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**_clean_environment(), "PYTHONPATH": str(BOOTSTRAP), **(env or {})},
+        env={**clean_environment(), "PYTHONPATH": str(BOOTSTRAP), **(env or {})},
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -95,29 +97,28 @@ def _start(
     name: str,
     cluster: Mapping[str, Sequence[str]],
     uid: str,
-    env: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
+    more: Mapping[str, str],
+) -> subprocess.Popen[bytes] | Forked:
     role, index = name.split("-")
     folder = root / "cwd" / name
     folder.mkdir(parents=True, exist_ok=True)
     output = root / "evaluator" if role == "evaluator" else root
+    env = {
+        **clean_environment(),
+        "PYTHONPATH": str(BOOTSTRAP),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": int(index)}}),
+        "TRAINJOB_NAME": "plain",
+        "TRAINJOB_UID": uid,
+        "TRAINJOB_OUTPUT_DIR": str(output),
+        "TRAINJOB_CHECKPOINT_DIR": str(root / "checkpoints"),
+        "TRAINJOB_PROGRESS_FILE": str(root / f"{name}.progress.json"),
+        **more,
+    }
     with (root / f"{name}.log").open("wb") as log:
+        if can_fork((sys.executable,), more):
+            return fork(script, (), env, folder, output=log.fileno(), path=str(BOOTSTRAP))
         return subprocess.Popen(
-            [sys.executable, str(script)],
-            cwd=folder,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={
-                **_clean_environment(),
-                "PYTHONPATH": str(BOOTSTRAP),
-                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": int(index)}}),
-                "TRAINJOB_NAME": "plain",
-                "TRAINJOB_UID": uid,
-                "TRAINJOB_OUTPUT_DIR": str(output),
-                "TRAINJOB_CHECKPOINT_DIR": str(root / "checkpoints"),
-                "TRAINJOB_PROGRESS_FILE": str(root / f"{name}.progress.json"),
-                **env,
-            },
+            [sys.executable, str(script)], cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=env
         )
 
 
@@ -131,9 +132,9 @@ def _ended(root: Path, name: str, code: int) -> Ended:
     )
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     ours = {
         name: value for name, value in os.environ.items() if not name.startswith(("TRAINJOB_", "PYTEST_"))
     }
     ours.pop("TF_CONFIG", None)
-    return {**ours, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    return {**ours, **QUIET}
