@@ -37,7 +37,7 @@ def run(request: dict[str, Any]) -> None:
         forms = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(forms)
         for name in request["forms"]:
-            result = _outcome(getattr(forms, name), scope, folder / "files" / name)
+            result = _outcome(getattr(forms, name), scope, Path(request["files"]) / name)
             _write(folder / f"{name}.pickle", result)
             os.write(news, f"{name}\n".encode())
             if isinstance(result, Failure) and "TF_CONFIG" in os.environ:
@@ -93,7 +93,7 @@ def _outcome(form: Callable[..., Any], scope: Callable[[], Any], folder: Path) -
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     gc.collect()
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     print(f"form {form.__name__}", flush=True)
     began = time.process_time()

@@ -117,9 +117,10 @@ def forms_in(file: Path) -> list[Form]:
 class Session:
     """Processes that run forms one after the other, until the last is done or one has failed."""
 
-    def __init__(self, root: Path) -> None:
-        """Nothing runs yet; results and logs go below `root`."""
+    def __init__(self, root: Path, files: Path | None = None) -> None:
+        """Nothing runs yet; results and logs go below `root`, what forms write below `files`."""
         self.root = root
+        self._files = files or root / "files"
         self._selector = selectors.DefaultSelector()
         self._processes: list[Forked] = []
         self._text: dict[str, bytes] = {}
@@ -145,6 +146,7 @@ class Session:
         self._text[replica], self.done[replica] = b"", []
         request = {
             "folder": str(folder),
+            "files": str(self._files / replica),
             "file": str(forms[0].file),
             "forms": [one.name for one in forms],
             "devices": forms[0].devices,
@@ -219,20 +221,21 @@ def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
 
 def run_killed(one: Form, root: Path) -> dict[str, Any]:
     """Run a form whose first worker is killed when its second epoch begins; return what the next run sees."""
-    with _session(root / "killed") as session:
+    files = root / "files"
+    with _session(root / "killed", files) as session:
         _start_workers(session, [one], root / "output", {"FORMS_KILL": "worker-0"})
         while "worker-0" not in session.ended and session.read(SILENCE_SECONDS):
             pass
         assert not any(session.done.values()), f"{one.name} was through before it could be killed"
-    with _session(root / "again") as session:
+    with _session(root / "again", files) as session:
         _start_workers(session, [one], root / "output", {"TRAINJOB_ATTEMPT": "2"})
         _wait_for(session, 0, one)
         return {name: session.result(name, one.name) for name in session.done}
 
 
 @contextmanager
-def _session(root: Path) -> Iterator[Session]:
-    session = Session(root)
+def _session(root: Path, files: Path | None = None) -> Iterator[Session]:
+    session = Session(root, files)
     try:
         yield session
     finally:
