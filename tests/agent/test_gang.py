@@ -373,3 +373,33 @@ def test_a_stall_is_blamed_on_who_is_stopped() -> None:
     assert failure.log_tail == f"the stack of {failure.seat}"
     stops = [send for send in simulation.sent if send.message["type"] == "stop"]
     assert all(send.message["stacks"] for send in stops)
+
+
+@pytest.mark.parametrize("state", ["saving", "evaluating", "starting"])
+def test_who_waits_for_another_at_long_work_has_not_stalled(state: str) -> None:
+    """Worker 0 saves alone, and the others wait for it in their next step."""
+    simulation = running(2)
+    simulation.order(world={"worker": 2}, stall_timeout=30.0)
+    for seat in ("worker-0", "worker-1"):
+        simulation.progress(seat, age=1.0, step=5, stepSeconds=0.1)
+    simulation.progress("worker-0", age=1.0, step=5, stepSeconds=0.1, state=state)
+    simulation.tick(599)
+    simulation.settle()
+    assert simulation.attempts == [1]
+    simulation.tick(1)
+    simulation.settle()
+    assert simulation.attempts == [1, 2]
+    assert simulation.gang.failure is not None
+    assert simulation.gang.failure.reason == "Stalled"
+
+
+def test_who_is_frozen_is_not_waited_for_at_its_long_work() -> None:
+    simulation = running(2)
+    simulation.order(world={"worker": 2}, stall_timeout=30.0)
+    simulation.progress("worker-1", age=1.0, step=5, stepSeconds=0.1)
+    simulation.progress("worker-0", age=31.0, step=5, stepSeconds=0.1, state="saving")
+    simulation.tick(30)
+    simulation.settle()
+    failure = simulation.gang.failure
+    assert failure is not None
+    assert (failure.seat, failure.reason) == ("worker-0", "Stalled")

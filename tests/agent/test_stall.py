@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.agent.stall import FIRST_STEP_SECONDS, LEAVING_SECONDS, Rank, StallWatch, blame
+from trainjob_trainer.agent.stall import LEAVING_SECONDS, LONG_WORK_SECONDS, Rank, StallWatch, blame
 
 TRAINING = {"state": "training", "step": 5, "stepSeconds": 0.1, "epoch": 1, "time": 1.0}
 
@@ -28,7 +28,7 @@ def test_without_a_change_for_so_long_it_has_stalled(now: float, limit: float | 
     "change",
     [
         {"step": 6},
-        {"state": "saving"},
+        {"evaluatedBatches": 32},
         {"epoch": 2},
         {"checkpointStep": 5},
         {"evaluation": {"step": 5, "metrics": {}, "final": False}},
@@ -43,29 +43,42 @@ def test_any_sign_of_life_counts(change: dict[str, Any]) -> None:
     assert watch.stalled(120.0, 60.0)
 
 
-@pytest.mark.parametrize("limit", [5.0, 2 * FIRST_STEP_SECONDS])
+@pytest.mark.parametrize("limit", [5.0, 2 * LONG_WORK_SECONDS])
 def test_the_first_step_of_its_own_may_take_longer(limit: float) -> None:
     watch = StallWatch()
     begin = {"state": "training", "step": 40}
     watch.observe(begin, 10.0)
-    longest = max(limit, FIRST_STEP_SECONDS)
+    longest = max(limit, LONG_WORK_SECONDS)
     assert not watch.stalled(10 + longest - 0.1, limit)
     assert watch.stalled(10 + longest, limit)
     watch.observe({**begin, "step": 41}, 100.0)
     assert watch.stalled(100 + limit, limit)
-    watch.observe({**begin, "state": "evaluating", "step": 41}, 200.0)
-    assert watch.stalled(200 + limit, limit)
 
 
-@pytest.mark.parametrize("state", ["saving", "finished"])
-@pytest.mark.parametrize("limit", [5.0, 2 * LEAVING_SECONDS])
-def test_who_has_finished_may_take_its_time_to_leave(state: str, limit: float) -> None:
+@pytest.mark.parametrize(
+    ("state", "least"),
+    [
+        ("starting", LONG_WORK_SECONDS),
+        ("preparing", LONG_WORK_SECONDS),
+        ("evaluating", LONG_WORK_SECONDS),
+        ("saving", LONG_WORK_SECONDS),
+        ("finished", LEAVING_SECONDS),
+    ],
+)
+@pytest.mark.parametrize("limit", [5.0, 2 * LONG_WORK_SECONDS])
+def test_what_takes_longer_than_a_step_has_its_time(state: str, least: float, limit: float) -> None:
     watch = StallWatch()
     watch.observe(TRAINING, 10.0)
     watch.observe({**TRAINING, "state": state}, 20.0)
-    longest = max(limit, LEAVING_SECONDS)
-    assert not watch.stalled(20 + longest - 0.1, limit)
-    assert watch.stalled(20 + longest, limit)
+    longest = max(limit, least)
+    assert (watch.stalled(20 + longest - 0.1, limit), watch.is_at_long_work(20 + longest - 0.1, limit)) == (
+        False,
+        True,
+    )
+    assert (watch.stalled(20 + longest, limit), watch.is_at_long_work(20 + longest, limit)) == (True, False)
+    watch.observe({**TRAINING, "step": 6}, 2000.0)
+    assert not watch.is_at_long_work(2000.0, limit)
+    assert watch.stalled(2000 + limit, limit)
 
 
 def test_a_new_start_disarms_it() -> None:

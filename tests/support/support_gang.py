@@ -46,6 +46,7 @@ class SimulatedAgent:
         self.leaving = False
         self.code: int | None = None
         self.report: dict[str, Any] | None = None
+        self.age: float | None = None
         self.starts: list[dict[str, Any]] = []
         self.graceful: bool | None = None
         self.stacks = False
@@ -68,7 +69,7 @@ class SimulatedAgent:
 
     def beat(self) -> None:
         if self.link is not None:
-            self.outbox.append(Beat(self.link, self.child, self.attempt, self.report))
+            self.outbox.append(Beat(self.link, self.child, self.attempt, self.report, self.age))
 
     def obey(self, message: Mapping[str, Any]) -> None:
         kind = message["type"]
@@ -267,9 +268,10 @@ class Simulation:
         agent.end_child(code, step)
         self.settle()
 
-    def progress(self, seat: str, **report: Any) -> None:
+    def progress(self, seat: str, age: float | None = None, **report: Any) -> None:
         agent = self.newest(seat)
         assert agent is not None
+        agent.age = age
         agent.report = {"state": "training", **report}
         agent.beat()
         self.settle()

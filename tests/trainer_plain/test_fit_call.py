@@ -12,7 +12,7 @@ CHECKPOINT = Checkpoint(step=40, epoch=4, job_uid="u", path=Path("c"), written=0
 
 
 def state(call: int = 1, done: int = 2, asked: int = 4, complete: bool = False) -> FitState:
-    return FitState(call=call, epochs_done=done, epochs_asked=asked, complete=complete, first_step=0)
+    return FitState(call=call, epochs_done=done, epochs_asked=asked, complete=complete)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def test_what_a_call_has_to_do(
 @given(st.integers(1, 5), st.integers(0, 9), st.dictionaries(st.text(max_size=5), st.lists(st.floats())))
 def test_a_state_survives_the_checkpoint(call: int, done: int, history: dict[str, list[float]]) -> None:
     saved = FitState(
-        call, done, 9, False, 7, (PastCall((0, 1), history),), ({"kind": "EarlyStopping", "wait": 1},)
+        call, done, 9, False, (PastCall((0, 1), history),), ({"kind": "EarlyStopping", "wait": 1},)
     )
     read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
-    assert (read.call, read.epochs_done, read.first_step) == (call, done, 7)
+    assert (read.call, read.epochs_done) == (call, done)
     assert repr(read.past[0].history) == repr(history)
     assert list(read.callbacks) == list(saved.callbacks)
 
@@ -54,6 +54,6 @@ def test_a_checkpoint_of_the_librarys_own_loop_counts_as_one_call() -> None:
 
 def test_a_history_may_hold_arrays() -> None:
     history = {"f1": [np.array([0.5, 0.25], "float32")], "loss": [np.float32(0.5)], "odd": [object]}
-    saved = FitState(1, 1, 9, False, 0, (PastCall((0,), history),))
+    saved = FitState(1, 1, 9, False, (PastCall((0,), history),))
     read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
     assert read.past[0].history == {"f1": [[0.5, 0.25]], "loss": [0.5], "odd": [str(object)]}

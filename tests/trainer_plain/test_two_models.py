@@ -10,6 +10,7 @@ from support_plain import SCRIPTS, Ended, run_job
 
 SCRIPT = SCRIPTS / "two_models.py"
 STEPS = 3 * 7  # 203 examples in batches of 32
+ALL_STEPS = STEPS + 3 * 6  # the second model's are counted on
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +81,14 @@ def test_the_evaluator_never_trains_nor_passes_fit(two: dict[str, Ended], root: 
 
 def test_the_end_is_marked_with_the_first_model(two: dict[str, Ended], root: Path) -> None:
     final = json.loads((root / "checkpoints" / "final.json").read_text())
-    assert (final["step"], final["jobUid"]) == (STEPS, "uid-1")
-    assert (root / "checkpoints" / "model-2" / "step-00000018").is_dir()
+    assert (final["step"], final["endedAt"], final["jobUid"]) == (STEPS, ALL_STEPS, "uid-1")
+    assert (root / "checkpoints" / "model-2" / f"step-{ALL_STEPS:08d}").is_dir()
 
 
 def test_progress_tells_step_and_metrics(two: dict[str, Ended]) -> None:
     report = two["worker-0"].progress
     assert report["state"] == "finished"
-    assert (report["step"], report["epoch"], report["totalEpochs"]) == (STEPS, 3, 3)
+    assert (report["step"], report["epoch"], report["totalEpochs"]) == (ALL_STEPS, 3, 3)
     assert set(report["metrics"]) >= {"accuracy"}
     assert two["evaluator-0"].progress["evaluation"]["final"] is True
 
@@ -110,13 +111,16 @@ def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_p
     }
     assert crashed["worker-0"].code == 85, crashed["worker-0"].log
     assert crashed["worker-0"].progress["error"]["reason"] == "PeerLost"
+    # By these numbers a restart is told from progress: it failed beyond the first model's checkpoint.
+    assert crashed["worker-1"].progress["step"] == STEPS + 12
+    assert crashed["worker-0"].progress["checkpointStep"] in (STEPS + 6, STEPS + 12)
     assert not (tmp_path / "checkpoints" / "final.json").exists()
 
     again = run_job(SCRIPT, tmp_path, env={**env, "TRAINJOB_ATTEMPT": "2"})
     assert [again[name].code for name in sorted(again)] == [0, 0], again["worker-0"].log
     assert f"trainjob: resumed from step {STEPS} (fit 1 had ended" in again["worker-0"].log
     # Worker 0 may have saved the second epoch before it noticed.
-    assert re.search(r"resumed from step (6 \(epoch 1|12 \(epoch 2) of 3", again["worker-0"].log)
+    assert re.search(r"resumed from step (27 \(epoch 1|33 \(epoch 2) of 3", again["worker-0"].log)
     for model in ("first", "second"):
         np.testing.assert_allclose(
             weights(tmp_path, "worker-0", model), weights(root, "worker-0", model), atol=1e-6

@@ -71,5 +71,6 @@ class TrainJobSpec(Part):
     )
     stall_timeout_seconds: Positive | None = Field(
         None,
-        description="Restarts training after this long without a step; a process's first has at least 600 s.",
+        description="Restarts training after this long without a step; "
+        "a process's first, validation and saving have at least 600 s.",
     )

@@ -9,7 +9,7 @@ from trainjob.core.reports import EvaluationResult
 from trainjob.core.stragglers import describe
 
 # They come and go with every checkpoint; what comes of them is told instead.
-_PASSING_STATES = ("saving", "evaluating")
+_PASSING_STATES = ("preparing", "saving", "evaluating")
 _BETWEEN = ("training", "waiting")
 
 

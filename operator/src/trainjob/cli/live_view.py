@@ -23,6 +23,7 @@ _STYLES = {
     "training": "green",
     "evaluating": "green",
     "saving": "green",
+    "preparing": "green",
     "finished": "bold green",
     "Running": "green",
     "Complete": "bold green",

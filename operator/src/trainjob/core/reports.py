@@ -32,7 +32,7 @@ class Report:
     """The latest that one training process said of itself; None where it said nothing.
 
     Attributes:
-        state: `starting`, `waiting`, `training`, `saving`, `evaluating`, `finished` or `failed`.
+        state: `starting`, `waiting`, `preparing`, `training`, `saving`, `evaluating`, `finished` or `failed`.
         step: steps done.
         epoch: the current one, from 1.
         checkpoint_step: the step of the newest whole checkpoint.

@@ -13,20 +13,22 @@ from typing import Any
 
 from trainjob_trainer.agent.progress_watch import has_stepped
 
-_SIGNS_OF_LIFE = ("state", "step", "epoch", "checkpointStep", "evaluation")
+_SIGNS_OF_LIFE = ("state", "step", "epoch", "checkpointStep", "evaluatedBatches", "evaluation")
 _FRESH_SECONDS = 5.0
-FIRST_STEP_SECONDS = 600.0
-"""At least, for the first step of a process: the model is compiled in it."""
+LONG_WORK_SECONDS = 600.0
+"""At least, for what has nothing to do with how long a step takes: the first step of a process, which
+compiles the model; validation and what comes before a `fit`, which compile too; a save to a slow disk."""
 LEAVING_SECONDS = 60.0
-"""At least, for a process that saves, or has done its work and shuts TensorFlow down: both take a while."""
+"""At least, for a process that has done its work and shuts TensorFlow down."""
+_LONG_WORK = ("starting", "preparing", "evaluating", "saving")
 
 
 class StallWatch:
     """Whether one process still gets on, by its progress reports.
 
     The first report with a step arms it. That step may be the one it begins at: until it has taken one
-    itself, which compiles the model, it has more time. One that waits, for the evaluator's word on the last
-    checkpoint, knows by itself for how long.
+    itself, which compiles the model, it has more time; so it has for other long work. One that waits, for the
+    evaluator's word on the last checkpoint, knows by itself for how long.
     """
 
     def __init__(self) -> None:
@@ -60,12 +62,18 @@ class StallWatch:
             return False
         return now - self._since >= max(limit, self._least)
 
+    def is_at_long_work(self, now: float, limit: float | None) -> bool:
+        """Whether it does something that may take longer than a step; the others of a gang wait for it."""
+        return self._signs is not None and self._least > 0 and not self.stalled(now, limit)
+
     def _least_seconds(self, report: Mapping[str, Any]) -> float:
-        if report.get("state") in ("saving", "finished"):
-            return LEAVING_SECONDS
-        if report.get("state") == "waiting":
+        state = report.get("state")
+        if state == "waiting":
             return math.inf
-        return 0.0 if has_stepped(report, self._first_step) else FIRST_STEP_SECONDS
+        if state == "finished":
+            return LEAVING_SECONDS
+        steps = has_stepped(report, self._first_step) and state not in _LONG_WORK
+        return 0.0 if steps else LONG_WORK_SECONDS
 
 
 @dataclass(frozen=True)

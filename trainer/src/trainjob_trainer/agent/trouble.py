@@ -95,11 +95,20 @@ def _stall(
     ]
     if not still or attempt.failures:
         return None
+    at_work = {seat: m for seat, m in present.items() if m.link is not None and not m.is_quiet}
+    if any(_is_waited_for(attempt, member, limit, now) for member in at_work.values()):
+        return None
     ranks = [
         Rank(s, m.stopped, m.age, m.step(), reported=s in still, takes_steps=attempt.takes_steps(s))
-        for s, m in present.items()
-        if m.link is not None and not m.is_quiet
+        for s, m in at_work.items()
     ]
     member = present[blame(ranks)]
     why = f"no progress for {limit:g} s" + ("; its process is stopped" if member.stopped else "")
     return Trouble(member, STALLED, why)
+
+
+def _is_waited_for(attempt: Attempt, member: Member, limit: float | None, now: float) -> bool:
+    """Tell whether the others stand still with good reason: this one saves, say, and isn't frozen."""
+    watch = attempt.watches.get(member.seat)
+    is_frozen = member.stopped or member.age is None or (limit is not None and member.age >= limit)
+    return watch is not None and not is_frozen and watch.is_at_long_work(now, limit)

@@ -63,15 +63,14 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, with the epoch's number from 0."""
-        call, steps = self._call, (self.params or {}).get("steps")
+        process, call, steps = self._process, self._call, (self.params or {}).get("steps")
         if epoch > call.epoch and steps:  # another callback restored a later epoch
-            call.record.step += (epoch - call.epoch) * int(steps)
+            process.step += (epoch - call.epoch) * int(steps)
         call.epoch = epoch
-        self._step_before = call.record.step
-        self._process.progress.update(
-            state="training",
-            step=call.record.step,
-            total_steps=call.record.step + int(steps) * (call.epochs - epoch) if steps else None,
+        self._step_before = process.step
+        process.progress.update(
+            step=process.step,
+            total_steps=process.step + int(steps) * (call.epochs - epoch) if steps else None,
             epoch=epoch + 1,
             total_epochs=call.epochs,
             global_batch=call.batch_size,
@@ -81,20 +80,31 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         """Called by Keras, with the last batch's number within the epoch, from 0."""
         steps = (self.params or {}).get("steps")
         done = min(batch + 1, int(steps)) if steps else batch + 1
-        self._call.record.step = self._step_before + done
+        self._process.step = self._step_before + done
         self._process.progress.update(
-            step=self._call.record.step,
+            state="training",
+            step=self._process.step,
             **self._own_time(),
-            **self._clock.look(self._call.record.step, self._call.batch_size),
+            **self._clock.look(self._process.step, self._call.batch_size),
             **self._figures(logs),
         )
-        self._profiler.between_calls(
-            self._call.record.step, self._call.pace.longest if self._call.pace else 1
-        )
+        self._profiler.between_calls(self._process.step, self._call.pace.longest if self._call.pace else 1)
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, for the validation within `fit`: it may take longer than a step."""
+        self._process.progress.update(state="evaluating", evaluated_batches=None)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, with the last batch's number from 0."""
+        self._process.progress.update(evaluated_batches=batch + 1)
+
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras."""
+        self._process.progress.update(state="training", evaluated_batches=None)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; the script may go on with another `fit`."""
-        self._profiler.pause(self._call.record.step)
+        self._profiler.pause(self._process.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Called by Keras; what ends with this epoch is saved by `training`, after all callbacks' ends."""
@@ -106,7 +116,7 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._process.progress.update(**self._figures(logs))
         ends = epoch + 1 >= call.epochs or bool(self.model.stop_training)
         if not ends:
-            compare_weights(call, self.model)
+            compare_weights(self._process, call, self.model)
             if self._process.is_writer:
                 save(self._process, call, self.model, self._users)
 

@@ -33,11 +33,12 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
         return
     if process.is_writer:
         try:
-            record.store.mark_final(FinalMarker(record.step, process.environment.uid))
+            marker = FinalMarker(record.saved, process.environment.uid, ended_at=process.step)
+            record.store.mark_final(marker)
         except TrainerError as error:
             remove_private_folder()
             leave(process.task, process.progress, error)
-    process.progress.update(state="finished", step=record.step)
+    process.progress.update(state="finished", step=process.step)
     process.progress.flush()
 
 

@@ -46,7 +46,6 @@ class FitState:
         epochs_done: Keras's epoch number to go on with.
         epochs_asked: the call's `epochs`.
         complete: whether the call has ended.
-        first_step: steps done when the call began.
         past: the calls so far, this one last.
         callbacks: what Keras's deciding callbacks remember, by position.
     """
@@ -55,7 +54,6 @@ class FitState:
     epochs_done: int
     epochs_asked: int
     complete: bool
-    first_step: int
     past: Sequence[PastCall] = ()
     callbacks: Sequence[Mapping[str, Any]] = ()
 
@@ -69,8 +67,9 @@ class FitState:
         """Read it back; a checkpoint of the library's own loop has none, and counts as one call."""
         if GROUP not in groups:
             epoch = checkpoint.epoch
-            return cls(1, epoch, epoch, finished, 0, (PastCall(),))
+            return cls(1, epoch, epoch, finished, (PastCall(),))
         facts = json.loads(groups[GROUP][0].value.tobytes())
+        facts.pop("first_step", None)  # checkpoints of earlier versions have it
         facts["past"] = tuple(PastCall(**past) for past in facts["past"])
         return cls(**facts)
 
@@ -118,7 +117,7 @@ class ModelRecord:
         number: in the order of their first `fit`, from 1.
         store: its checkpoints.
         calls: how many times `fit` has been called on it.
-        step: steps done.
+        saved: step of its newest checkpoint, 0 without one.
         past: its calls that have ended.
         compiles: whether XLA is asked for.
     """
@@ -126,7 +125,7 @@ class ModelRecord:
     number: int
     store: CheckpointStore
     calls: int = 0
-    step: int = 0
+    saved: int = 0
     past: list[PastCall] = field(default_factory=list)
     compiles: bool = False
 
@@ -140,7 +139,6 @@ class FitCall:
         number: of the call on this model.
         epochs: asked for.
         epoch: Keras's number of the epoch under way, from 0.
-        first_step: steps done when the call began, in whichever attempt.
         turn: what there is to do.
         resumed: the state it started from.
         resumed_groups: everything in the checkpoint it started from, until all has been put back.
@@ -157,7 +155,6 @@ class FitCall:
     number: int
     epochs: int
     epoch: int = 0
-    first_step: int = 0
     turn: Turn = Turn.TRAIN
     resumed: FitState | None = None
     resumed_groups: HostGroups = field(default_factory=dict)

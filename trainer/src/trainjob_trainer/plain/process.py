@@ -28,6 +28,8 @@ class PlainProcess:
         progress: where it reports.
         models: what is known of each model that the script has called `fit` on.
         count: how many models there have been.
+        step: optimizer steps that the script has taken, all its models together, earlier attempts included.
+            It only grows: by it others tell whether training has come further than before a failure.
         call: the `fit` under way.
         failed: whether the script is on its way out with an error.
         stop: whether the process has been asked to stop.
@@ -39,6 +41,7 @@ class PlainProcess:
     progress: ProgressFile
     models: weakref.WeakKeyDictionary[Any, ModelRecord] = field(default_factory=weakref.WeakKeyDictionary)
     count: int = 0
+    step: int = 0
     call: FitCall | None = None
     failed: bool = False
     stop: StopRequest = field(default_factory=StopRequest)

@@ -97,16 +97,17 @@ def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimiz
 
 def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int) -> None:
     record, earlier = call.record, list(state.past)
-    record.step = step
+    record.saved = step
+    process.step = max(process.step, step)
     record.past = earlier[: call.number - 1]
     call.resumed = state
     if call.number == state.call:
-        call.first_step, call.epoch = state.first_step, state.epochs_done
+        call.epoch = state.epochs_done
     if call.number <= len(earlier):
         own = earlier[call.number - 1]
         call.epochs_run = list(own.epochs)
         call.history = {name: list(values) for name, values in own.history.items()}
-    process.progress.update(step=step, resumed_from=step, checkpoint_step=step)
+    process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)
 
 
 def _announce(call: FitCall, state: FitState, step: int, path: Path) -> None:

@@ -23,7 +23,7 @@ def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
     return groups
 
 
-def compare_weights(call: FitCall, model: Any) -> None:
+def compare_weights(process: PlainProcess, call: FitCall, model: Any) -> None:
     """Before a checkpoint, between two steps. All workers call it.
 
     Raises:
@@ -31,7 +31,7 @@ def compare_weights(call: FitCall, model: Any) -> None:
     """
     if call.weights is not None:
         variables = {**groups_of(model, with_optimizer=True), **further_optimizers(model)}
-        call.weights.compare(variables, call.record.step)
+        call.weights.compare(variables, process.step)
 
 
 def save(
@@ -59,7 +59,6 @@ def save(
         epochs_done=call.epoch,
         epochs_asked=call.epochs,
         complete=complete,
-        first_step=call.first_step,
         past=tuple(past),
         callbacks=remembered(users),
     )
@@ -73,5 +72,6 @@ def save(
         GROUP: state.to_arrays(),
         **remembered_weights(users),
     }
-    record.store.save(record.step, call.epoch, groups, process.environment.uid)
-    process.progress.update(state="training", checkpoint_step=record.step)
+    record.store.save(process.step, call.epoch, groups, process.environment.uid)
+    record.saved = process.step
+    process.progress.update(state="training", checkpoint_step=process.step)

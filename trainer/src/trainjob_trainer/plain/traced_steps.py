@@ -47,7 +47,8 @@ class TracedSteps:
         Raises:
             NotFinite: a loss or a gradient is not, and that is to end the training.
         """
-        call = current_process().call
+        process = current_process()
+        call = process.call
         pace = call.pace if call is not None and self._trains else None
         steps = self._averaged if pace is not None and pace.is_fixed else self._local
         began = time.perf_counter()
@@ -57,5 +58,5 @@ class TracedSteps:
             pace.record(stretch.count, time.perf_counter() - began)
             call.own_time = steps.own_time
             if call.watch is not None:
-                call.watch.look(steps.found, call.record.step)
+                call.watch.look(steps.found, process.step)
         return logs

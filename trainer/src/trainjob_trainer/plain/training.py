@@ -42,6 +42,8 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         SystemExit: this job did.
     """
     process.progress.keep_fresh()
+    if process.count:  # the first fit of all is part of the start
+        process.progress.update(state="preparing")
     users = listed(arguments.get("callbacks"))
     reaction = _reaction(users)
     call = _begin(process, model, arguments)
@@ -79,7 +81,7 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> FitC
         finish.expect(process, record)
     record.calls += 1
     first = int(arguments.get("initial_epoch") or 0)
-    call = FitCall(record, record.calls, int(arguments["epochs"]), epoch=first, first_step=record.step)
+    call = FitCall(record, record.calls, int(arguments["epochs"]), epoch=first)
     process.call = call
     return call
 
@@ -131,8 +133,8 @@ def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> 
     call.record.past.append(PastCall(tuple(call.epochs_run), call.history))
     if call.turn is Turn.SKIP:
         return
-    compare_weights(call, model)
+    compare_weights(process, call, model)
     if process.is_writer:
         save(process, call, model, users, complete=True)
-    process.progress.update(state="training")
+    process.progress.update(state="preparing")  # what the script does now takes no steps
     process.progress.flush()

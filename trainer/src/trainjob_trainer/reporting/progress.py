@@ -27,7 +27,7 @@ class Progress:
     """What a replica last said about itself; None means that nothing is known.
 
     Attributes:
-        state: starting, waiting, training, saving, evaluating, finished or failed.
+        state: starting, waiting, preparing, training, saving, evaluating, finished or failed.
         step: optimizer steps done, of `total_steps`.
         epoch: the one under way, from 1, of `total_epochs`.
         loss: of the last report; on a worker its own share of it.
