@@ -345,6 +345,14 @@ def test_who_comes_after_the_end_is_told() -> None:
     assert simulation.codes["worker-1"] == 85
 
 
+def test_an_evaluator_that_comes_after_the_end_still_scores_the_last_checkpoint() -> None:
+    simulation = running(1)
+    simulation.end_child("worker-0", 0)
+    assert simulation.gang.phase == "finished"
+    simulation.gather("evaluator-0")
+    assert simulation.codes["evaluator-0"] is None
+
+
 @pytest.mark.parametrize("seat", ["worker-0", "worker-1"])
 def test_who_is_about_to_be_replaced_may_save_first(seat: str) -> None:
     """The controller may say so before the kubelet asks the pod to stop."""

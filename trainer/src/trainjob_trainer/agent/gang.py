@@ -135,10 +135,10 @@ class Gang:
         member = self.meeting.admit(join, now, budget.ledger)
         if member is None:
             return
-        if self.is_over:
-            self._tell_end(member)
-        else:
+        if not self.is_over:
             budget.came_back(join.pod)
+        elif not member.is_observer:  # an evaluator still has to score what training has left
+            self._tell_end(member)
 
     def _obey(self, order: Order, now: float) -> None:
         if not self.takes(order, now):
