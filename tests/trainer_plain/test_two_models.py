@@ -116,9 +116,10 @@ def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_p
     assert crashed["worker-0"].progress["checkpointStep"] in (STEPS + 6, STEPS + 12)
     assert not (tmp_path / "checkpoints" / "final.json").exists()
 
-    again = run_job(SCRIPT, tmp_path, env={**env, "TRAINJOB_ATTEMPT": "2"})
+    again = run_job(SCRIPT, tmp_path, env={**env, "TRAINJOB_ATTEMPT": "2", "RATE": "10.0"})
     assert [again[name].code for name in sorted(again)] == [0, 0], again["worker-0"].log
     assert f"trainjob: resumed from step {STEPS} (fit 1 had ended" in again["worker-0"].log
+    assert again["worker-0"].log.count("learning rate is 10 in the script and was 0.01") == 1, "and is 0.01"
     # Worker 0 may have saved the second epoch before it noticed.
     assert re.search(r"resumed from step (27 \(epoch 1|33 \(epoch 2) of 3", again["worker-0"].log)
     for model in ("first", "second"):

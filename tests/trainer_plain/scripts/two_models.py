@@ -26,7 +26,7 @@ class Crash(keras.callbacks.Callback):
 def build_model(*layers):
     model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
     model.compile(
-        keras.optimizers.Adam(0.01),
+        keras.optimizers.Adam(float(os.environ.get("RATE", "0.01"))),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -19,8 +19,8 @@ from trainjob_trainer.reporting.speed import StepClock
 class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """First in the list: the user's callbacks see the restored model, and write only if they may."""
 
-    def __init__(self, restore: Callable[[], None], claim_output: Callable[[], None]) -> None:
-        """Call `restore` once, when the model has been built and no step has been taken.
+    def __init__(self, restore: Callable[[int | None], None], claim_output: Callable[[], None]) -> None:
+        """Call `restore` once, with the steps of an epoch, when the model is built and none has been taken.
 
         `claim_output` is asked before the other callbacks write or delete; it raises if they must not.
         """
@@ -30,7 +30,7 @@ class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""
-        self._restore()
+        self._restore((self.params or {}).get("steps"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""

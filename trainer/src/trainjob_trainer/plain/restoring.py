@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,34 @@ from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.collective import broadcast, check_same_weights
 from trainjob_trainer.engine.model_state import further_optimizers
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
-from trainjob_trainer.plain.fit_call import FitCall, FitState, Turn, choose_turn
+from trainjob_trainer.plain.fit_call import (
+    FitCall,
+    FitState,
+    Turn,
+    choose_turn,
+    describe_differences,
+    settings_of,
+)
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.memory import keep_files
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
+from trainjob_trainer.plain.seeds import is_seeded_by_user
 from trainjob_trainer.reporting.lines import announce
 from trainjob_trainer.resume import ARRIVAL_SECONDS, read_agreed, refuse_lost, set_aside_damaged
 
 
-def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
+def restore(
+    process: PlainProcess, call: FitCall, model: Any, users: list[Any], epoch_steps: int | None
+) -> None:
     """Decide what the call has to do, and restore what that needs. Keras calls it once the model is built.
+
+    Args:
+        process: this replica.
+        call: the `fit` under way.
+        model: its model.
+        users: the script's callbacks.
+        epoch_steps: steps of an epoch, where that is known.
 
     Raises:
         OutputFinished: there is nothing left to train.
@@ -28,6 +46,7 @@ def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) 
         CheckpointMismatch: the checkpoint is another model's.
     """
     store = call.record.store
+    call.settings = _settings(call, model, epoch_steps)
     if process.is_writer:
         store.prepare()
     step, finished = _agreed(process, model, store)
@@ -50,6 +69,17 @@ def restore(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) 
         if finished and call.turn is Turn.RESUME:
             store.clear_final()
         _announce(call, state, step, checkpoint.path)
+        if call.turn is Turn.RESUME and call.number == state.call:
+            for line in describe_differences(state.settings, call.settings):
+                announce(line)
+
+
+def _settings(call: FitCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
+    context = importlib.import_module("tensorflow.python.eager.context")
+    seed = context.global_seed() if is_seeded_by_user(context) else None
+    return settings_of(
+        model.optimizer, global_batch=call.batch_size, steps_of_an_epoch=epoch_steps, seed=seed
+    )
 
 
 def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[int, bool]:

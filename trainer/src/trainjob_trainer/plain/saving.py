@@ -61,6 +61,7 @@ def save(
         complete=complete,
         past=tuple(past),
         callbacks=remembered(users),
+        settings=call.settings,
     )
     process.progress.update(state="saving")
     variables = {**groups_of(model, with_optimizer=True), **further_optimizers(model)}

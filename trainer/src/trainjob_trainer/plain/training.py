@@ -58,7 +58,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         writers.isolate(users)
     arguments["callbacks"] = with_ours(
         arguments.get("callbacks"),
-        AtBegin(lambda: restore(process, call, model, users), process.claim_output),
+        AtBegin(lambda steps: restore(process, call, model, users, steps), process.claim_output),
         AtEnd(process, call, users),
         model,
     )
