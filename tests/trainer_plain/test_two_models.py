@@ -9,7 +9,7 @@ import pytest
 from support_plain import SCRIPTS, Ended, run_job
 
 SCRIPT = SCRIPTS / "two_models.py"
-STEPS = 3 * 7  # 203 examples in batches of 32
+STEPS = (3 + 1) * 7  # two fits with 203 examples in batches of 32
 ALL_STEPS = STEPS + 3 * 6  # the second model's are counted on
 
 
@@ -68,7 +68,7 @@ def test_a_worker_loads_what_it_saved(two: dict[str, Ended], root: Path) -> None
 def test_the_evaluator_counts_every_example_as_the_workers_do(two: dict[str, Ended], root: Path) -> None:
     lines = (root / "evaluator" / "evaluations.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
-    history = seen(root, "worker-0")["first"]
+    history = seen(root, "worker-0")["tuned"]
     assert (last["step"], last["final"]) == (STEPS, True)
     assert last["metrics"]["accuracy"] == pytest.approx(history["val_accuracy"][-1], abs=1e-6)
     assert last["metrics"]["loss"] == pytest.approx(history["val_loss"][-1], abs=1e-5)
@@ -118,10 +118,11 @@ def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_p
 
     again = run_job(SCRIPT, tmp_path, env={**env, "TRAINJOB_ATTEMPT": "2", "RATE": "10.0"})
     assert [again[name].code for name in sorted(again)] == [0, 0], again["worker-0"].log
-    assert f"trainjob: resumed from step {STEPS} (fit 1 had ended" in again["worker-0"].log
+    assert "trainjob: resumed from step 21 (fit 1 had ended" in again["worker-0"].log
+    assert f"trainjob: resumed from step {STEPS} (fit 2 had ended" in again["worker-0"].log
     assert again["worker-0"].log.count("learning rate is 10 in the script and was 0.01") == 1, "and is 0.01"
     # Worker 0 may have saved the second epoch before it noticed.
-    assert re.search(r"resumed from step (27 \(epoch 1|33 \(epoch 2) of 3", again["worker-0"].log)
+    assert re.search(r"resumed from step (34 \(epoch 1|40 \(epoch 2) of 3", again["worker-0"].log)
     for model in ("first", "second"):
         np.testing.assert_allclose(
             weights(tmp_path, "worker-0", model), weights(root, "worker-0", model), atol=1e-6

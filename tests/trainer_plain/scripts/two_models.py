@@ -43,13 +43,14 @@ with strategy.scope():
     first = build_model(keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.2))
     second = build_model(keras.layers.Dense(8, activation="tanh"))
 
-first_history = first.fit(
-    x_train,
-    y_train,
-    batch_size=BATCH,
+
+def fit_first(**arguments):
+    held_out = (x_val, y_val)
+    return first.fit(x_train, y_train, batch_size=BATCH, validation_data=held_out, verbose=0, **arguments)
+
+
+first_history = fit_first(
     epochs=3,
-    validation_data=(x_val, y_val),
-    verbose=0,
     callbacks=[
         keras.callbacks.ModelCheckpoint("best.keras", monitor="val_accuracy", save_best_only=True),
         keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False),
@@ -58,6 +59,8 @@ first_history = first.fit(
         keras.callbacks.EarlyStopping(monitor="val_loss", patience=9),
     ],
 )
+between = [float(np.sum(w)) for w in first.get_weights()]
+tuned_history = fit_first(initial_epoch=3, epochs=4)
 first.save("first.keras")
 loaded = keras.saving.load_model("first.keras")
 
@@ -66,7 +69,15 @@ second_history = second.fit(x[:192], y[:192], batch_size=BATCH, epochs=3, verbos
 
 SEEN.mkdir(parents=True, exist_ok=True)
 (SEEN / "seen.json").write_text(
-    json.dumps({"first": first_history.history, "second": second_history.history}, default=float)
+    json.dumps(
+        {
+            "first": first_history.history,
+            "between": between,
+            "tuned": tuned_history.history,
+            "second": second_history.history,
+        },
+        default=float,
+    )
 )
 np.savez(
     SEEN / "weights.npz",

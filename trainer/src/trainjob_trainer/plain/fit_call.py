@@ -30,12 +30,23 @@ GROUP = "fit"
 """Name of the checkpoint's group that holds a `FitState`."""
 
 
+KEPT_CALLS = 10
+"""So many calls of `fit`, the newest, keep their last checkpoint: scripts use a model between two."""
+
+
 @dataclass(frozen=True)
 class PastCall:
-    """A call that has ended: what its `History` held."""
+    """A call that has ended, or is under way.
+
+    Attributes:
+        epochs: numbers of the epochs that its `History` held.
+        history: the rest of it.
+        step: of the checkpoint that it left at its end; 0 before that.
+    """
 
     epochs: Sequence[int] = ()
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,7 @@ class FitCall:
         epochs: asked for.
         epoch: Keras's number of the epoch under way, from 0.
         turn: what there is to do.
+        skipped_to: step of the checkpoint that it had left at its end, where it is skipped.
         resumed: the state it started from.
         resumed_groups: everything in the checkpoint it started from, until all has been put back.
         epochs_run: numbers of the epochs that its `History` holds, earlier attempts' included.
@@ -160,6 +172,7 @@ class FitCall:
     epochs: int
     epoch: int = 0
     turn: Turn = Turn.TRAIN
+    skipped_to: int = 0
     resumed: FitState | None = None
     resumed_groups: HostGroups = field(default_factory=dict)
     epochs_run: list[int] = field(default_factory=list)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
-from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.distribution.collective import broadcast, check_same_weights
 from trainjob_trainer.engine.model_state import further_optimizers
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
 from trainjob_trainer.plain.fit_call import (
+    KEPT_CALLS,
     FitCall,
     FitState,
     Turn,
@@ -60,15 +60,18 @@ def restore(
     if call.turn is Turn.TRAIN:
         return
     _check_built(model, store)
-    _assign(process, model, host, with_optimizer=call.number == state.call)
-    _go_on_from(process, call, state, step)
+    if call.number < state.call:
+        checkpoint, host = _end_of(process, model, call, state) or (checkpoint, host)
+    own = FitState.from_groups(host, checkpoint, finished=finished).call == call.number
+    _assign(process, model, host, with_optimizer=own)
+    _go_on_from(process, call, state, checkpoint.step)
     call.resumed_groups = host
     keep_files(users)
     model._initial_epoch = call.epochs if call.turn is Turn.SKIP else state.epochs_done
     if process.is_writer:
         if finished and call.turn is Turn.RESUME:
             store.clear_final()
-        _announce(call, state, step, checkpoint.path)
+        _announce(call, state, checkpoint)
         if call.turn is Turn.RESUME and call.number == state.call:
             for line in describe_differences(state.settings, call.settings):
                 announce(line)
@@ -97,6 +100,26 @@ def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[
     if collective:
         view = broadcast(strategy, process.task, view)
     return view[0], bool(view[1])
+
+
+def _end_of(
+    process: PlainProcess, model: Any, call: FitCall, state: FitState
+) -> tuple[Checkpoint, HostGroups] | None:
+    """What an earlier call left at its end, if it is still there; all workers call it together."""
+    store, past = call.record.store, list(state.past)
+    step = past[call.number - 1].step if call.number <= len(past) else 0
+    if process.is_writer and step not in store.steps():
+        step = 0
+    if is_collective(model.distribute_strategy):
+        step = broadcast(model.distribute_strategy, process.task, [step])[0]
+    if step:
+        return read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
+    if process.is_writer:
+        announce(
+            f"the weights that fit {call.number} had ended with are no longer there (the {KEPT_CALLS} newest "
+            "are kept): the model has those of the newest checkpoint"
+        )
+    return None
 
 
 def _finished(call: FitCall, state: FitState, store: CheckpointStore, step: int) -> OutputFinished:
@@ -130,6 +153,7 @@ def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int
     record.saved = step
     process.step = max(process.step, step)
     record.past = earlier[: call.number - 1]
+    call.skipped_to = step
     call.resumed = state
     if call.number == state.call:
         call.epoch = state.epochs_done
@@ -140,8 +164,8 @@ def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int
     process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)
 
 
-def _announce(call: FitCall, state: FitState, step: int, path: Path) -> None:
+def _announce(call: FitCall, state: FitState, checkpoint: Checkpoint) -> None:
     where = f"epoch {state.epochs_done} of {call.epochs}"
     if call.turn is Turn.SKIP:
         where = f"fit {call.number} had ended"
-    announce(f"resumed from step {step} ({where}, {path})")
+    announce(f"resumed from step {checkpoint.step} ({where}, {checkpoint.path})")

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
 from trainjob_trainer.engine.model_state import further_optimizers
-from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall
+from trainjob_trainer.plain.fit_call import GROUP, KEPT_CALLS, FitCall, FitState, PastCall
 from trainjob_trainer.plain.memory import remembered, remembered_weights
 from trainjob_trainer.plain.process import PlainProcess
 
@@ -73,6 +73,7 @@ def save(
         GROUP: state.to_arrays(),
         **remembered_weights(users),
     }
-    record.store.save(process.step, call.epoch, groups, process.environment.uid)
+    ended = [one.step for one in record.past[-KEPT_CALLS:]]
+    record.store.save(process.step, call.epoch, groups, process.environment.uid, spared=ended)
     record.saved = process.step
     process.progress.update(state="training", checkpoint_step=process.step)

@@ -130,7 +130,8 @@ def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
 
 def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
     """Save what the call leaves behind: callbacks may have put other weights back at its end."""
-    call.record.past.append(PastCall(tuple(call.epochs_run), call.history))
+    step = call.skipped_to if call.turn is Turn.SKIP else process.step
+    call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step))
     if call.turn is Turn.SKIP:
         return
     compare_weights(process, call, model)
