@@ -6,6 +6,7 @@ import pytest
 
 from trainjob_trainer import Environment, InvalidConfiguration, Task
 from trainjob_trainer.checkpoint.fence import build_fence
+from trainjob_trainer.environment import script_name
 from trainjob_trainer.epoch import Epoch
 
 WORKER = Task("worker", 0, {})
@@ -15,11 +16,52 @@ EVALUATOR = Task("evaluator", 0, {})
 def test_a_plain_process_writes_below_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
-    environment = Environment.from_environment({}, WORKER)
+    environment = Environment.from_environment({}, WORKER, "/code/train.py")
 
     assert (environment.name, environment.uid, environment.attempt) == ("local", "", 1)
-    assert environment.checkpoint_dir == tmp_path / "output" / "checkpoints"
-    assert environment.log_dir == tmp_path / "output" / "logs" / "train"
+    assert environment.checkpoint_dir == tmp_path / "output" / "train" / "checkpoints"
+    assert environment.log_dir == tmp_path / "output" / "train" / "logs" / "train"
+    assert "resume=False" in environment.how_to_start_over
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("train.py", "train"),
+        ("/code/my.model.py", "my.model"),
+        ("/code/package/__main__.py", "package"),
+        ("/venv/lib/site-packages/ipykernel_launcher.py", "notebook"),
+        ("/usr/lib/colab_kernel_launcher.py", "notebook"),
+        ("-c", "interactive"),
+        ("", "interactive"),
+    ],
+)
+def test_the_folder_has_the_scripts_name(program: str, name: str) -> None:
+    assert script_name(program) == name
+
+
+def test_a_training_that_is_not_to_go_on_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    def folder(output: Path, *, resume: bool) -> Path:
+        return Environment.from_environment({}, WORKER, "train.py", output, resume=resume).output_dir
+
+    assert folder(tmp_path / "runs", resume=False) == tmp_path / "runs"
+    for name in ("runs", "runs-2"):
+        (tmp_path / name).mkdir()
+    assert folder(tmp_path / "runs", resume=True) == tmp_path / "runs"
+    assert folder(tmp_path / "runs", resume=False) == tmp_path / "runs-3"
+
+
+def test_the_output_of_a_job_is_the_jobs() -> None:
+    env = {"TRAINJOB_UID": "u", "TRAINJOB_OUTPUT_DIR": "/out"}
+    environment = Environment.from_environment(env, WORKER, "train.py", "/mine", resume=False)
+    assert environment.output_dir == Path("/out")
+    assert "--fresh" in environment.how_to_start_over
+
+
+def test_processes_that_find_each_other_without_a_job_can_not_choose_a_new_folder() -> None:
+    task = Task("worker", 1, {"worker": ("a:1", "b:1")})
+    with pytest.raises(InvalidConfiguration, match=r"name one with output=\.\.\."):
+        Environment.from_environment({}, task, "train.py", resume=False)
 
 
 def test_an_evaluator_finds_the_checkpoints_beside_its_folder() -> None:

@@ -58,6 +58,11 @@ def test_arguments_count_more_than_the_environment_and_that_more_than_the_code()
     assert recipe == Recipe(epochs=7, global_batch=64, keep=5, export=False, shuffle=False)
 
 
+def test_a_notebooks_kernel_has_arguments_that_are_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/lib/ipykernel_launcher.py", "-f", "/run/kernel-1.json"])
+    assert Recipe.from_command_line(None, {}, epochs=2, global_batch=8) == GOOD
+
+
 def test_code_may_replace_settings_of_a_recipe() -> None:
     assert recipe_of(GOOD, {"keep": 1}) == Recipe(epochs=2, global_batch=8, keep=1)
 

@@ -34,6 +34,9 @@ GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
 EARLY = (10, "old", 20, 40, "loss has not improved for 2 epochs; best 0.5 at step 10")
 
 
+OVER = "start over with --fresh"
+
+
 def store_with(folder: Path, *steps: int, final: tuple[Any, ...] | None = None) -> CheckpointStore:
     store = CheckpointStore(folder / "checkpoints")
     for step in steps:
@@ -77,11 +80,11 @@ def test_a_finished_output_is_refused_with_what_to_do(tmp_path: Path) -> None:
     store = store_with(tmp_path, 3, final=(3, "old"))
 
     with pytest.raises(OutputFinished, match=f"{tmp_path} holds .* finished at step 3.*--fresh"):
-        refuse_finished(find_start(store, 3, "mine"), store, 3)
+        refuse_finished(find_start(store, 3, "mine"), store, 3, OVER)
     with pytest.raises(SystemExit) as ended:
-        refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3)
+        refuse_finished(Start(Verdict.FINISHED_BY_THIS_JOB, 3), store, 3, OVER)
     assert ended.value.code == 0
-    refuse_finished(Start(Verdict.TRAIN, 3), store, 9)
+    refuse_finished(Start(Verdict.TRAIN, 3), store, 9, OVER)
 
 
 def test_one_that_stopped_early_is_not_trained_on_and_says_why(
@@ -91,9 +94,9 @@ def test_one_that_stopped_early_is_not_trained_on_and_says_why(
     why = "stopped early at step 20 of 40: loss has not improved for 2 epochs; best 0.5 at step 10"
 
     with pytest.raises(OutputFinished, match=f"a training that {why}, and 40 steps are asked for"):
-        refuse_finished(find_start(store, 40, "mine"), store, 40)
+        refuse_finished(find_start(store, 40, "mine"), store, 40, OVER)
     with pytest.raises(SystemExit):
-        refuse_finished(find_start(store, 40, "old"), store, 40)
+        refuse_finished(find_start(store, 40, "old"), store, 40, OVER)
     assert why in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import read
@@ -17,6 +18,7 @@ from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.engine.tracking import collect_variables
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.parameter_server.server import serve
+from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica, join
 from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.speed import StepClock
@@ -100,7 +102,7 @@ class Run:
             task,
             lambda: choose_start(store, total, environment.uid, environment.reported_checkpoint),
         )
-        refuse_finished(verdict, store, total)
+        refuse_finished(verdict, store, total, environment.how_to_start_over)
         if task.is_writer:
             store.clear_final()
         (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
@@ -182,18 +184,22 @@ class Run:
             raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
 
 
-def init(*, keep: int = 3, wandb: bool = False) -> Run:
+def init(*, keep: int = 3, wandb: bool = False, output: str | Path | None = None, resume: bool = True) -> Run:
     """Begin: to be called before any TensorFlow operation. Workers wait here for each other.
 
     Args:
         keep: checkpoints to keep; the final one stays anyway.
         wandb: log what `report` and the evaluator say to Weights & Biases too.
+        output: the folder for all that is written; `./output/<script>` by default, and the job's in a job.
+            TRAIN_OUTPUT counts more.
+        resume: go on with the training that it holds; else take a new folder. TRAIN_RESUME counts more.
 
     Raises:
         InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before, with its line.
         PortInUse, OutputUnwritable, OutputFull: as for `train_and_evaluate`.
     """
-    replica = join()
+    chosen = from_environment("output", os.environ, output)
+    replica = join(output=chosen, resume=from_environment("resume", os.environ, resume))
     replica.store.keep = keep
     if replica.task.is_server:
         serve(replica)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,27 +42,43 @@ class Environment:
     has_agent: bool = False
 
     @classmethod
-    def from_environment(cls, env: Mapping[str, str], task: Task) -> Environment:
-        """Read TRAINJOB_*; without them everything goes below `./output`.
+    def from_environment(
+        cls,
+        env: Mapping[str, str],
+        task: Task,
+        program: str = "",
+        output: str | Path | None = None,
+        *,
+        resume: bool = True,
+    ) -> Environment:
+        """Read TRAINJOB_*; without them everything goes below `./output/<script>`.
 
         The evaluator's own folder is `<root>/evaluator`, so its checkpoints lie beside it.
 
+        Args:
+            env: the process's environment.
+            task: its part.
+            program: what the interpreter runs, as `sys.argv[0]`.
+            output: the folder instead of `./output/<script>`; a job's own is the job's to choose.
+            resume: whether a training that the folder holds goes on; if not, the next free one of
+                `train`, `train-2`, `train-3` is taken. With a job that is the job's to choose too.
+
         Raises:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
-                TRAINJOB_REPORTED_CHECKPOINT none from 0, TRAINJOB_EPOCH is no pair of numbers, or the output
-                is no folder.
+                TRAINJOB_REPORTED_CHECKPOINT none from 0, TRAINJOB_EPOCH is no pair of numbers, the output
+                is no folder, or several processes by themselves are to find a new one.
         """
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))
-        default = "output/evaluator" if task.is_evaluator else "output"
-        output = Path(env.get("TRAINJOB_OUTPUT_DIR") or default).absolute()
-        root = output.parent if task.is_evaluator else output
-        logs = output / "logs" if task.is_evaluator else root / "logs" / "train"
+        own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))
+        own = own.absolute()
+        root = own.parent if task.is_evaluator else own
+        logs = own / "logs" if task.is_evaluator else root / "logs" / "train"
         return cls(
             name=env.get("TRAINJOB_NAME") or "local",
             uid=env.get("TRAINJOB_UID", ""),
             attempt=_parse_number(env, "TRAINJOB_ATTEMPT", least=1) or 1,
-            output_dir=output,
+            output_dir=own,
             checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
             epoch=Epoch.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
@@ -69,6 +86,51 @@ class Environment:
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
             has_agent=bool(env.get("TRAINJOB_STATE_DIR")),
         )
+
+    @property
+    def how_to_start_over(self) -> str:
+        """What to do about a folder that holds a finished training, in words for where this process runs."""
+        if self.uid:
+            return "start over in a new folder with `trainjob run --fresh` or `output.resume: Never`"
+        return (
+            "start over with resume=False (`--no-resume`, TRAIN_RESUME=false), which takes a new folder, or "
+            "with another output=... (`--output`, TRAIN_OUTPUT)"
+        )
+
+
+def _own_folder(task: Task, program: str, output: str | Path | None, *, resume: bool) -> Path:
+    root = Path(output or Path("output", script_name(program)))
+    if not resume and task.cluster:
+        raise InvalidConfiguration(
+            "resume=False: several processes can't find a new folder by themselves; name one with output=..."
+        )
+    root = root if resume else free_folder(root, Path.exists)
+    return root / "evaluator" if task.is_evaluator else root
+
+
+def script_name(program: str) -> str:
+    """`train` of `train.py`, the package's name of `python -m package`, `notebook` in a kernel's process.
+
+    Args:
+        program: as `sys.argv[0]`.
+    """
+    path = Path(program)
+    if is_kernel(program):
+        return "notebook"
+    if path.name == "__main__.py":
+        return path.parent.name
+    return path.stem if path.suffix == ".py" else "interactive"
+
+
+def is_kernel(program: str) -> bool:
+    """Whether a notebook's kernel runs in this process: its arguments are none of the user's."""
+    return Path(program).name in ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+
+
+def free_folder(wanted: Path, exists: Callable[[Path], bool]) -> Path:
+    """The folder itself if there is none yet, else the first free one of `<name>-2`, `<name>-3`, …."""
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([wanted], numbered) if not exists(folder))
 
 
 def _check_folder(variable: str, value: str) -> None:

@@ -126,7 +126,8 @@ def train_and_evaluate(
         PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: uncaught they end
             the process with their exit code and one line instead of a traceback.
     """
-    replica = join()
+    folder = {**vars(recipe or Recipe()), **settings}
+    replica = join(output=folder["output"], resume=folder["resume"])
     request = _Request(model, train, heldout, recipe_of(recipe, settings), test)
     check(request.recipe)
     _check_for(replica.task, request.recipe)
@@ -167,7 +168,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
             replica.environment.reported_checkpoint,
         ),
     )
-    refuse_finished(start, replica.store, plan.total_steps)
+    refuse_finished(start, replica.store, plan.total_steps, replica.environment.how_to_start_over)
     spec = _batch_spec(source.at(start.step), per_device)
     model = build_model(strategy, _as_recipe_says(request), spec, request.recipe.seed)
     score = _score_here(replica, strategy, request) if values is Source.HERE else None

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trainjob_trainer.environment import is_kernel
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.exits import ExitCode
 
@@ -98,6 +99,12 @@ class Recipe:
     initial_weights: str | None = _setting(
         "a .keras or .weights.h5 file to begin with, in every replica", str
     )
+    output: str | None = _setting(
+        "folder for all that is written, ./output/<script> by default; in a job it is the job's", str
+    )
+    resume: bool = _setting(
+        "go on with the training that the output holds; else take a new folder beside it", bool, True
+    )
     wandb: bool = _setting(
         "log to Weights & Biases too; its package comes with trainjob-trainer[wandb]", bool, False
     )
@@ -124,6 +131,8 @@ class Recipe:
             cls.add_arguments(parser, env, **settings)
         except InvalidConfiguration as error:
             parser.error(str(error))
+        if arguments is None and is_kernel(sys.argv[0]):
+            arguments = ()  # a notebook's kernel has arguments of its own
         return cls.from_arguments(parser.parse_args(arguments))
 
     @classmethod

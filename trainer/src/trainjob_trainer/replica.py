@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from trainjob_trainer.checkpoint.fence import build_fence
@@ -45,11 +47,15 @@ class Replica:
     journal: WandbRun | None = None
 
 
-def join(env: Mapping[str, str] | None = None) -> Replica:
+def join(
+    env: Mapping[str, str] | None = None, output: str | Path | None = None, *, resume: bool = True
+) -> Replica:
     """Read the environment, and from now on answer SIGTERM and uncaught errors as the job expects.
 
     Args:
         env: the process's environment, replaced by tests.
+        output: the folder for a process that is no job's, as `Environment.from_environment`.
+        resume: whether a training that it holds goes on.
 
     Raises:
         InvalidConfiguration: TF_CONFIG or TRAINJOB_* is malformed.
@@ -63,7 +69,10 @@ def join(env: Mapping[str, str] | None = None) -> Replica:
     install_edge(None, progress, stop)
     task = Task.from_environment(variables)
     install_edge(task, progress, stop)
-    environment = Environment.from_environment(variables, task)
+    environment = Environment.from_environment(variables, task, sys.argv[0], output, resume=resume)
+    if variables.get("TRAINJOB_OUTPUT_DIR") and (output or not resume) and task.is_writer:
+        said = f"output={str(output)!r}" if output else "resume=False"
+        announce(f"{said} is left out: the job says where its output is ({environment.output_dir})")
     stop.install(lambda: leave_on_request(task, progress))
     store = CheckpointStore(environment.checkpoint_dir, fence=build_fence(task, environment))
     replica = Replica(task, environment, store, progress, stop)
@@ -91,7 +100,7 @@ def _check_output(replica: Replica) -> None:
         final = replica.store.final()
         why = final.stopped_early if final else ""
         replica.progress.update(state="finished", step=before.step, stopped_early=why or None)
-        refuse_finished(before, replica.store, before.step)
+        refuse_finished(before, replica.store, before.step, replica.environment.how_to_start_over)
     if replica.task.is_writer:
         replica.store.prepare()
 

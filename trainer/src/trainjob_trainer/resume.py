@@ -217,8 +217,14 @@ def read_agreed(
         waited += _SECONDS_BETWEEN_LOOKS
 
 
-def refuse_finished(start: Start, store: CheckpointStore, total_steps: int) -> None:
+def refuse_finished(start: Start, store: CheckpointStore, total_steps: int, or_else: str) -> None:
     """End a training that has nothing left to do.
+
+    Args:
+        start: what the folder says.
+        store: the folder.
+        total_steps: what is asked for.
+        or_else: `Environment.how_to_start_over`.
 
     Raises:
         OutputFinished: another job finished here.
@@ -232,8 +238,7 @@ def refuse_finished(start: Start, store: CheckpointStore, total_steps: int) -> N
         raise SystemExit(0)
     raise OutputFinished(
         f"{store.directory.parent} holds a training that {how}, and {total_steps} steps are asked for: ask "
-        "for more to go on, or start over in a new folder with `trainjob run --fresh` or "
-        "`output.resume: Never`"
+        f"for more to go on, or {or_else}"
     )
 
 

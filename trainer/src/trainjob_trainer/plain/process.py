@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
 from trainjob_trainer.environment import Environment
+from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
 from trainjob_trainer.task import Task
@@ -70,6 +72,8 @@ def current_process() -> PlainProcess:
         InvalidConfiguration: TF_CONFIG or a TRAINJOB_* variable is malformed.
     """
     task = Task.from_environment(os.environ)
-    environment = Environment.from_environment(os.environ, task)
+    output = from_environment("output", os.environ, None)
+    resume = from_environment("resume", os.environ, otherwise=True)
+    environment = Environment.from_environment(os.environ, task, sys.argv[0], output, resume=resume)
     fence = build_fence(task, environment)
     return PlainProcess(task, environment, ProgressFile.from_environment(os.environ), fence=fence)

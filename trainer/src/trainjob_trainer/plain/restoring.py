@@ -56,7 +56,7 @@ def restore(
     state = FitState.from_groups(host, checkpoint, finished=finished)
     call.turn = choose_turn(state, number=call.number, epochs=call.epochs, script_finished=finished)
     if call.turn is Turn.FINISHED:
-        raise _finished(call, state, store, step)
+        raise _finished(process, call, state, step)
     if call.turn is Turn.TRAIN:
         return
     _check_built(model, store)
@@ -122,11 +122,11 @@ def _end_of(
     return None
 
 
-def _finished(call: FitCall, state: FitState, store: CheckpointStore, step: int) -> OutputFinished:
+def _finished(process: PlainProcess, call: FitCall, state: FitState, step: int) -> OutputFinished:
     return OutputFinished(
-        f"{store.directory.parent} holds a training that finished at step {step}, epoch "
+        f"{call.record.store.directory.parent} holds a training that finished at step {step}, epoch "
         f"{state.epochs_done} of {state.epochs_asked}, and {call.epochs} epochs are asked for: ask for more "
-        "to go on, or start over in a new folder with `trainjob run --fresh` or `output.resume: Never`"
+        f"to go on, or {process.environment.how_to_start_over}"
     )
 
 

@@ -71,7 +71,7 @@ def _end_if_finished(process: PlainProcess) -> None:
     before = None if process.task.is_evaluator else finished_before(store, process.environment.uid)
     if before is not None:
         process.progress.update(state="finished", step=before.step)
-        refuse_finished(before, store, before.step)
+        refuse_finished(before, store, before.step, process.environment.how_to_start_over)
 
 
 def _own_resolver(task: Task) -> Any:
