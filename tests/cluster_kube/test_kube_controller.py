@@ -44,7 +44,7 @@ async def open_controller(
     agents: GhostAgents | None = None,
     **options: Any,
 ) -> AsyncIterator[KubeCluster]:
-    agents = agents or GhostAgents(lambda: server.all("Pod"))
+    agents = agents or GhostAgents(lambda: server.uncopied("Pod"))
     async with open_kube(server.url, asking=agents.asking, **options) as cluster:
         settings = Settings(isolation=Isolation(), bundle=BUNDLE)
         controller = Controller(cluster, workers=4, settings=settings, on_reconciled=on_reconciled)
@@ -155,7 +155,7 @@ async def test_nothing_that_was_put_there_before_comes_into_a_pod() -> None:
 
 async def test_a_restart_in_place_is_told_and_takes_no_pod() -> None:
     async with FakeApiServer().serve() as server:
-        agents = GhostAgents(lambda: server.all("Pod"))
+        agents = GhostAgents(lambda: server.uncopied("Pod"))
         kubelet = Kubelet(server, lambda _pod: None)
         async with open_controller(server, agents=agents), running(kubelet.run()):
             server.put(build_job())
