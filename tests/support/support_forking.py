@@ -70,7 +70,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it ends just now, and the word of it is on its way
+            with contextlib.suppress(ProcessLookupError):  # its end is on its way to us
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:

@@ -13,6 +13,7 @@ from trainjob_trainer.plain.memory import put_back
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import compare_weights, save
 from trainjob_trainer.reporting.profiler import Profiler
+from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.reporting.speed import StepClock
 
 
@@ -41,12 +42,41 @@ class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._claim_output()
 
 
-class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Tells of evaluations and predictions, which may take longer than a step, that they get on."""
+
+    async_safe = True
+
+    def __init__(self, progress: ProgressFile) -> None:
+        """Report there."""
+        super().__init__()
+        self._progress = progress
+        self._before = progress.last.state
+
+    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, as `on_predict_begin`."""
+        self._before = self._progress.last.state
+        self._progress.update(state="evaluating", evaluated_batches=None)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, as `on_predict_batch_end`, with the last batch's number from 0."""
+        self._progress.update(evaluated_batches=batch + 1)
+
+    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, as `on_predict_end`."""
+        self._progress.update(state=self._before, evaluated_batches=None)
+
+    on_predict_begin, on_predict_batch_end, on_predict_end = on_test_begin, on_test_batch_end, on_test_end
+
+
+class AtEnd(Scoring):
     """Last in the list: it sees what the user's callbacks decided."""
+
+    async_safe = False
 
     def __init__(self, process: PlainProcess, call: FitCall, users: list[Any]) -> None:
         """Record `call` of `process`; `users` are the script's callbacks."""
-        super().__init__()
+        super().__init__(process.progress)
         self._process = process
         self._call = call
         self._users = users
@@ -89,18 +119,6 @@ class AtEnd(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
             **self._figures(logs),
         )
         self._profiler.between_calls(self._process.step, self._call.pace.longest if self._call.pace else 1)
-
-    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, for the validation within `fit`: it may take longer than a step."""
-        self._process.progress.update(state="evaluating", evaluated_batches=None)
-
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, with the last batch's number from 0."""
-        self._process.progress.update(evaluated_batches=batch + 1)
-
-    def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras."""
-        self._process.progress.update(state="training", evaluated_batches=None)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; the script may go on with another `fit`."""
@@ -150,6 +168,13 @@ def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:
         ours.set_model(model)
         ours.set_params(callbacks.params)
     return callbacks
+
+
+def with_scoring(callbacks: Any, progress: ProgressFile) -> Any:
+    """The callbacks of an evaluation or prediction, and ours; `fit` passes a list that has its own."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return [*listed(callbacks), Scoring(progress)]
 
 
 def _figures(logs: Mapping[str, Any]) -> dict[str, Any]:

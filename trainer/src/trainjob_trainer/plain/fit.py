@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ from trainjob_trainer.plain.process import current_process
 
 
 def manage_fit(trainer: ModuleType) -> None:
-    """Wrap `fit` on the class in `keras.src.backend.tensorflow.trainer`; its signature stays.
+    """Wrap `fit`, `evaluate` and `predict` in `keras.src.backend.tensorflow.trainer`; their signatures stay.
 
     A `fit` within another one (a callback that trains a second model) is left to Keras.
     """
@@ -40,6 +41,24 @@ def manage_fit(trainer: ModuleType) -> None:
 
     fit._trainjob_managed = True  # type: ignore[attr-defined]
     kind.fit = fit
+    kind.evaluate, kind.predict = _reported(kind.evaluate), _reported(kind.predict)
+
+
+def _reported(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`evaluate` or `predict`, which tells that it gets on wherever a script or a callback calls it."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def score(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        process = current_process() if os.environ.get("TF_CONFIG", "").strip() else None
+        if process is not None and not process.task.is_evaluator:
+            from trainjob_trainer.plain.callbacks import with_scoring  # noqa: PLC0415 - as above
+
+            bound.arguments["callbacks"] = with_scoring(bound.arguments.get("callbacks"), process.progress)
+        return original(*bound.args, **bound.kwargs)
+
+    return score
 
 
 def _named(
