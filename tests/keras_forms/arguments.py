@@ -97,20 +97,14 @@ def no_epochs(scope):
     return seen(model, history)
 
 
-@form(
-    defect="a batch of one row, which Keras trains in one process, is refused",
-    shows="can't be divided among",
-)
+@form()
 def batch_size_of_one_row(scope):
     x, y = numbers(6)
     model = dense(scope)
     return seen(model, model.fit(x, y, batch_size=1, epochs=1, shuffle=False, verbose=0))
 
 
-@form(
-    defect="a batch size that the workers don't divide is refused",
-    shows="can't be divided among",
-)
+@form()
 def batch_size_that_nothing_divides(scope):
     return fitted(scope, batch_size=15)
 
@@ -120,11 +114,7 @@ def batch_size_larger_than_the_data(scope):
     return fitted(scope, batch_size=128)
 
 
-@form(
-    workers=3,
-    defect="without a batch_size three workers train with 30 rows a step where Keras takes 32",
-    shows="/history",
-)
+@form(workers=3)
 def default_batch_size(scope):
     return fitted(scope, batch_size=None)
 

@@ -1,3 +1,6 @@
+from fractions import Fraction
+from typing import Any
+
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -10,35 +13,97 @@ def batches(examples: int, size: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(examples).map(lambda i: (i, {"label": -i})).batch(size)
 
 
-def listed(dataset: tf.data.Dataset) -> list[list[int]]:
-    return [batch.numpy().tolist() for batch, _ in dataset]
+def parts_of(data: tf.data.Dataset, replicas: int, *, weighed: bool = False) -> list[list[Any]]:
+    return [
+        list(rows.part(data, first=one, count=1, of=replicas, weighed=weighed)) for one in range(replicas)
+    ]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(1, 40))
-def test_training_batches_have_equal_parts_and_evaluation_counts_every_row_once(
-    replicas: int, factor: int, examples: int
-) -> None:
-    size = replicas * factor
-    data = batches(examples + replicas, size)
+def test_evaluation_counts_every_row_once(replicas: int, factor: int, examples: int) -> None:
+    data = batches(examples + replicas, replicas * factor)
     count = int(data.cardinality())
 
-    trained = listed(rows.trim(rows.fill_rest(data, replicas, repeat=True), replicas))
-    assert len(trained) == count
-    assert all(batch and len(batch) % replicas == 0 for batch in trained)
-
-    whole = rows.fill_rest(data, replicas, repeat=False)
+    whole = rows.fill_rest(data, replicas)
     assert int(whole.cardinality()) in (count, tf.data.UNKNOWN_CARDINALITY)
-    parts = [listed(rows.part(whole, first=one, count=1, of=replicas)) for one in range(replicas)]
+    parts = [[batch.numpy().tolist() for batch, _ in part] for part in parts_of(whole, replicas)]
     assert all(len(part) == count and all(part) for part in parts)
     assert sorted(row for part in parts for batch in part for row in batch) == list(
         range(examples + replicas)
     )
 
 
+@given(st.integers(1, 60), st.integers(1, 9))
+def test_in_training_every_row_counts_for_as_much(total: int, replicas: int) -> None:
+    counted = [Fraction(0)] * total
+    for number in range(replicas):
+        begin, end, copies = rows.part_of(total, number, replicas)
+        assert begin < end
+        share = Fraction(end - begin, total * copies)
+        for row in range(begin, end):
+            counted[row] += share / (end - begin)
+    assert counted == [Fraction(1, total)] * total
+
+
+@pytest.mark.parametrize(
+    ("total", "replicas", "parts"),
+    [
+        (8, 2, [(0, 4, 1), (4, 8, 1)]),
+        (5, 2, [(0, 2, 1), (2, 5, 1)]),
+        (32, 3, [(0, 10, 1), (10, 21, 1), (21, 32, 1)]),
+        (2, 2, [(0, 1, 1), (1, 2, 1)]),
+        (1, 2, [(0, 1, 2), (0, 1, 2)]),
+        (2, 3, [(0, 1, 2), (0, 1, 2), (1, 2, 1)]),
+        (3, 4, [(0, 1, 2), (0, 1, 2), (1, 2, 1), (2, 3, 1)]),
+    ],
+)
+def test_parts(total: int, replicas: int, parts: list[tuple[int, int, int]]) -> None:
+    assert [rows.part_of(total, number, replicas) for number in range(replicas)] == parts
+
+
+def test_training_parts_carry_their_share() -> None:
+    first, second = parts_of(batches(5, 3), 2, weighed=True)
+    assert [(part.rows[0].numpy().tolist(), float(part.share)) for part in first] == [
+        ([0], pytest.approx(1 / 3)),
+        ([3], 0.5),
+    ]
+    assert [part.rows[0].numpy().tolist() for part in second] == [[1, 2], [4]]
+
+
+def padded(lengths: list[int], size: int) -> tf.data.Dataset:
+    examples = tf.data.Dataset.from_generator(
+        lambda: ([one] * one for one in lengths), output_signature=tf.TensorSpec((None,), tf.int32)
+    )
+    return examples.padded_batch(size)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "first", "second"),
+    [
+        ([2, 1, 2, 2, 2], [[[2, 2]], [[2, 2]]], [[[1, 0], [2, 2]], [[2, 2]]]),
+        ([2, 1, 2, 2, 1], [[[2, 2], [1, 0]], []], [[[2, 2], [2, 2]], [[1]]]),
+        ([2, 1, 2, 2, 1, 1], [[[2, 2], [1, 0]], [[1]]], [[[2, 2], [2, 2]], [[1]]]),
+    ],
+)
+def test_only_batches_of_one_width_are_joined(lengths: list[int], first: Any, second: Any) -> None:
+    parts = parts_of(rows.fill_rest(padded(lengths, 4), 2), 2)
+    assert [[batch.numpy().tolist() for batch in part] for part in parts] == [first, second]
+
+
+def test_ragged_batches_are_cut_by_rows() -> None:
+    data = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3], []]))
+    assert [[batch.to_list() for batch in part] for part in parts_of(data, 2)] == [[[[1]]], [[[2, 3], []]]]
+
+
+@pytest.mark.parametrize(("size", "drop", "expected"), [(8, True, True), (8, False, False), (7, True, False)])
+def test_equal_parts_are_known_beforehand(size: int, drop: bool, expected: bool) -> None:
+    assert rows.are_equal(tf.data.Dataset.range(16).batch(size, drop_remainder=drop), 2) is expected
+
+
 def test_parts_are_in_order_and_one_element_a_device() -> None:
-    parts = listed(rows.part(batches(8, 8), first=2, count=2, of=4))
-    assert parts == [[4, 5], [6, 7]]
+    parts = rows.part(batches(8, 8), first=2, count=2, of=4)
+    assert [batch.numpy().tolist() for batch, _ in parts] == [[4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize(("drop", "size"), [(False, 32), (True, 32)])

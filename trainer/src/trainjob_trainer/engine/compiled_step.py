@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as losses
 
 from trainjob_trainer.reporting.lines import announce
 
@@ -57,9 +58,8 @@ def _train_step(model: Any, data: Any) -> Any:
 
     y_pred, loss, gradients = passes(x, y, weights)
     model.optimizer.scale_loss(loss)  # for who watches the loss: the call within can't be seen outside
-    replicas = tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
     examples = tf.shape(next(one for one in tf.nest.flatten(x) if one is not None))[0]
-    model._loss_tracker.update_state(loss * replicas, sample_weight=examples)
+    model._loss_tracker.update_state(losses.unscale_loss_for_distribution(loss), sample_weight=examples)
     if gradients:
         model.optimizer.apply(gradients, model.trainable_weights)
     return model.compute_metrics(x, y, y_pred, sample_weight=weights)

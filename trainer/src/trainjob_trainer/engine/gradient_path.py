@@ -18,6 +18,7 @@ import tensorflow as tf
 from trainjob_trainer.engine.global_gradients import apply_globally, are_needed, scales_loss
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.engine.replica_share import weighed_gradients
 from trainjob_trainer.engine.work_time import gradients_moment
 
 _LOCAL = (None, "none", "sum")
@@ -134,7 +135,7 @@ class GradientPath:
         globally = are_needed(optimizer, self._strategy)
 
         def passing(grads: Any, trainable_variables: Any = None) -> None:
-            gradients = list(grads)
+            gradients = weighed_gradients(list(grads))
             variables = None if trainable_variables is None else list(trainable_variables)
             _note_gathered(gradients, variables)
             loss = _loss_share(notes) if is_main else tf.constant(0.0)
@@ -182,7 +183,7 @@ def _summing(optimizer: Any, *, globally: bool) -> Callable[..., None]:
     apply = optimizer.apply
 
     def summing(grads: Any, trainable_variables: Any = None) -> None:
-        gradients = list(grads)
+        gradients = weighed_gradients(list(grads))
         variables = None if trainable_variables is None else list(trainable_variables)
         _note_gathered(gradients, variables)
         if globally:

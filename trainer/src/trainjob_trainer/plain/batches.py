@@ -1,9 +1,9 @@
 """Which part of each global batch a worker takes under Keras's own `fit`, `evaluate` and `predict`.
 
 Every worker reads the same batches in the same order and cuts its own rows out of each: what TensorFlow's
-sharding policy DATA means, but exact for the last, smaller batch of an epoch. A training batch is trimmed
-to a multiple of the number of replicas; in evaluation every row counts once. A rest smaller than the number
-of replicas is filled up from the batch before, so that none goes without. Where the user has chosen another
+sharding policy DATA means, but exact for batches that the replicas don't divide. In training each replica's
+loss counts by its rows (`replica_share`); in evaluation every row counts once, and a last batch of fewer rows
+than replicas is filled up from the batch before, so that none goes without. Where the user has chosen another
 policy (FILE, HINT, OFF), TensorFlow shards as ever.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.engine.replica_share import weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import rows
 from trainjob_trainer.plain.calls import Use
@@ -24,12 +25,13 @@ from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.plain.seeds import is_seeded_by_user, job_seed
 from trainjob_trainer.reporting.lines import announce
 
-KERAS_BATCH = 32
-"""What Keras takes for arrays when the script names no batch size."""
-
 
 def share_batches(trainer: ModuleType) -> None:
-    """Replace how `TFEpochIterator` of `keras.src.backend.tensorflow.trainer` distributes a data set."""
+    """Replace how `TFEpochIterator` of `keras.src.backend.tensorflow.trainer` distributes a data set.
+
+    With it goes how losses are divided, where the parts are of unequal size.
+    """
+    weigh_losses(trainer.loss_module)
     iterator: Any = trainer.TFEpochIterator
     if hasattr(iterator.__init__, "__wrapped__"):
         return
@@ -43,8 +45,6 @@ def share_batches(trainer: ModuleType) -> None:
         self._trainjob_use = Use.of(kwargs)
         training = self._trainjob_use is Use.FIT
         collective = is_collective(distribute_strategy)
-        if training and collective:
-            kwargs["batch_size"] = _batch_size(kwargs, distribute_strategy.num_replicas_in_sync)
         base_init(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         self._trainjob_order = Order()
@@ -57,9 +57,7 @@ def share_batches(trainer: ModuleType) -> None:
             dataset = _counted(self.data_adapter, dataset)
             self._num_batches = self.data_adapter.num_batches
         self._trainjob_endless = training and collective and _may_go_on(self, dataset)
-        self._distributed_dataset = _distributed(
-            dataset, distribute_strategy, size, training=training, endless=self._trainjob_endless
-        )
+        self._distributed_dataset = _distributed(self, dataset, size)
 
     @functools.wraps(base_get)
     def _get_iterator(self: Any) -> Any:
@@ -115,25 +113,6 @@ class Order:
             self._epoch.assign(call.number * 2**32 + call.epoch)
 
 
-def _batch_size(arguments: Any, replicas: int) -> Any:
-    """The batch size for arrays: the user's, or Keras's default brought down to what the replicas divide."""
-    given = arguments.get("batch_size")
-    if given or arguments.get("steps_per_epoch") or KERAS_BATCH % replicas == 0:
-        return given
-    if not _are_arrays(arguments.get("x")):
-        return given
-    size = max(replicas, KERAS_BATCH - KERAS_BATCH % replicas)
-    announce(f"no batch_size given: {size}, which {replicas} replicas divide")
-    return size
-
-
-def _are_arrays(x: Any) -> bool:
-    first = x
-    while isinstance(first, (list, tuple, dict)) and first:
-        first = next(iter(first.values() if isinstance(first, dict) else first))
-    return hasattr(first, "shape") and hasattr(first, "__getitem__") and not hasattr(first, "element_spec")
-
-
 def _size_of(adapter: Any, dataset: Any) -> int | None:
     """Rows of a full global batch; None where neither Keras's adapter nor the data set says it."""
     try:
@@ -154,25 +133,24 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
     return is_known and kind in ("ArrayDataAdapter", "TFDatasetAdapter") and _is_ours_to_share(dataset)
 
 
-def _distributed(
-    dataset: Any, strategy: Any, size: int | None, *, training: bool, endless: bool = False
-) -> Any:
+def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
     tf = importlib.import_module("tensorflow")
+    strategy = epoch._distribute_strategy
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
     if not is_collective(strategy) or not _is_ours_to_share(dataset):
         return strategy.experimental_distribute_dataset(dataset)
     replicas = strategy.num_replicas_in_sync
-    whole = rows.fill_rest(dataset, replicas, repeat=training)
-    if training:
-        _check_divisible(size, replicas)
-        whole = rows.trim(whole, replicas)
-    if endless:
+    training = epoch._trainjob_use is Use.FIT
+    whole = dataset if training else rows.fill_rest(dataset, replicas)
+    weighed = training and _are_weighed(epoch.data_adapter, dataset, size, replicas)
+    if epoch._trainjob_endless:
         whole = whole.repeat()
 
     def share(context: Any) -> Any:
         local = replicas // context.num_input_pipelines
-        own = rows.part(whole, first=context.input_pipeline_id * local, count=local, of=replicas)
+        first = context.input_pipeline_id * local
+        own = rows.part(whole, first=first, count=local, of=replicas, weighed=weighed)
         # Keras counts the batches and stops at the last one. Declared endless, the data set is not asked by
         # all workers together before each step whether there is more; and the end, where some would leave
         # a collective that others wait in, is never met.
@@ -180,6 +158,35 @@ def _distributed(
         return own.apply(endless).prefetch(tf.data.AUTOTUNE)
 
     return strategy.distribute_datasets_from_function(share)
+
+
+def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) -> bool:
+    """Whether training batches may have parts of unequal size; a line says where they have too few rows."""
+    are_arrays = type(adapter).__name__ == "ArrayDataAdapter"
+    rest = adapter.partial_batch_size if are_arrays else None
+    least = min(one for one in (size, rest, replicas) if one)
+    if least < replicas and current_process().is_writer:
+        announce(too_few_rows(least, replicas, is_rest=least != size))
+    if are_arrays and size:
+        return bool(size % replicas or (rest or 0) % replicas)
+    return not rows.are_equal(dataset, replicas)
+
+
+def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
+    """Say what a training batch of fewer rows than replicas means.
+
+    Args:
+        count: its rows.
+        replicas: all that train.
+        is_rest: whether it is only the last one of an epoch.
+    """
+    which = "the last batch of an epoch" if is_rest else "a batch"
+    has = f"{which} has {count} row{'s' if count > 1 else ''} for {replicas} replicas"
+    advice = "" if is_rest else f"; with a batch_size of at least {replicas} each has rows of its own"
+    return (
+        f"{has}, so that some train on the same row: it counts once in the gradients, and once for each of "
+        f"them in the epoch's loss and metrics{advice}"
+    )
 
 
 def _counted(adapter: Any, dataset: Any) -> Any:
@@ -204,12 +211,3 @@ def _is_ours_to_share(dataset: Any) -> bool:
     policies = importlib.import_module("tensorflow").data.experimental.AutoShardPolicy
     chosen = dataset.options().experimental_distribute.auto_shard_policy
     return chosen in (policies.AUTO, policies.DATA) and rows.has_rows(dataset)
-
-
-def _check_divisible(batch: int | None, replicas: int) -> None:
-    if batch and batch % replicas:
-        lower = batch - batch % replicas
-        choice = f"{lower} or {lower + replicas}" if lower else str(replicas)
-        raise InvalidConfiguration(
-            f"a global batch of {batch} can't be divided among {replicas} replicas: use {choice}"
-        )

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.engine.pace import Pace
+from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.plain.stretch import Stretch
@@ -150,11 +151,12 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
     from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
 
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
+    weighed = by_share(model, step)
 
     @functools.wraps(step)
     def summed(data: Any) -> Any:
         with path.summing():
-            return step(data)
+            return weighed(data)
 
     return summed
 

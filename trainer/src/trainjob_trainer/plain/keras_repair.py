@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.engine.replica_share import without_share
+
 FIRST_KNOWN = (3, 10)
 FIRST_UNKNOWN = (3, 16)
 _MARK = "_trainjob_repaired"
@@ -77,7 +79,7 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
             return
         for *_, batches in iterator:
             data_batch = trainer.tree.map_structure(
-                lambda value: strategy.experimental_local_results(value)[0], next(batches)
+                lambda value: strategy.experimental_local_results(value)[0], without_share(next(batches))
             )
             break
         original(self, data_batch=data_batch)
@@ -89,7 +91,7 @@ def _batch_spec(epoch: Any) -> Any:
     """What a replica's batch looks like, if the data says so: reading one takes an iterator of its own."""
     tf = importlib.import_module("tensorflow")
     try:
-        spec = epoch._distributed_dataset.element_spec
+        spec = without_share(epoch._distributed_dataset.element_spec)
         parts = tf.nest.map_structure(_of_one_replica, spec)
         known = all(part is None or part.shape.rank is not None for part in tf.nest.flatten(parts))
     except (AttributeError, TypeError, ValueError):

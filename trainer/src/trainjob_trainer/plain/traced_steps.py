@@ -10,6 +10,7 @@ from trainjob_trainer.engine.compiled_step import build_step
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.stepping import ManySteps
 from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.plain.stretch import Stretch
@@ -33,7 +34,7 @@ class TracedSteps:
         self._trains = step.__name__ == "train_step"
         path, call = None, current_process().call
         if self._trains and call is not None:
-            step = build_step(model, compiled=call.record.compiles)
+            step = by_share(model, build_step(model, compiled=call.record.compiles))
             path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
         with_optionals = getattr(model, "_autoconvert_optionals", None)  # newer versions of Keras have it
         step = with_optionals(step) if with_optionals else step

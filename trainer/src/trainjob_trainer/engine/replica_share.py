@@ -1,0 +1,136 @@
+"""Each replica's loss counts by its share of the global batch's rows, where parts are of unequal size.
+
+Keras divides a replica's mean loss by the number of replicas, and gradients are summed over them. That is
+the mean over the global batch only if all replicas have as many rows. Where they don't, the share comes
+beside the rows, and Keras's function for that division multiplies by it: sums and regularizers stay right.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Part(NamedTuple):
+    """What one replica has of a global batch.
+
+    Attributes:
+        rows: as the model's step takes them.
+        share: what their mean loss counts for, a float32 scalar; the shares of all replicas add up to 1.
+    """
+
+    rows: Any
+    share: Any
+
+
+class _Current(threading.local):
+    """Of the step that this thread is tracing or running; each replica has a thread of its own."""
+
+    read: Callable[[], Any] | None = None
+    by_gradients: bool = False
+
+
+_current = _Current()
+
+
+def weigh_losses(losses: ModuleType) -> None:
+    """Replace the two of `keras.src.losses.loss` that divide by the number of replicas, and undo that."""
+    scale, unscale = losses.scale_loss_for_distribution, losses.unscale_loss_for_distribution
+    if hasattr(scale, "__wrapped__"):
+        return
+
+    @functools.wraps(scale)
+    def scale_loss_for_distribution(value: Any) -> Any:
+        if _current.read is None:
+            return scale(value)
+        _current.by_gradients = False
+        return value * tf.cast(_current.read(), value.dtype)
+
+    @functools.wraps(unscale)
+    def unscale_loss_for_distribution(value: Any) -> Any:
+        return unscale(value) if _current.read is None else value / tf.cast(_current.read(), value.dtype)
+
+    losses.scale_loss_for_distribution = scale_loss_for_distribution  # type: ignore[attr-defined]
+    losses.unscale_loss_for_distribution = unscale_loss_for_distribution  # type: ignore[attr-defined]
+
+
+def by_share(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A training step that takes a `Part` as well as rows alone.
+
+    Args:
+        model: whose step it is.
+        step: of a replica.
+    """
+    handles: dict[int, Any] = {}
+    is_own = not _is_keras(model, "train_step")
+    averages = is_own or not _is_keras(model, "compute_loss")
+
+    @functools.wraps(step)
+    def weighed(data: Any) -> Any:
+        if not isinstance(data, Part):
+            return step(data)
+        read = _kept(data.share, handles) if is_own else lambda: data.share
+        with _reading(read, averages):
+            return step(data.rows)
+
+    return weighed
+
+
+def weighed_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """By the share, if the step averages its loss by itself: none has gone through Keras's functions."""
+    if _current.read is None or not _current.by_gradients:
+        return list(gradients)
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    factor = _current.read() * replicas
+    return [None if one is None else _times(one, factor) for one in gradients]
+
+
+def without_share(data: Any) -> Any:
+    """The rows alone."""
+    return data.rows if isinstance(data, Part) else data
+
+
+def _is_keras(model: Any, name: str) -> bool:
+    return str(getattr(type(model), name).__module__).startswith("keras.")
+
+
+@contextmanager
+def _reading(read: Callable[[], Any], by_gradients: bool) -> Iterator[None]:
+    _current.read, _current.by_gradients = read, by_gradients
+    try:
+        yield
+    finally:
+        _current.read, _current.by_gradients = None, False
+
+
+def _kept(share: Any, handles: dict[int, Any]) -> Callable[[], Any]:
+    """Keep it outside the trace: a `tf.function` within a user's step outlasts the trace that it is met in.
+
+    A `tf.Variable` would be one of the strategy's, which all workers create together.
+    """
+    replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group) or 0)
+    if replica not in handles:
+        with tf.init_scope(), tf.device("/CPU:0"):
+            name = f"trainjob-share-{id(handles)}-{len(handles)}"
+            handles[replica] = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name=name)
+    handle = handles[replica]
+    with tf.device(handle.device):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=share)
+
+    def read() -> Any:
+        with tf.device(handle.device):
+            return tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32), [])
+
+    return read
+
+
+def _times(gradient: Any, factor: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
