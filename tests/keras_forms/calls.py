@@ -70,10 +70,7 @@ def test_on_batch(scope):
     return seen(told=dense(scope).test_on_batch(x, y, return_dict=True))
 
 
-@form(
-    defect="predict_on_batch gives every row once for each worker",
-    shows="shape (96, 1) became (192, 1)",
-)
+@form()
 def predict_on_batch(scope):
     x, _ = numbers()
     return seen(predictions=dense(scope).predict_on_batch(x))
@@ -150,11 +147,7 @@ def fit_on_several_devices(scope):
     return seen(model, history, evaluated=model.evaluate(x, y, verbose=0))
 
 
-@form(
-    devices=2,
-    defect="predict with several workers of several devices returns rows in another order",
-    shows="predictions",
-)
+@form(devices=2)
 def predict_on_several_devices(scope):
     x, _ = numbers()
     return seen(predictions=dense(scope).predict(x, verbose=0))

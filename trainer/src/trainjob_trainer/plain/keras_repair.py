@@ -1,7 +1,8 @@
-"""Two repairs without which Keras 3's `fit` raises "PerReplica" errors as soon as there are two workers.
+"""Repairs of Keras 3 under several workers.
 
-Keras issue 20585. Both concern private functions, so they are applied only where the fault is seen in the
-source of a Keras that has been tried; a test fails as soon as Keras mends them.
+Without two of them `fit` raises "PerReplica" errors (Keras issue 20585). Both concern private functions, so
+they are applied only where the fault is seen in the source of a Keras that has been tried; a test fails as
+soon as Keras mends them. Beside them `predict` and `predict_on_batch` return every row once, and in order.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def repair_keras(trainer: Any, version: str | None = None) -> bool:
         trainer.TensorFlowTrainer._maybe_symbolic_build = _repaired_build(trainer)
     if has_reduce_fault(trainer):
         trainer.reduce_per_replica = _repaired_reduce(trainer)
+        trainer.TensorFlowTrainer.predict_on_batch = _repaired_predict_on_batch(trainer)
     setattr(trainer, _MARK, True)
     return True
 
@@ -111,6 +113,9 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction == "concat" and is_collective(strategy):
+            # A worker's rows lie together, those of its devices in their order; Keras takes it the other way.
+            return trainer.tree.map_structure(lambda value: strategy.gather(value, axis=0), values)
         if reduction not in ("auto", "mean") or not is_collective(strategy):
             return original(values, strategy, reduction)
 
@@ -122,6 +127,36 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
         return trainer.tree.map_structure(reduce, values)
 
     return reduce_per_replica
+
+
+def _repaired_predict_on_batch(trainer: ModuleType) -> Callable[..., Any]:
+    """Each worker has a batch of its own and predicts it by itself; Keras returns the rows of all."""
+    original = trainer.TensorFlowTrainer.predict_on_batch
+
+    @functools.wraps(original)
+    def predict_on_batch(self: Any, x: Any) -> Any:
+        strategy = self.distribute_strategy
+        if not is_collective(strategy):
+            return original(self, x)
+        self.make_predict_function()
+        predict = getattr(self.predict_function, "on_this_worker", None)
+        if predict is None:
+            predict = self.predict_function.on_this_worker = _predicting(self, strategy)
+        return trainer.tree.map_structure(
+            lambda value: trainer.convert_to_np_if_not_ragged(strategy.experimental_local_results(value)[0]),
+            predict((x,)),
+        )
+
+    return predict_on_batch
+
+
+def _predicting(model: Any, strategy: Any) -> Callable[[Any], Any]:
+    tf = importlib.import_module("tensorflow")
+
+    def predict(data: Any) -> Any:
+        return strategy.run(model.predict_step, args=(data,))
+
+    return predict if model.run_eagerly else tf.function(predict, autograph=False, reduce_retracing=True)
 
 
 def _has_expected_shape(trainer: ModuleType) -> bool:

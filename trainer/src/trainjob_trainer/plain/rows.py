@@ -116,12 +116,12 @@ def _element(dataset: Any, parts: Any) -> Any:
 
 
 def _is_batched(spec: Any) -> bool:
-    known = isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec))
+    known = isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec))
     return known and spec.shape.rank is not None and spec.shape.rank > 0
 
 
 def _has_own_rows(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.RaggedTensor)) and bool(value.shape.rank)
+    return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and bool(value.shape.rank)
 
 
 def _count(batch: Any) -> Any:
@@ -130,10 +130,14 @@ def _count(batch: Any) -> Any:
 
 
 def _sliced(batch: Any, start: Any, end: Any) -> Any:
-    return tf.nest.map_structure(
-        lambda value: value[start:end] if _has_own_rows(value) else value,
-        batch,
-    )
+    def of(value: Any) -> Any:
+        if isinstance(value, tf.SparseTensor):
+            width = value.dense_shape[1:]
+            begin = tf.concat([[start], tf.zeros_like(width)], axis=0)
+            return tf.sparse.slice(value, begin, tf.concat([[end - start], width], axis=0))
+        return value[start:end] if _has_own_rows(value) else value
+
+    return tf.nest.map_structure(of, batch)
 
 
 def _joined(first: Any, second: Any) -> Any:
