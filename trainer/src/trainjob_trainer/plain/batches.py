@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.data.seeking import reorders_itself
 from trainjob_trainer.engine.replica_share import weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import rows
@@ -50,6 +51,8 @@ def share_batches(trainer: ModuleType) -> None:
         self._trainjob_order = Order()
         with self._trainjob_order.applied_to(self.data_adapter):
             dataset = self.data_adapter.get_tf_dataset()
+        if training and collective and _is_reordered(self, dataset):
+            self._trainjob_order.follow(dataset)
         size = _size_of(self.data_adapter, dataset)
         if training and current_process().call is not None:
             current_process().call.batch_size = size  # type: ignore[union-attr]
@@ -58,10 +61,14 @@ def share_batches(trainer: ModuleType) -> None:
             self._num_batches = self.data_adapter.num_batches
         self._trainjob_endless = training and collective and _may_go_on(self, dataset)
         self._distributed_dataset = _distributed(self, dataset, size)
+        self._trainjob_resumable = (dataset, size) if training and _is_endless(self, dataset) else None
 
     @functools.wraps(base_get)
     def _get_iterator(self: Any) -> Any:
-        self._trainjob_order.begin_epoch()
+        passed = self._trainjob_order.begin_epoch()
+        if passed and self._trainjob_resumable is not None and self._current_iterator is None:
+            dataset, size = self._trainjob_resumable
+            self._distributed_dataset = _distributed(self, _after(self, dataset, passed), size)
         return base_get(self)
 
     iterator.__init__ = __init__
@@ -69,48 +76,82 @@ def share_batches(trainer: ModuleType) -> None:
 
 
 class Order:
-    """The order of shuffled arrays: a function of seed, `fit` and epoch. So workers agree, and restarts too.
+    """The order of training examples: a function of seed, `fit` and epoch. So workers and restarts agree.
 
-    A script that seeds TensorFlow itself keeps Keras's order, which then is the same in every epoch.
+    A script that seeds TensorFlow itself keeps Keras's order. Of arrays it is the same in every epoch: each
+    has a new iterator, and that begins with the seed. A `shuffle()` in a pipeline goes on with each iterator,
+    and Keras makes two for an epoch, of which it uses the first.
+
+    Attributes:
+        needs_iterators: whether an epoch's order depends on its iterator being a new one.
     """
 
     def __init__(self) -> None:
         """No order yet."""
+        self.needs_iterators = False
         self._epoch: Any = None
+        self._reordered: Any = None
+        self._made = 0
+        call = current_process().call
+        self._first = call.epoch if call is not None else 0
 
     @contextlib.contextmanager
     def applied_to(self, adapter: Any) -> Iterator[None]:
         """Have the data set that Keras builds meanwhile from arrays shuffled in this order."""
         tf = importlib.import_module("tensorflow")
-        context = importlib.import_module("tensorflow.python.eager.context")
-        if type(adapter).__name__ != "ArrayDataAdapter" or not getattr(adapter, "_shuffle", False):
+        is_seeded = is_seeded_by_user(importlib.import_module("tensorflow.python.eager.context"))
+        shuffles = type(adapter).__name__ == "ArrayDataAdapter" and adapter._shuffle
+        self.needs_iterators = is_seeded and shuffles == "batch"
+        if not shuffles or self.needs_iterators:
             yield
             return
-        if is_seeded_by_user(context):
-            yield
-            return
-        with tf.init_scope(), tf.device("/CPU:0"):
-            self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
-        original, epoch = tf.random.shuffle, self._epoch
-
-        def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
-            del seed, name
-            number = epoch.assign_add(1) - 1
-            return tf.random.experimental.stateless_shuffle(
-                value, [tf.constant(job_seed(), tf.int64), number]
-            )
-
-        tf.random.shuffle = shuffle
+        if not is_seeded:
+            with tf.init_scope(), tf.device("/CPU:0"):
+                self._epoch = tf.Variable(0, dtype=tf.int64, trainable=False)
+        original = tf.random.shuffle
+        tf.random.shuffle = first_draw if is_seeded else self._draw
         try:
             yield
         finally:
             tf.random.shuffle = original
 
-    def begin_epoch(self) -> None:
-        """Choose the order of the iterator that is about to be made; it counts its further epochs itself."""
+    def _draw(self, value: Any, seed: Any = None, name: Any = None) -> Any:
+        del seed, name
+        tf = importlib.import_module("tensorflow")
+        number = self._epoch.assign_add(1) - 1
+        return tf.random.experimental.stateless_shuffle(value, [tf.constant(job_seed(), tf.int64), number])
+
+    def follow(self, dataset: Any) -> None:
+        """Of a pipeline that reorders itself: go on with it as one process does."""
+        self._reordered, self.needs_iterators = dataset, True
+
+    def begin_epoch(self) -> int:
+        """Choose the order of the iterator that is about to be made; it counts its further epochs itself.
+
+        Returns:
+            Epochs that have passed since the script called `fit`, those before a restart included.
+        """
         call = current_process().call
-        if self._epoch is not None and call is not None:
+        if call is None:
+            return 0
+        if self._epoch is not None:
             self._epoch.assign(call.number * 2**32 + call.epoch)
+        passed = call.epoch - self._first
+        if self._reordered is not None:
+            for _ in range(2 * passed - self._made):
+                iter(self._reordered)
+            self._made = max(self._made, 2 * passed) + 1
+        return passed
+
+
+def first_draw(value: Any) -> Any:
+    """What `tf.random.shuffle` draws first, here, and thus whenever the data set is read anew."""
+    tf = importlib.import_module("tensorflow")
+    seed, further = tf.compat.v1.random.get_seed(None)
+    with tf.init_scope():
+        numbers = tf.data.Dataset.from_tensors(tf.range(value.shape[0], dtype=value.dtype))
+        drawn = numbers.map(lambda one: tf.raw_ops.RandomShuffle(value=one, seed=seed, seed2=further))
+        return next(iter(drawn))
 
 
 def _size_of(adapter: Any, dataset: Any) -> int | None:
@@ -130,7 +171,30 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
     call = current_process().call
     is_known = call is not None and call.pace is not None and not epoch.steps_per_epoch
     kind = type(epoch.data_adapter).__name__
+    is_known = is_known and not epoch._trainjob_order.needs_iterators
     return is_known and kind in ("ArrayDataAdapter", "TFDatasetAdapter") and _is_ours_to_share(dataset)
+
+
+def _is_reordered(epoch: Any, dataset: Any) -> bool:
+    """Whether it is a pipeline of the user's, of known length, that is read in another order each time."""
+    adapter = epoch.data_adapter
+    is_known = adapter.num_batches is not None and not epoch.steps_per_epoch
+    return type(adapter).__name__ == "TFDatasetAdapter" and is_known and reorders_itself(dataset)
+
+
+def _is_endless(epoch: Any, dataset: Any) -> bool:
+    """Whether it is a pipeline of the user's without end, of which one iterator serves all epochs."""
+    data = importlib.import_module("tensorflow").data
+    is_ours = type(epoch.data_adapter).__name__ == "TFDatasetAdapter" and isinstance(dataset, data.Dataset)
+    return is_ours and bool(epoch.steps_per_epoch) and dataset.cardinality() == data.INFINITE_CARDINALITY
+
+
+def _after(epoch: Any, dataset: Any, passed: int) -> Any:
+    """What is left of an endless pipeline after a restart."""
+    taken = passed * epoch.steps_per_epoch
+    if current_process().is_writer:
+        announce(f"the {taken:,} batches that were trained before the restart are read over")
+    return dataset.skip(taken)
 
 
 def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
