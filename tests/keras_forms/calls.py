@@ -148,6 +148,14 @@ def fit_on_several_devices(scope):
 
 
 @form(devices=2)
+def fit_on_several_devices_with_unequal_parts(scope):
+    x, y = numbers(95)
+    model = dense(scope)
+    history = model.fit(x, y, batch_size=27, epochs=2, shuffle=False, verbose=0)
+    return seen(model, history, predictions=model.predict(x, verbose=0))
+
+
+@form(devices=2)
 def predict_on_several_devices(scope):
     x, _ = numbers()
     return seen(predictions=dense(scope).predict(x, verbose=0))

@@ -49,6 +49,41 @@ def own_train_step_with_the_compiled_loss(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
+@form(workers=3)
+def own_train_step_with_unequal_parts(scope):
+    x, y = numbers(90)
+    with scope():
+        model = OwnStep()
+        model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=15, epochs=2, shuffle=False, verbose=0)
+    model.fit(x[:83], y[:83], batch_size=20, epochs=1, shuffle=False, verbose=0)
+    return seen(model)
+
+
+class Traced(OwnStep):
+    """With a tf.function of its own, which outlasts the traces that Keras makes for each shape of a batch."""
+
+    @tf.function(reduce_retracing=True)
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        return tape.gradient(loss, self.trainable_variables)
+
+    def train_step(self, data):
+        self.optimizer.apply(self.gradients(*data), self.trainable_variables)
+        return {"target": tf.reduce_mean(data[1])}
+
+
+@form()
+def traced_train_step_with_unequal_parts(scope):
+    x, y = numbers(101)
+    with scope():
+        model = Traced()
+        model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=15, epochs=2, shuffle=False, verbose=0)
+    return seen(model)
+
+
 @form(
     defect="a train_step that averages its own loss trains with N times the gradient, without a word",
     shows="/weights/0: off",

@@ -31,6 +31,7 @@ def test_two_workers_train_as_one_with_every_setting(tmp_path: Path) -> None:
         root.mkdir()
         ended = run(root, workers)
         assert all(replica.code == 0 for replica in ended.values()), ended["worker-0"].log
+        assert "globalBatch" not in ended["worker-0"].progress, "any number of workers can share it"
     left_out = "trainjob: jit_compile=True is left out: OwnStep has a train_step of its own"
     assert ended["worker-0"].log.count(left_out) == 1
     expected, found, others = weights(one), weights(two), weights(two, "worker-1")

@@ -53,9 +53,13 @@ CASES = {
     "compiled, own step": {"optimizer": lambda: SGD(0.1), "compiled": True, "kind": OwnStep},
     "each batch": {"optimizer": lambda: SGD(0.1, clipvalue=0.2), "callbacks": [EachBatch()]},
 }
+UNEQUAL = ("accumulation", "accumulation, own step", "compiled", "each batch")
+CASES |= {f"{name}, unequal parts": {**CASES[name], "batch": 7} for name in UNEQUAL}
 
 
-def train(strategy, *, optimizer, kind=keras.Model, overflows=False, compiled=False, callbacks=()):
+def train(
+    strategy, *, optimizer, kind=keras.Model, overflows=False, compiled=False, callbacks=(), batch=BATCH
+):
     random = np.random.default_rng(0)
     x = random.normal(size=(BATCH * BATCHES, 3)).astype("float32")
     y = x.sum(axis=1, keepdims=True) * np.linspace(0.1, 3, len(x), dtype="float32")[:, None]
@@ -70,7 +74,7 @@ def train(strategy, *, optimizer, kind=keras.Model, overflows=False, compiled=Fa
         hidden = keras.layers.Dense(4, activation="tanh", dtype=dtype)(inputs)
         model = kind(inputs, keras.layers.Dense(1, dtype=dtype)(hidden))
         model.compile(optimizer(), "mse", auto_scale_loss=False, jit_compile=compiled)
-    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks))
+    model.fit(x, y, batch_size=batch, epochs=2, shuffle=False, verbose=0, callbacks=list(callbacks))
     weights = [weight.ravel() for weight in model.get_weights()]
     scale = getattr(model.optimizer, "dynamic_scale", None)
     if scale is not None:

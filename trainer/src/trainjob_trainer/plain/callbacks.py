@@ -103,7 +103,6 @@ class AtEnd(Scoring):
             total_steps=process.step + int(steps) * (call.epochs - epoch) if steps else None,
             epoch=epoch + 1,
             total_epochs=call.epochs,
-            global_batch=call.batch_size,
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -36,7 +36,7 @@ class Progress:
         step_seconds: what a step took lately, on average.
         work_seconds: the part of it that this replica worked itself: input, forward and backward pass.
         input_seconds: the part of that in which it waited for its input.
-        global_batch: examples a step, over all workers.
+        global_batch: examples a step, over all workers, where they must divide it.
         checkpoint_step: the newest checkpoint on disk.
         resumed_from: the step that this process started at, if not at 0.
         evaluated_batches: of the evaluation under way.
