@@ -168,9 +168,7 @@ def every_batch_of_a_prediction(scope):
     return seen(batches=recorder.numbers, predictions=predictions)
 
 
-@form(
-    defect="float() of a mirrored variable, such as the learning rate, raises", shows="not 'MirroredVariable'"
-)
+@form()
 def rate_read_as_a_number(scope):
     class Rates(keras.callbacks.Callback):
         rates = ()

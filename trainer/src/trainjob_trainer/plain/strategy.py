@@ -44,6 +44,14 @@ def prepare_strategy(module: ModuleType) -> None:
         _build(process, lambda: original(self, cluster_resolver, communication_options))
 
     strategy.__init__ = __init__
+    read_as_numbers(importlib.import_module("tensorflow.python.distribute.values").DistributedVariable)
+
+
+def read_as_numbers(kind: Any) -> None:
+    """Let `float()` and `int()` read a strategy's variables, as they read those of one process."""
+    for number in (float, int):
+        if not hasattr(kind, f"__{number.__name__}__"):
+            setattr(kind, f"__{number.__name__}__", lambda self, number=number: number(self.numpy()))
 
 
 def _build(process: PlainProcess, build: Any) -> None:
