@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.metric_state import MetricState, OverAll, has_own_reset
+from trainjob_trainer.engine.metric_state import MetricState, OverAll, has_own_reset, read_over_all
 
 STRATEGY = tf.distribute.get_strategy()
 
@@ -57,6 +57,16 @@ def test_looking_at_values_changes_none(model: Any) -> None:
     elsewhere = state.results([flat * 2 for flat in state.reduced()])
     assert float(elsewhere["calls"]) == 8
     assert values(model) == before
+
+
+def test_what_a_step_reads_of_metrics_is_over_all_and_changes_none(model: Any) -> None:
+    before, expected = values(model), model.get_metrics_result()
+    with read_over_all(model), read_over_all(model):  # by two replicas of a process
+        results = model.get_metrics_result()
+    for name, value in results.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6)
+    assert values(model) == before
+    assert not any("result" in vars(metric) for metric in model.metrics)
 
 
 def test_a_reset_is_keras_own(model: Any) -> None:

@@ -8,13 +8,26 @@ import keras
 import pytest
 
 from trainjob_trainer.engine.pace import Pace
-from trainjob_trainer.plain.calls import EVALUATION_BATCHES, Use, _stretches, has_expected_shape, sees_batches
+from trainjob_trainer.plain.calls import (
+    EVALUATION_BATCHES,
+    TEST_METHODS,
+    Use,
+    _stretches,
+    are_keras_own,
+    has_expected_shape,
+    sees_batches,
+)
 
 callbacks = keras.callbacks
 
 
 class EachBatch(callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+class EachTestBatch(callbacks.Callback):
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         pass
 
 
@@ -60,6 +73,38 @@ def test_who_sees_each_batch(callback: Any, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (EachTestBatch(), True),
+        (callbacks.LambdaCallback(), False),
+        (EachBatch(), False),
+        (callbacks.ProgbarLogger(), False),
+        (callbacks.TensorBoard("a"), False),
+        (SimpleNamespace(), True),
+    ],
+)
+def test_who_sees_each_batch_of_an_evaluation(callback: Any, expected: bool) -> None:
+    assert sees_batches(callback, TEST_METHODS) is expected
+
+
+class OwnMetrics(keras.Model):
+    def compute_metrics(self, *_: Any, **__: Any) -> Any:
+        return {}
+
+
+class OwnName(keras.Sequential):
+    train_step = keras.Model.train_step
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(keras.Model, True), (keras.Sequential, True), (OwnName, True), (OwnMetrics, False), (type(None), True)],
+)
+def test_whose_methods_are_keras_own(kind: type, expected: bool) -> None:
+    assert are_keras_own(kind, ("train_step", "test_step", "compute_metrics")) is expected
+
+
+@pytest.mark.parametrize(
     ("arguments", "use"),
     [
         ({"x": 1, "y": 2, "class_weight": None}, Use.FIT),
@@ -80,8 +125,17 @@ class Epoch(SimpleNamespace):
 
 def build_epoch(use: Use = Use.FIT, batches: int | None = None, seen: int = 0) -> Any:
     return Epoch(
-        _trainjob_use=use, _num_batches=batches, _steps_seen=seen, _current_iterator=iter(()), warned=False
+        _trainjob_use=use,
+        _num_batches=batches,
+        _steps_seen=seen,
+        _current_iterator=iter(()),
+        warned=False,
+        steps_per_execution=1,
     )
+
+
+def build_call(*, sees_tests: bool = False) -> Any:
+    return SimpleNamespace(sees_tests=sees_tests)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +150,24 @@ def build_epoch(use: Use = Use.FIT, batches: int | None = None, seen: int = 0) -
 def test_an_epoch_is_cut_into_calls(
     use: Use, wanted: int, steps: int, expected: list[tuple[int, int]]
 ) -> None:
-    calls = list(_stretches(build_epoch(use), steps, Pace.fixed(wanted)))
+    calls = list(_stretches(build_epoch(use), steps, Pace.fixed(wanted), build_call()))
     assert [(first, last) for first, last, _ in calls] == expected
     assert [stretch.count for _, _, stretch in calls] == [last - first + 1 for first, last in expected]
+
+
+def test_a_callback_that_looks_at_batches_of_an_evaluation_gets_each() -> None:
+    calls = list(_stretches(build_epoch(Use.EVALUATE), 3, Pace.fixed(1), build_call(sees_tests=True)))
+    assert [(first, last, stretch.is_seen) for first, last, stretch in calls] == [
+        (0, 0, True),
+        (1, 1, True),
+        (2, 2, True),
+    ]
 
 
 def test_the_pace_may_change_within_an_epoch() -> None:
     pace = Pace(lambda number: number)
     counts = []
-    for _, _, stretch in _stretches(build_epoch(), 100, pace):
+    for _, _, stretch in _stretches(build_epoch(), 100, pace, build_call()):
         counts.append(stretch.count)
         pace.record(stretch.count, stretch.count * 0.01)
     assert counts == [1, 4, 50, 45]
@@ -112,7 +175,7 @@ def test_the_pace_may_change_within_an_epoch() -> None:
 
 def test_data_that_ends_before_the_epoch_does_ends_it_with_a_warning() -> None:
     epoch = build_epoch(batches=12, seen=5)
-    calls = list(_stretches(epoch, 10, Pace.fixed(4)))
+    calls = list(_stretches(epoch, 10, Pace.fixed(4), build_call()))
     assert [(first, last) for first, last, _ in calls] == [(0, 3), (4, 6)]
     assert epoch.warned
 

@@ -10,7 +10,10 @@ are reduced at the end of each call, where all are, and kept on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -66,6 +69,43 @@ class OverAll:
                 metric.reset_state()
 
         self._strategy.run(on_replica)
+
+
+@contextmanager
+def read_over_all(model: Any) -> Iterator[None]:
+    """While a replica's step is traced, or run: what it reads of the model's metrics is over all replicas.
+
+    For steps whose results are more than the metrics, such as twice one of them: what each replica makes of
+    its own metrics is not what it makes of all, and their mean is neither.
+    """
+    with ExitStack() as stack:
+        for metric in model.metrics:
+            if "result" not in vars(metric) and metric.variables:  # else another replica has done it
+                metric.result = _over_all(metric, tf.compat.v1.get_default_graph())
+                stack.callback(delattr, metric, "result")
+        yield
+
+
+def _over_all(metric: Any, graph: Any) -> Callable[[], Any]:
+    result = metric.result
+
+    @functools.wraps(result)
+    def over_all() -> Any:
+        inside = tf.executing_eagerly() or tf.compat.v1.get_default_graph() is graph
+        if not inside or tf.distribute.in_cross_replica_context():
+            return result()  # within a branch of the step replicas can't meet
+        state = MetricState(_Alone([metric], result))
+        return state.results(state.reduced())
+
+    return over_all
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """One metric, in the place of a model that has only this one."""
+
+    metrics: Sequence[Any]
+    get_metrics_result: Callable[[], Any]
 
 
 def has_own_reset(model: Any) -> bool:

@@ -28,8 +28,6 @@ class ManySteps:
         step: Callable[[Any], Any],
         results: Callable[[], Any],
         path: GradientPath | None = None,
-        *,
-        averaged: bool = False,
     ) -> None:
         """Trace nothing yet.
 
@@ -38,13 +36,11 @@ class ManySteps:
             step: one step of a replica, such as a model's `train_step`.
             results: of a replica after the last step.
             path: of the gradients that `step` hands to an optimizer.
-            averaged: whether `results`, numbers by name, are to be their mean over all replicas.
         """
         self._strategy = strategy
         self._step = step
         self._results = results
         self._path = path or GradientPath(strategy)
-        self._averaged = averaged
         self._call = tf.function(self._traced, autograph=False, reduce_retracing=True)
         self.own_time = OwnTime()
         self.found = Found()
@@ -90,15 +86,11 @@ class ManySteps:
         return tf.where(is_first, done + 1, first), skipped + tf.cast(is_skipped, tf.int32)
 
     def _told(self, first: Any = None) -> tuple[Any, Any]:
-        """The results, and the replicas' first such steps: in one collective, by all replicas."""
+        """The results, and the replicas' first such steps: all replicas exchange them."""
         results = self._results()
-        shares = list(results.values()) if self._averaged else []
-        context, replicas = tf.distribute.get_replica_context(), self._strategy.num_replicas_in_sync
-        if first is not None:
-            # As float32, like the metrics; a call is never so long that it couldn't count its steps.
-            mine = tf.one_hot(context.replica_id_in_sync_group, replicas)
-            shares.append(mine * (tf.cast(first, tf.float32) * replicas))
-        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, shares) if shares else []
-        if self._averaged:
-            results = dict(zip(results, means))
-        return results, None if first is None else means[-1]
+        if first is None:
+            return results, None
+        # As float32, like the metrics; a call is never so long that it couldn't count its steps.
+        context = tf.distribute.get_replica_context()
+        mine = tf.one_hot(context.replica_id_in_sync_group, self._strategy.num_replicas_in_sync)
+        return results, context.all_reduce(tf.distribute.ReduceOp.SUM, mine * tf.cast(first, tf.float32))

@@ -3,29 +3,31 @@
 Keras meets TensorFlow once a batch (`steps_per_execution`), and with several workers reduces every metric
 over them each time. Here a call takes as many batches as half a second holds; what each worker counts is
 reduced at the end of an epoch. A callback of the script's that asks for every batch gets every batch, with
-reduced figures.
+reduced figures. What `takes_many` doesn't know is left to Keras.
 
 What this replaces of Keras is private; `has_expected_shape` guards it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.engine.pace import Pace
 from trainjob_trainer.engine.replica_share import by_share
+from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.plain.stretch import Stretch
 
 EVALUATION_BATCHES = 32
-"""Batches that one call of an evaluation takes: nothing waits for a word between them."""
+"""Batches that one call of an evaluation takes where no callback looks at them."""
 
 
 class Use(Enum):
@@ -51,6 +53,7 @@ def take_many_batches(trainer: ModuleType) -> None:
     kind._make_function = _making(kind._make_function)
     kind._get_metrics_result_or_logs = _reading(kind._get_metrics_result_or_logs)
     kind.reset_metrics = _resetting(kind.reset_metrics)
+    kind.evaluate = _evaluating(kind.evaluate)
     trainer.TFEpochIterator._enumerate_iterator = _enumerating(trainer.TFEpochIterator._enumerate_iterator)
 
 
@@ -70,14 +73,28 @@ def has_expected_shape(trainer: ModuleType) -> bool:
         return False
 
 
-def takes_many(model: Any) -> bool:
-    """Whether a call of this model may take many batches: its steps are Keras's own, and traced.
+_KERAS_OWN = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+_OPTIMIZERS_OWN = ("apply", "apply_gradients")
 
-    A step of the user's may return figures that no metric holds, of the last batch alone.
+
+def takes_many(model: Any) -> bool:
+    """Whether a call of this model may take many batches: what it does with each is Keras's own, and traced.
+
+    What a method of the user's returns may be held by no metric, and be of the last batch alone.
     """
-    kind = type(model)
-    own = all(getattr(kind, name).__module__.startswith("keras.") for name in ("train_step", "test_step"))
-    return own and not model.run_eagerly and is_collective(model.distribute_strategy)
+    if model.run_eagerly or not is_collective(model.distribute_strategy):
+        return False
+    return are_keras_own(type(model), _KERAS_OWN) and are_keras_own(type(model.optimizer), _OPTIMIZERS_OWN)
+
+
+def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
+    """Whether a class has these methods from Keras; that of None, which has none of them, has no others."""
+    found = (getattr(kind, name, None) for name in methods)
+    return all(method is None or method.__module__.startswith("keras.") for method in found)
+
+
+TRAIN_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+TEST_METHODS = ("on_test_batch_begin", "on_test_batch_end")
 
 
 def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> Pace | None:
@@ -98,15 +115,20 @@ def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> P
     return Pace(lambda value: broadcast(strategy, process.task, [value])[0])
 
 
-def sees_batches(callback: Any) -> bool:
-    """Whether a callback does something before or after each batch, or might."""
-    if type(callback).__name__ in _CONTENT and type(callback).__module__.startswith("keras."):
-        return not _CONTENT[type(callback).__name__](callback)
-    methods = (getattr(callback, name, None) for name in _BATCH_METHODS)
-    return any(not getattr(method, "_is_default", False) for method in methods)
+def sees_batches(callback: Any, methods: Iterable[str] = TRAIN_METHODS) -> bool:
+    """Whether a callback does something before or after each batch, or might.
+
+    Args:
+        callback: the script's, or one that Keras adds.
+        methods: those that are called for batches.
+    """
+    is_content = _CONTENT.get(type(callback).__name__)
+    if is_content and type(callback).__module__.startswith("keras.") and is_content(callback):
+        return False
+    found = (getattr(callback, name, None) for name in methods)
+    return any(not getattr(method, "_is_default", False) for method in found)
 
 
-_BATCH_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 _CONTENT: Mapping[str, Callable[[Any], bool]] = {
     "ProgbarLogger": lambda _: True,
     "TensorBoard": lambda one: (
@@ -148,14 +170,17 @@ def _trace(model: Any, step: Callable[..., Any]) -> Any:
 def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     """For a step that Keras takes itself, such as one of the user's own."""
     from trainjob_trainer.engine.gradient_path import GradientPath  # noqa: PLC0415 - Keras is imported just now
+    from trainjob_trainer.engine.metric_state import read_over_all  # noqa: PLC0415
     from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
 
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
     weighed = by_share(model, step)
+    is_left_to_keras = is_collective(model.distribute_strategy) and not takes_many(model)
+    reading: Callable[[Any], Any] = read_over_all if is_left_to_keras else contextlib.nullcontext
 
     @functools.wraps(step)
     def summed(data: Any) -> Any:
-        with path.summing():
+        with path.summing(), reading(model):
             return weighed(data)
 
     return summed
@@ -191,6 +216,28 @@ def _over_all(model: Any) -> Any:
     return getattr(model.train_function or model.test_function, "over_all", None)
 
 
+def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the callbacks of an evaluation within `fit` decide how many batches one call takes."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from trainjob_trainer.plain.callbacks import listed  # noqa: PLC0415 - needs all of Keras
+
+        call = current_process().call
+        if call is None:
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
+        before = call.sees_tests
+        call.sees_tests = any(sees_batches(one, TEST_METHODS) for one in listed(given))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            call.sees_tests = before
+
+    return evaluate
+
+
 def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _enumerate_iterator(self: Any) -> Iterator[tuple[int, int, Any]]:
@@ -202,7 +249,7 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
         self.data_adapter.on_epoch_begin()
         if self._current_iterator is None or not (self.steps_per_epoch or self._trainjob_endless):
             self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
-        yield from _stretches(self, steps, call.pace)
+        yield from _stretches(self, steps, call.pace, call)
         if self._num_batches and self._steps_seen >= self._num_batches:
             self._steps_seen = 0
             if not self._trainjob_endless:
@@ -212,8 +259,10 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
     return _enumerate_iterator
 
 
-def _stretches(epoch: Any, steps: int, pace: Pace) -> Iterator[tuple[int, int, Stretch]]:
+def _stretches(epoch: Any, steps: int, pace: Pace, call: FitCall) -> Iterator[tuple[int, int, Stretch]]:
     """The calls of one epoch: numbers of the first and the last batch, and the data."""
+    trains = epoch._trainjob_use is Use.FIT
+    is_seen = pace.is_fixed if trains else call.sees_tests
     step = 0
     while step < steps:
         left = (epoch._num_batches or math.inf) - epoch._steps_seen
@@ -221,7 +270,10 @@ def _stretches(epoch: Any, steps: int, pace: Pace) -> Iterator[tuple[int, int, S
             epoch._interrupted_warning()
             break
         left = int(min(left, steps - step))
-        count = pace.next_call(left) if epoch._trainjob_use is Use.FIT else min(left, EVALUATION_BATCHES)
+        if trains:
+            count = pace.next_call(left)
+        else:
+            count = min(left, epoch.steps_per_execution if is_seen else EVALUATION_BATCHES)
         epoch._steps_seen += count
-        yield step, step + count - 1, Stretch(epoch._current_iterator, count)
+        yield step, step + count - 1, Stretch(epoch._current_iterator, count, is_seen)
         step += count

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainjob_trainer.engine.compiled_step import build_step
 from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.metric_state import OverAll
+from trainjob_trainer.engine.metric_state import MetricState, OverAll
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.stepping import ManySteps
@@ -30,6 +30,7 @@ class TracedSteps:
             model: compiled, under a strategy of several workers.
             step: the model's `train_step` or `test_step`.
         """
+        self._model = model
         self._strategy = model.distribute_strategy
         self._trains = step.__name__ == "train_step"
         path, call = None, current_process().call
@@ -39,7 +40,7 @@ class TracedSteps:
         with_optionals = getattr(model, "_autoconvert_optionals", None)  # newer versions of Keras have it
         step = with_optionals(step) if with_optionals else step
         self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
-        self._averaged = ManySteps(self._strategy, step, model.get_metrics_result, path, averaged=True)
+        self._seen = ManySteps(self._strategy, step, self._results_over_all, path)
         self.over_all = OverAll(self._strategy, model)
 
     def take(self, stretch: Stretch) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class TracedSteps:
         process = current_process()
         call = process.call
         pace = call.pace if call is not None and self._trains else None
-        steps = self._averaged if pace is not None and pace.is_fixed else self._local
+        steps = self._seen if stretch.is_seen else self._local
         began = time.perf_counter()
         results = steps.take(stretch.iterator, stretch.count)
         logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
@@ -61,3 +62,7 @@ class TracedSteps:
             if call.watch is not None:
                 call.watch.look(steps.found, process.step)
         return logs
+
+    def _results_over_all(self) -> Any:
+        state = MetricState(self._model)
+        return state.results(state.reduced())
