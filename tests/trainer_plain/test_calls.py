@@ -5,20 +5,29 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainjob_trainer.engine.pace import Pace
 from trainjob_trainer.plain.calls import (
     EVALUATION_BATCHES,
     TEST_METHODS,
+    Shapes,
     Use,
     _stretches,
     are_keras_own,
     has_expected_shape,
+    most_at_once,
     sees_batches,
 )
 
-callbacks = keras.callbacks
+callbacks, adapters = keras.callbacks, keras.src.trainers.data_adapters
+
+
+def tf_adapter(rows: int, *, drop_remainder: bool) -> Any:
+    dataset = tf.data.Dataset.range(rows).batch(4, drop_remainder=drop_remainder)
+    return adapters.tf_dataset_adapter.TFDatasetAdapter(dataset)
 
 
 class EachBatch(callbacks.Callback):
@@ -105,6 +114,37 @@ def test_whose_methods_are_keras_own(kind: type, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("left", "shapes", "gathers", "expected"),
+    [
+        (5, Shapes.EQUAL, True, 5),
+        (5, Shapes.LAST_SMALLER, True, 4),
+        (1, Shapes.LAST_SMALLER, True, 1),
+        (5, Shapes.UNKNOWN, True, 1),
+        (5, Shapes.LAST_SMALLER, False, 5),
+        (5, Shapes.UNKNOWN, False, 5),
+    ],
+)
+def test_batches_of_another_shape_are_gathered_in_another_call(
+    left: int, shapes: Shapes, gathers: bool, expected: int
+) -> None:
+    assert most_at_once(left, shapes, gathers=gathers) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((8, 2)), batch_size=4), Shapes.EQUAL),
+        (adapters.array_data_adapter.ArrayDataAdapter(np.zeros((9, 2)), batch_size=4), Shapes.LAST_SMALLER),
+        (tf_adapter(8, drop_remainder=True), Shapes.EQUAL),
+        (tf_adapter(8, drop_remainder=False), Shapes.UNKNOWN),
+        (SimpleNamespace(), Shapes.UNKNOWN),
+    ],
+)
+def test_what_is_known_of_batches(data: Any, expected: Shapes) -> None:
+    assert Shapes.of(data) is expected
+
+
+@pytest.mark.parametrize(
     ("arguments", "use"),
     [
         ({"x": 1, "y": 2, "class_weight": None}, Use.FIT),
@@ -130,12 +170,13 @@ def build_epoch(use: Use = Use.FIT, batches: int | None = None, seen: int = 0) -
         _steps_seen=seen,
         _current_iterator=iter(()),
         warned=False,
+        data_adapter=SimpleNamespace(),
         steps_per_execution=1,
     )
 
 
-def build_call(*, sees_tests: bool = False) -> Any:
-    return SimpleNamespace(sees_tests=sees_tests)
+def build_call(*, gathers: bool = False, sees_tests: bool = False) -> Any:
+    return SimpleNamespace(gathers=gathers, sees_tests=sees_tests)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,26 @@ class Use(Enum):
         if "class_weight" in arguments:
             return cls.FIT
         return cls.EVALUATE if "y" in arguments else cls.PREDICT
+
+
+class Shapes(Enum):
+    """What is known of the shapes of a data set's batches."""
+
+    EQUAL = "equal"
+    LAST_SMALLER = "last-smaller"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def of(cls, adapter: Any) -> Shapes:
+        """Those of the batches that one of Keras's adapters makes."""
+        kind = type(adapter).__name__
+        if kind == "ArrayDataAdapter":
+            return cls.LAST_SMALLER if adapter.has_partial_batch else cls.EQUAL
+        if kind != "TFDatasetAdapter":
+            return cls.UNKNOWN
+        specs = importlib.import_module("tensorflow").nest.flatten(adapter.get_tf_dataset().element_spec)
+        are_known = all(hasattr(one, "shape") and one.shape.is_fully_defined() for one in specs)
+        return cls.EQUAL if are_known else cls.UNKNOWN
 
 
 def take_many_batches(trainer: ModuleType) -> None:
@@ -262,6 +283,7 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
 def _stretches(epoch: Any, steps: int, pace: Pace, call: FitCall) -> Iterator[tuple[int, int, Stretch]]:
     """The calls of one epoch: numbers of the first and the last batch, and the data."""
     trains = epoch._trainjob_use is Use.FIT
+    shapes = Shapes.of(epoch.data_adapter) if trains else Shapes.EQUAL
     is_seen = pace.is_fixed if trains else call.sees_tests
     step = 0
     while step < steps:
@@ -271,9 +293,20 @@ def _stretches(epoch: Any, steps: int, pace: Pace, call: FitCall) -> Iterator[tu
             break
         left = int(min(left, steps - step))
         if trains:
-            count = pace.next_call(left)
+            count = pace.next_call(most_at_once(left, shapes, gathers=call.gathers))
         else:
             count = min(left, epoch.steps_per_execution if is_seen else EVALUATION_BATCHES)
         epoch._steps_seen += count
         yield step, step + count - 1, Stretch(epoch._current_iterator, count, is_seen)
         step += count
+
+
+def most_at_once(left: int, shapes: Shapes, *, gathers: bool) -> int:
+    """How many of the batches that are left one call may take.
+
+    Within one call TensorFlow gathers rows of the first batch's shape (measured with 2.21), so those of
+    another shape need another call.
+    """
+    if not gathers or shapes is Shapes.EQUAL:
+        return left
+    return max(1, left - 1) if shapes is Shapes.LAST_SMALLER else 1

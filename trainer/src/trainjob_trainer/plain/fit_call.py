@@ -162,6 +162,7 @@ class FitCall:
         batch_size: rows of a global batch, when known.
         settings: `settings_of` it, once the model is built.
         pace: batches of a call, where they are ours to choose.
+        gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
         sees_tests: whether a callback of the evaluation under way looks at its batches.
         own_time: what a step of the last call took this worker by itself, where that is measured.
         watch: for losses, gradients and weights that are not finite.
@@ -181,6 +182,7 @@ class FitCall:
     batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     pace: Pace | None = None
+    gathers: bool = True
     sees_tests: bool = False
     own_time: OwnTime | None = None
     watch: FiniteWatch | None = None

@@ -58,6 +58,7 @@ class TracedSteps:
         logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
         if call is not None and pace is not None:
             pace.record(stretch.count, time.perf_counter() - began)
+            call.gathers = any(getattr(one, "is_gathered", False) for one in self._model.trainable_variables)
             call.own_time = steps.own_time
             if call.watch is not None:
                 call.watch.look(steps.found, process.step)
