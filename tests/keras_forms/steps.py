@@ -37,10 +37,7 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-@form(
-    defect="a loss that an own train_step tracks after compute_loss is divided by the number of workers",
-    shows="/history/loss/0: off",
-)
+@form()
 def own_train_step_with_the_compiled_loss(scope):
     x, y = numbers()
     with scope():
@@ -84,10 +81,7 @@ def traced_train_step_with_unequal_parts(scope):
     return seen(model)
 
 
-@form(
-    defect="a train_step that averages its own loss trains with N times the gradient, without a word",
-    shows="/weights/0: off",
-)
+@form()
 def own_train_step_that_averages_its_loss(scope):
     class Averaging(OwnStep):
         def __init__(self):
@@ -149,7 +143,7 @@ def autoencoder_without_call(scope):
 
 @form(
     differs={
-        "weights": ("each worker draws its own noise, and the step averages its own loss", 0.3),
+        "weights": ("each worker draws its own noise", 0.3),
         "history": ("each worker draws its own noise", 4.0),
     }
 )
@@ -237,10 +231,7 @@ def gan_with_two_optimizers(scope):
     return seen(model, model.fit(x, epochs=2, shuffle=False, verbose=0))
 
 
-@form(
-    defect="a train_step that averages its own loss trains with N times the gradient, without a word",
-    shows="/weights/0: off",
-)
+@form()
 def contrastive(scope):
     class Contrastive(keras.Model):
         def __init__(self):

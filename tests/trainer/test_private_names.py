@@ -16,6 +16,7 @@ import keras
 import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.losses import loss as losses
 from keras.src.random import seed_generator
 from keras.src.saving import saving_api
 from tensorflow.python.distribute import collective_all_reduce_strategy, mirrored_strategy, values
@@ -112,6 +113,7 @@ def test_what_has_no_underscore_and_may_not_be_imported_all_the_same() -> None:
     assert isinstance(seed_generator.global_seed_generator().state, keras.Variable)
     assert callable(saving_api.save_weights)
     assert callable(saving_api.load_weights)
+    assert callable(losses.scale_loss_for_distribution)
 
 
 def test_every_private_name_of_others_is_in_these_tables() -> None:

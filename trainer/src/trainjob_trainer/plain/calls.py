@@ -26,6 +26,7 @@ from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.plain.stretch import Stretch
+from trainjob_trainer.reporting.lines import announce
 
 EVALUATION_BATCHES = 32
 """Batches that one call of an evaluation takes where no callback looks at them."""
@@ -195,9 +196,9 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
     from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
 
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
-    weighed = by_share(model, step)
     is_left_to_keras = is_collective(model.distribute_strategy) and not takes_many(model)
     reading: Callable[[Any], Any] = read_over_all if is_left_to_keras else contextlib.nullcontext
+    weighed = by_share(model, _with_own_loss(model, step) if is_left_to_keras else step)
 
     @functools.wraps(step)
     def summed(data: Any) -> Any:
@@ -205,6 +206,15 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
             return weighed(data)
 
     return summed
+
+
+def _with_own_loss(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    if are_keras_own(type(model), [step.__name__]):
+        return step
+    from trainjob_trainer.engine.own_loss import OwnLoss  # noqa: PLC0415 - Keras is imported just now
+
+    own = OwnLoss(model, step, announce if current_process().is_writer else lambda _: None)
+    return lambda data: own.take(step, data)
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:

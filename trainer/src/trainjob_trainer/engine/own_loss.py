@@ -1,0 +1,195 @@
+"""The loss of a step that the user has written, made what it is in one process.
+
+Gradients are summed over the workers. Keras's losses allow for that: each worker's is its share, its mean
+divided by the number of replicas. A step that takes a mean by itself (`tf.reduce_mean`) doesn't, and would
+train with as many times the gradient; and a share that a step tracks as its loss is a part of the loss only.
+Which of the two a loss is, its graph says. Where it doesn't, all is left as written, and one line says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import Enum
+from types import CodeType
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+SCALES_BY_ITSELF = frozenset({"num_replicas_in_sync", "compute_average_loss", "scale_loss_for_distribution"})
+"""Names of which one is in a step that has been written for several replicas: it is left alone."""
+
+
+class Kind(Enum):
+    """What a scalar is, of the rows of one replica."""
+
+    SHARE = "share"
+    """Keras's mean, divided by the number of replicas."""
+    MEAN = "mean"
+    """A mean that nothing has divided."""
+    CONSTANT = "constant"
+    UNKNOWN = "unknown"
+
+
+_PASS = {"Identity", "Cast", "Neg", "StopGradient", "Reshape", "Squeeze", "EnsureShape"}
+_CURVES = {"Relu", "Sqrt", "Square", "Exp", "Log", "Softplus", "Abs", "Tanh", "Sigmoid", "Maximum", "Minimum"}
+_SUMS = {"Add", "AddV2", "Sub", "AddN", "Pack"}
+_PRODUCTS = {"Mul", "RealDiv", "DivNoNan"}
+
+
+def kind_of(tensor: Any, shares: Iterable[str], replicas: int) -> Kind:
+    """What a tensor of a graph is.
+
+    Args:
+        tensor: a scalar, or what it is made of.
+        shares: names of the tensors that Keras has divided by the number of replicas.
+        replicas: that number.
+    """
+    if tensor.name in shares:
+        return Kind.SHARE
+    op = tensor.op
+    if op.type == "Const":
+        return Kind.CONSTANT
+    if op.type == "Mean" and op.inputs[0].op.type != "Pack":
+        return Kind.UNKNOWN if _has_factor(op.inputs[0].op, replicas) else Kind.MEAN
+    if op.type in _PASS or (op.type == "Sum" and op.inputs[0].op.type == "Pack"):
+        return kind_of(op.inputs[0], shares, replicas)
+    parts = {kind_of(one, shares, replicas) for one in op.inputs} if op.type in _KNOWN else {Kind.UNKNOWN}
+    kinds = parts - {Kind.CONSTANT}
+    if len(kinds) != 1:
+        return Kind.UNKNOWN if kinds else Kind.CONSTANT
+    [kind] = kinds
+    is_divided = op.type in _PRODUCTS and (Kind.CONSTANT not in parts or _has_factor(op, replicas))
+    is_bent = op.type in _CURVES and kind is Kind.SHARE
+    return Kind.UNKNOWN if is_divided or is_bent else kind
+
+
+_KNOWN = _CURVES | _SUMS | _PRODUCTS
+
+
+def _has_factor(op: Any, replicas: int) -> bool:
+    """Whether a factor is the number of replicas, or divides by it: it may be there for their sake."""
+    if op.type not in _PRODUCTS:
+        return False
+    values = [tf.get_static_value(one) for one in op.inputs]
+    return any(one is not None and one.size == 1 and one in (replicas, 1 / replicas) for one in values)
+
+
+def scales_by_itself(code: CodeType) -> bool:
+    """Whether a step's code names what scripts for several replicas scale their loss by."""
+    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    return not SCALES_BY_ITSELF.isdisjoint(code.co_names) or any(map(scales_by_itself, inner))
+
+
+def explain(name: str, kind: Kind, replicas: int) -> str | None:
+    """The line about the gradients of a step; None where they are as Keras's own."""
+    if kind is Kind.SHARE:
+        return None
+    if kind is Kind.MEAN:
+        return (
+            f"{name} averages its own loss: its gradients are averaged over the {replicas} replicas, not "
+            "summed, so that it trains as in one process"
+        )
+    return (
+        f"{name}: whether its loss is an average is not known, and its gradients are summed over the "
+        f"{replicas} replicas. If it averages over rows, they are {replicas} times as large as in one "
+        "process: use compute_loss, or divide the loss by strategy.num_replicas_in_sync"
+    )
+
+
+class OwnLoss:
+    """For the steps of one model, while they are traced or run."""
+
+    def __init__(self, model: Any, step: Callable[..., Any], report: Callable[[str], None]) -> None:
+        """Change nothing yet.
+
+        Args:
+            model: whose metrics the step updates.
+            step: the model's `train_step` or `test_step`, the user's own.
+            report: takes the line that says what is done with the gradients.
+        """
+        self._model = model
+        self._name = f"{type(model).__name__}.{step.__name__}"
+        self._replicas = model.distribute_strategy.num_replicas_in_sync
+        code = getattr(inspect.unwrap(step), "__code__", None)
+        self._is_left_alone = code is not None and scales_by_itself(code)
+        self._report = report
+        self._said: set[str] = set()
+        self._shares: dict[str, Any] | None = None
+
+    def take(self, step: Callable[[Any], Any], data: Any) -> Any:
+        """What the step returns; shares in it, in the metrics and in the gradients are those of all rows."""
+        if self._is_left_alone or self._shares is not None:  # the latter: another replica is being traced
+            return step(data)
+        with self._standing_between():
+            return tf.nest.map_structure(self._whole, step(data))
+
+    @contextmanager
+    def _standing_between(self) -> Iterator[None]:
+        self._shares = {}
+        loss: Any = importlib.import_module("keras.src.losses.loss")
+        with ExitStack() as stack:
+            stack.callback(setattr, self, "_shares", None)
+            scale = loss.scale_loss_for_distribution
+            stack.callback(setattr, loss, "scale_loss_for_distribution", scale)
+            loss.scale_loss_for_distribution = self._noting(scale)
+            gradient = tf.GradientTape.gradient
+            stack.callback(setattr, tf.GradientTape, "gradient", gradient)
+            tf.GradientTape.gradient = self._averaging(gradient)
+            for metric in self._model.metrics:
+                update = metric.update_state
+                stack.callback(delattr, metric, "update_state")
+                metric.update_state = self._tracking(update)
+            yield
+
+    def _noting(self, scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noting(value: Any) -> Any:
+            scaled = scale(value)
+            if self._shares is not None:
+                self._shares[_key(scaled)] = scaled
+            return scaled
+
+        return noting
+
+    def _tracking(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(update)
+        def update_state(*values: Any, **words: Any) -> Any:
+            return update(*[self._whole(one) for one in values], **words)
+
+        return update_state
+
+    def _averaging(self, gradient: Callable[..., Any]) -> Callable[..., Any]:
+        def averaging(
+            tape: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **words: Any
+        ) -> Any:
+            if any(isinstance(one, (tf.Variable, keras.Variable)) for one in tf.nest.flatten(sources)):
+                kind = self._kind(target)
+                line = explain(self._name, kind, self._replicas)
+                if line is not None and line not in self._said:
+                    self._said.add(line)
+                    self._report(line)
+                if kind is Kind.MEAN and output_gradients is None:
+                    output_gradients = tf.constant(1 / self._replicas, target.dtype)
+            return gradient(tape, target, sources, output_gradients, *args, **words)
+
+        return averaging
+
+    def _kind(self, value: Any) -> Kind:
+        shares = self._shares or {}
+        if not tf.is_tensor(value) or value.shape.rank != 0:
+            return Kind.UNKNOWN
+        if isinstance(value, tf.__internal__.EagerTensor):
+            return Kind.SHARE if _key(value) in shares else Kind.UNKNOWN
+        return kind_of(value, shares, self._replicas)
+
+    def _whole(self, value: Any) -> Any:
+        return value * self._replicas if self._kind(value) is Kind.SHARE else value
+
+
+def _key(tensor: Any) -> str:
+    """A name by which a tensor is known again, while it lives."""
+    return str(id(tensor)) if isinstance(tensor, tf.__internal__.EagerTensor) else str(tensor.name)
