@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from keras.src import backend
 from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as losses
 from keras.src.random import seed_generator
@@ -114,6 +115,7 @@ def test_what_has_no_underscore_and_may_not_be_imported_all_the_same() -> None:
     assert callable(saving_api.save_weights)
     assert callable(saving_api.load_weights)
     assert callable(losses.scale_loss_for_distribution)
+    assert callable(backend.compute_output_spec)
 
 
 def test_every_private_name_of_others_is_in_these_tables() -> None:

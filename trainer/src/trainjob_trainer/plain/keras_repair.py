@@ -1,18 +1,20 @@
 """Repairs of Keras 3 under several workers.
 
-Without two of them `fit` raises "PerReplica" errors (Keras issue 20585). Both concern private functions, so
-they are applied only where the fault is seen in the source of a Keras that has been tried; a test fails as
-soon as Keras mends them. Beside them `predict` and `predict_on_batch` return every row once, and in order.
+Without three of them `fit` raises errors: two are "PerReplica" errors (Keras issue 20585), one is the refusal
+of a model without `call()`. They concern private functions, so they are applied only where the fault is seen
+in the source of a Keras that has been tried; a test fails as soon as Keras mends them. Beside them `predict`
+and `predict_on_batch` return every row once, and in order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -71,22 +73,77 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
 
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        if iterator is None or not is_collective(self._distribute_strategy):
+        strategy = self._distribute_strategy
+        if not is_collective(strategy):
             original(self, iterator=iterator, data_batch=data_batch)
             return
-        strategy = self._distribute_strategy
-        specs = _batch_spec(iterator)
-        if specs is not None:
-            original(self, data_batch=specs)
-            return
-        for *_, batches in iterator:
-            data_batch = trainer.tree.map_structure(
-                lambda value: strategy.experimental_local_results(value)[0], without_share(next(batches))
-            )
-            break
-        original(self, data_batch=data_batch)
+        if iterator is not None:
+            data_batch = _batch_spec(iterator)
+        if iterator is not None and data_batch is None:
+            for *_, batches in iterator:
+                data_batch = trainer.tree.map_structure(
+                    lambda value: strategy.experimental_local_results(value)[0], without_share(next(batches))
+                )
+                break
+        if _has_call(self):
+            original(self, data_batch=data_batch)
+        elif self.train_function is None:
+            _build_by_its_step(self, data_batch)
 
     return _maybe_symbolic_build
+
+
+def _has_call(model: Any) -> bool:
+    return type(model).call is not importlib.import_module("keras").Model.call
+
+
+def _build_by_its_step(model: Any, batch: Any) -> None:
+    """Create the variables of a model without `call()`, which Keras creates while it traces the first step.
+
+    Under a strategy Keras does so by a symbolic call. Here its training step is traced instead, symbolically:
+    nothing of it takes place. Its optimizers are built for what the step gives them.
+    """
+    keras, backend = importlib.import_module("keras"), importlib.import_module("keras.src.backend")
+    symbols = keras.tree.map_structure(
+        lambda one: (
+            None if one is None else keras.KerasTensor(one.shape, backend.standardize_dtype(one.dtype))
+        ),
+        batch,
+    )
+    with model.distribute_strategy.scope():
+        with _without_gradients(model) as applied:
+            backend.compute_output_spec(model.train_step, symbols)
+        for optimizer, variables in applied:
+            if not optimizer.built:
+                optimizer.build(variables)
+
+
+@contextlib.contextmanager
+def _without_gradients(model: Any) -> Iterator[list[tuple[Any, Any]]]:
+    """Have zeros for gradients, which can't be had outside a replica, and only note what is applied."""
+    tf, keras = importlib.import_module("tensorflow"), importlib.import_module("keras")
+    optimizers = [one for one in vars(model).values() if isinstance(one, keras.optimizers.Optimizer)]
+    applied: list[tuple[Any, Any]] = []
+
+    def zeros(self: Any, target: Any, sources: Any, *args: Any, **words: Any) -> Any:  # noqa: ARG001
+        return tf.nest.map_structure(
+            lambda one: tf.zeros_like(one) if tf.is_tensor(one) else tf.zeros(one.shape, one.dtype), sources
+        )
+
+    def noting(one: Any) -> Callable[..., None]:
+        def apply(grads: Any, trainable_variables: Any = None) -> None:  # noqa: ARG001 - Keras's names
+            if trainable_variables is not None:
+                applied.append((one, list(trainable_variables)))
+
+        return apply
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, tf.GradientTape, "gradient", tf.GradientTape.gradient)
+        tf.GradientTape.gradient = zeros
+        for one in optimizers:
+            stack.callback(delattr, one, "apply")
+            one.apply = noting(one)
+        yield applied
 
 
 def _batch_spec(epoch: Any) -> Any:
