@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -19,8 +21,11 @@ from trainjob_trainer.replica import leave_on_request
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import is_listening
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_PLACES = [str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))]
+_NOT_THE_USERS = tuple({os.path.realpath(place) for place in _PLACES} | set(_PLACES))
+_DEFINED_AT = re.compile(r'^\s*File "(.+)", line (\d+), in .*$')
+_OF_SEVERAL = re.compile(r"^\(\d+\)\s+(?:[A-Z_]+:\s+)?")
+_NODE = re.compile(r"\s*\[(?:\[\{\{|Op:).*$")
 
 
 def install_hook(process: PlainProcess) -> None:
@@ -80,18 +85,45 @@ def explain(error: BaseException, process: PlainProcess) -> TrainerError | None:
 
 def describe(error: BaseException, trace: TracebackType | None) -> str:
     """One sentence, with the line of the user's script that led to the error."""
-    words = " ".join(str(error).split())
+    words = str(error)
+    place = _last_of_user((frame.filename, frame.lineno) for frame in traceback.extract_tb(trace))
+    if any(kind.__name__ == "OpError" for kind in type(error).__mro__):
+        words, frames = read_graph_error(words)
+        place = _last_of_user(frames) or place
+    words = " ".join(words.split())
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    frame = _user_frame(trace)
     shown = text if len(text) <= 500 else text[:497] + "..."
-    return f"{Path(frame.filename).name}:{frame.lineno}: {shown}" if frame else shown
+    return f"{Path(place[0]).name}:{place[1]}: {shown}" if place else shown
 
 
-def _user_frame(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    frames = [
-        frame
-        for frame in traceback.extract_tb(trace)
-        if not frame.filename.startswith((_PACKAGE, *_LIBRARIES, "<"))
-        and "__autograph_generated_file" not in frame.filename
-    ]
-    return frames[-1] if frames else None
+def read_graph_error(message: str) -> tuple[str, list[tuple[str, int | None]]]:
+    """The cause in an error of TensorFlow's, and the files and lines that its operation was made at.
+
+    The message begins with those, and ends with the cause and with names of nodes. Of several causes, such
+    as those of several devices, the first is taken: others follow from it.
+    """
+    frames: list[tuple[str, int | None]] = []
+    cause: list[str] = []
+    for line in message.splitlines():
+        found = _DEFINED_AT.match(line)
+        if found:
+            frames.append((found[1], int(found[2])))
+            cause = []
+        elif line.strip() in ("", "<stack traces unavailable>") or line.startswith("Detected at node"):
+            cause = cause if frames and cause else []
+        else:
+            cause.append(_NODE.sub("", line).strip())
+    causes = [_OF_SEVERAL.sub("", one) for one in cause if _OF_SEVERAL.match(one)]
+    return causes[0] if causes else " ".join(filter(None, cause)), frames
+
+
+def _last_of_user(frames: Iterable[tuple[str, int | None]]) -> tuple[str, int | None] | None:
+    found = [frame for frame in frames if _is_users(frame[0])]
+    return found[-1] if found else None
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file isn't the interpreter's, a library's or ours, which may be reached through links."""
+    if file.startswith("<") or "__autograph_generated_file" in file:
+        return False
+    return not (file.startswith(_NOT_THE_USERS) or os.path.realpath(file).startswith(_NOT_THE_USERS))
