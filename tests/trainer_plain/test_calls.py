@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer.engine.pace import Pace
+from trainjob_trainer.plain.callbacks import Scoring
 from trainjob_trainer.plain.calls import (
     EVALUATION_BATCHES,
     TEST_METHODS,
@@ -19,8 +20,10 @@ from trainjob_trainer.plain.calls import (
     are_keras_own,
     has_expected_shape,
     most_at_once,
+    see_tests,
     sees_batches,
 )
+from trainjob_trainer.reporting.progress import ProgressFile
 
 callbacks, adapters = keras.callbacks, keras.src.trainers.data_adapters
 
@@ -94,6 +97,13 @@ def test_who_sees_each_batch(callback: Any, expected: bool) -> None:
 )
 def test_who_sees_each_batch_of_an_evaluation(callback: Any, expected: bool) -> None:
     assert sees_batches(callback, TEST_METHODS) is expected
+
+
+def test_our_own_callback_does_not_ask_for_each_batch() -> None:
+    ours = Scoring(ProgressFile(None))
+    assert not see_tests(callbacks.CallbackList([callbacks.History(), ours]))
+    assert see_tests([EachTestBatch(), ours])
+    assert not see_tests(None)
 
 
 class OwnMetrics(keras.Model):

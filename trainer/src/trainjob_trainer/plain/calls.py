@@ -151,6 +151,14 @@ def sees_batches(callback: Any, methods: Iterable[str] = TRAIN_METHODS) -> bool:
     return any(not getattr(method, "_is_default", False) for method in found)
 
 
+def see_tests(callbacks: Any) -> bool:
+    """Whether one of an evaluation's callbacks, beside ours, looks at its batches."""
+    from trainjob_trainer.plain.callbacks import Scoring, listed  # noqa: PLC0415 - needs all of Keras
+
+    users = [one for one in listed(callbacks) if not isinstance(one, Scoring)]
+    return any(sees_batches(one, TEST_METHODS) for one in users)
+
+
 _CONTENT: Mapping[str, Callable[[Any], bool]] = {
     "ProgbarLogger": lambda _: True,
     "TensorBoard": lambda one: (
@@ -253,14 +261,12 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from trainjob_trainer.plain.callbacks import listed  # noqa: PLC0415 - needs all of Keras
-
         call = current_process().call
         if call is None:
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
         before = call.sees_tests
-        call.sees_tests = any(sees_batches(one, TEST_METHODS) for one in listed(given))
+        call.sees_tests = see_tests(given)
         try:
             return original(self, *args, **kwargs)
         finally:
