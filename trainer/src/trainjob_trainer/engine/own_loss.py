@@ -187,7 +187,10 @@ class OwnLoss:
         return kind_of(value, shares, self._replicas)
 
     def _whole(self, value: Any) -> Any:
-        return value * self._replicas if self._kind(value) is Kind.SHARE else value
+        if self._kind(value) is not Kind.SHARE:
+            return value
+        loss: Any = importlib.import_module("keras.src.losses.loss")
+        return loss.unscale_loss_for_distribution(value)
 
 
 def _key(tensor: Any) -> str:
