@@ -123,19 +123,13 @@ def labelled_sentences():
     )
 
 
-@form(
-    defect="an Embedding and batches of unequal shape: gathers inside one tf.while_loop keep the first one",
-    shows="Shape mismatch",
-)
+@form()
 def padded_batches(scope):
     model = words(scope)
     return seen(model, model.fit(labelled_sentences().padded_batch(8), epochs=2, verbose=0))
 
 
-@form(
-    defect="an Embedding and batches of unequal shape: gathers inside one tf.while_loop keep the first one",
-    shows="Shape mismatch",
-)
+@form()
 def bucketed_batches(scope):
     model = words(scope)
     data = labelled_sentences().bucket_by_sequence_length(lambda one, _: tf.shape(one)[0], [4, 7], [8, 8, 8])
@@ -155,10 +149,7 @@ def padded_batches_without_an_embedding(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form(
-    defect="an Embedding and batches of unequal shape: gathers inside one tf.while_loop keep the first one",
-    shows="Shape mismatch",
-)
+@form()
 def ragged_batches(scope):
     model = words(scope)
     data = labelled_sentences().ragged_batch(8).map(lambda one, label: (one.to_tensor(), label))
