@@ -79,11 +79,22 @@ def muon(scope):
 
 @form(
     workers=3,
-    defect="ScheduleFreeAdamW ends with other weights than in one process, where they seem to begin at zero",
-    shows="/weights/0: off",
+    differs={
+        "weights": ("Keras loses the first values of its averages where one process builds it in fit", 2.0),
+        "history": ("as the weights", 1.0),
+    },
 )
 def schedule_free_adamw(scope):
     return trained(scope, lambda: keras.optimizers.ScheduleFreeAdamW(0.01))
+
+
+@form(workers=3)
+def schedule_free_adamw_built_before(scope):
+    x, y = numbers(72)
+    model = dense(scope, lambda: keras.optimizers.ScheduleFreeAdamW(0.01))
+    with scope():
+        model.optimizer.build(model.trainable_variables)
+    return seen(model, model.fit(x, y, batch_size=24, epochs=1, shuffle=False, verbose=0))
 
 
 @form(workers=3)

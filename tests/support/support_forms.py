@@ -63,6 +63,7 @@ class Form:
         shows: what the failure's text must contain, so that it fails for that reason.
         resume_defect: the same of the run that is killed.
         resume_shows: the same of its failure.
+        refused: the sentence, or a part of it, with which it ends on every worker; then nothing is compared.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Form:
     shows: str = ""
     resume_defect: str = ""
     resume_shows: str = ""
+    refused: str = ""
 
     @property
     def group(self) -> str:
@@ -96,6 +98,7 @@ def form(
     shows: str = "",
     resume_defect: str = "",
     resume_shows: str = "",
+    refused: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run."""
     return lambda function: function
@@ -299,6 +302,9 @@ def differences(form_: Form, outcomes: Mapping[str, Any]) -> list[str]:
         for replica, one in sorted(outcomes.items())
         if isinstance(one, Failure)
     ]
+    if form_.refused:
+        refusals = [one for one in failures if form_.refused in one]
+        return [] if len(refusals) == form_.workers == len(failures) else failures or ["it isn't refused"]
     if failures:
         return failures
     reference, first = outcomes[REFERENCE], outcomes["worker-0"]

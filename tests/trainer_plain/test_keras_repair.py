@@ -1,4 +1,5 @@
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,3 +67,20 @@ def test_a_mended_keras_is_left_alone_in_silence(capsys: pytest.CaptureFixture[s
     assert keras_repair.repair_keras(module, "3.15.9")
     assert module.reduce_per_replica is mended_reduce
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("fixed", "rows", "words"),
+    [
+        (None, 16, None),
+        (8, None, None),
+        (8, 16, None),
+        (16, 16, "gets 8 of a batch's 16 rows, .* exactly 16: build it with batch_size=8 "),
+        (15, 15, "gets 7.5 of a batch's 15 rows, .* exactly 15: use a batch that 2 divide "),
+    ],
+)
+def test_an_input_of_so_many_rows_is_refused_in_a_sentence(
+    fixed: int | None, rows: int | None, words: str | None
+) -> None:
+    found = keras_repair.fixed_batch_trouble(fixed, rows, 2)
+    assert found is None if words is None else re.search(words, found or "")

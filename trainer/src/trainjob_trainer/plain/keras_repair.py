@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.engine.replica_share import without_share
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.plain.process import current_process
 
 FIRST_KNOWN = (3, 10)
 FIRST_UNKNOWN = (3, 16)
@@ -85,12 +87,44 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
                     lambda value: strategy.experimental_local_results(value)[0], without_share(next(batches))
                 )
                 break
+        call = current_process().call
+        if iterator is not None and call is not None:
+            replicas = strategy.num_replicas_in_sync
+            trouble = fixed_batch_trouble(_fixed_rows(self), call.batch_size, replicas)
+            if trouble:
+                raise InvalidConfiguration(trouble)
         if _has_call(self):
             original(self, data_batch=data_batch)
         elif self.train_function is None:
             _build_by_its_step(self, data_batch)
 
     return _maybe_symbolic_build
+
+
+def fixed_batch_trouble(fixed: int | None, rows: int | None, replicas: int) -> str | None:
+    """Why a model can't train whose input says how many rows a batch has, as stateful RNNs need it.
+
+    Args:
+        fixed: those rows; None for any number.
+        rows: of a global batch; None where that isn't known.
+        replicas: that share them.
+    """
+    if fixed is None or rows is None or fixed * replicas == rows:
+        return None
+    part = f"{rows / replicas:g}"
+    build = (
+        f"build it with batch_size={part}" if rows % replicas == 0 else f"use a batch that {replicas} divide"
+    )
+    return (
+        f"each of {replicas} replicas gets {part} of a batch's {rows} rows, and the model's input has room "
+        f"for exactly {fixed}: {build} (a stateful RNN needs that; its states are then each replica's own), "
+        "or leave batch_size out of keras.Input"
+    )
+
+
+def _fixed_rows(model: Any) -> int | None:
+    inputs = getattr(model, "inputs", None) or ()
+    return next((one.shape[0] for one in inputs if one.shape and one.shape[0] is not None), None)
 
 
 def _has_call(model: Any) -> bool:
