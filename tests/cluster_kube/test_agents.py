@@ -226,7 +226,7 @@ async def test_an_order_that_changes_during_a_call_is_told_after_it() -> None:
 async def test_a_change_of_the_pods_makes_it_ask_more_often() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
-    pace = AgentPace(steady=NEVER, hasty=0.02, hasty_for=0.05)
+    pace = AgentPace(steady=NEVER, hasty=0.02, hasty_for=0.5)
     async with polling(World(sync=calls, pace=pace)) as world:
         world.poller.set_order(KEY, ORDER)
         await until(lambda: len(calls.made) >= 2)

@@ -123,13 +123,20 @@ def labelled_sentences():
     )
 
 
-@form()
+@form(
+    differs={"weights": ("one process counts one more iteration at the end of data of unknown length", 1e-3)}
+)
 def padded_batches(scope):
     model = words(scope)
     return seen(model, model.fit(labelled_sentences().padded_batch(8), epochs=2, verbose=0))
 
 
-@form()
+@form(
+    differs={
+        "weights": ("one process counts one more iteration at the end of data of unknown length", 5e-3),
+        "history": ("both workers have the row of a batch of one", 1e-3),
+    }
+)
 def bucketed_batches(scope):
     model = words(scope)
     data = labelled_sentences().bucket_by_sequence_length(lambda one, _: tf.shape(one)[0], [4, 7], [8, 8, 8])

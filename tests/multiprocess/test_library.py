@@ -153,7 +153,8 @@ def _noted(output: Path, step: int) -> list[int]:
 def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_path: Path) -> None:
     output = tmp_path / "output"
     slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
-    with Gang(SCRIPT, output, arguments=slow) as gang:
+    # As under an agent, which waits while there is grace: without one a slow machine runs out of patience.
+    with Gang(SCRIPT, output, arguments=slow, env={"TRAINJOB_STATE_DIR": str(tmp_path)}) as gang:
         waiting, busy = (wait_for_step(gang, f"worker-{index}", 20) for index in (0, 1))
         for process in gang.processes.values():
             process.kill(signal.SIGTERM)

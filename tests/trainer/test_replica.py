@@ -43,7 +43,7 @@ def test_a_malformed_environment_leaves_with_its_code_and_a_report(
 
 def test_a_wrong_request_is_refused_once_its_error_has_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[bool] = []
-    monkeypatch.setattr(library, "join", lambda: joined.append(True))
+    monkeypatch.setattr(library, "join", lambda **_: joined.append(True))
 
     with pytest.raises(InvalidConfiguration, match="epochs"):
         library.train_and_evaluate(lambda: None, lambda: None, lambda: None, epochs=0, global_batch=8)
