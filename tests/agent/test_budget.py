@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from support_tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
 
-from trainjob_trainer.agent.budget import Budget
+from trainjob_trainer.agent.budget import Budget, Ledger
 from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.ledger import Ledger
 
 
 def crash(log: str, code: int = 1, *, seat: str = "worker-0", attempt: int = 1, **more: int) -> Failure:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support_own_process import PYTHON, Trainee, in_own_process
 
-from trainjob_trainer.agent import process_run
+from trainjob_trainer.agent import child
 from trainjob_trainer.agent.child import BOOTSTRAP
-from trainjob_trainer.agent.spawning import can_listen
+from trainjob_trainer.agent.process_tree import can_listen
 
 
 def children() -> list[str]:
@@ -196,7 +196,7 @@ async def test_it_starts_when_its_port_is_free(tmp_path: Path) -> None:
         looks.append(can_listen(port))
         return looks[-1]
 
-    process_run.can_listen = look
+    child.can_listen = look
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         one = Trainee(tmp_path, "print('runs')", tf_port=port)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support_own_process import Trainee, in_own_process
 
-from trainjob_trainer.agent.log_copy import TAIL_CHARACTERS, readable
+from trainjob_trainer.agent.log import TAIL_CHARACTERS, readable
 
 MANY = 20_000_000
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support_gang import LEADER, Simulation
 
-from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.messages import Join, Send
 
 

@@ -6,7 +6,7 @@ import json
 
 from support_gang import Simulation
 
-from trainjob_trainer.agent.gang_report import build_report
+from trainjob_trainer.agent.gang import build_report
 from trainjob_trainer.agent.messages import Join
 from trainjob_trainer.agent.wire import LARGEST_FRAME
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support_gang import LEADER, SimulatedAgent, Simulation
 
-from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.messages import (
     FINISHED,
     IDLE,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.agent.budget import restart_delay
-from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.budget import Ledger, restart_delay
 
 COUNTS = st.integers(0, 5)
 LEDGERS = st.builds(

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_gang import SimulatedAgent, Simulation
 
-from trainjob_trainer.agent.alone import lone_seats
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import Beat
+from trainjob_trainer.agent.rendezvous import lone_seats
 
 
 def coordinated(**settings: Any) -> Simulation:

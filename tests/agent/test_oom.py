@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob_trainer.agent.oom import OomCounter
+from trainjob_trainer.agent.cgroup import OomCounter
 
 MOUNT = "31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755\n"
 

@@ -8,8 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainjob_trainer.agent.process_tree import catches, descendants, exit_code, is_stopped, kill_tree, send
-from trainjob_trainer.agent.stacks import STACK_SIGNAL
+from trainjob_trainer.agent.process_tree import (
+    STACK_SIGNAL,
+    catches,
+    descendants,
+    exit_code,
+    is_stopped,
+    kill_tree,
+    send,
+)
 
 TREE = """
 import os, time

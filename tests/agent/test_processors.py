@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob_trainer.agent.processors import processor_limit, thread_variables
+from trainjob_trainer.agent.cgroup import processor_limit, thread_variables
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n"
 V1_MOUNT = "36 31 0:32 /kubepods/pod1 /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.agent.progress_watch import ProgressWatch
+from trainjob_trainer.agent.stall import ProgressWatch
 from trainjob_trainer.reporting.progress import ProgressFile
 
 

@@ -19,10 +19,18 @@ from trainjob_trainer.agent.failure import (
     is_permanent,
     reason_of,
 )
-from trainjob_trainer.agent.messages import Beat, Failed, Leaving, Order
-from trainjob_trainer.agent.readable import readable_report
-from trainjob_trainer.agent.reading import MalformedMessage, read_join, read_member_message, read_order
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.agent.messages import (
+    Beat,
+    Failed,
+    Leaving,
+    MalformedMessage,
+    Order,
+    read_join,
+    read_member_message,
+    read_order,
+)
+from trainjob_trainer.agent.seat import readable_report
+from trainjob_trainer.errors import ExitCode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

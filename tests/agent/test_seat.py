@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.child import ChildExit
-from trainjob_trainer.agent.ledger import Ledger
 from trainjob_trainer.agent.seat import Seat
 from trainjob_trainer.agent.settings import Address, Settings
 

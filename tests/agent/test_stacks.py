@@ -7,7 +7,12 @@ import sys
 import pytest
 from support_plain import BOOTSTRAP
 
-from trainjob_trainer.agent.stacks import STACK_SIGNAL, answers_stack_requests, main_thread, request_stacks
+from trainjob_trainer.agent.process_tree import (
+    STACK_SIGNAL,
+    answers_stack_requests,
+    main_thread,
+    request_stacks,
+)
 
 WAITING = "def waiting(): print('runs', flush=True); input()\nwaiting()"
 

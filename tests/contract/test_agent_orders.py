@@ -11,8 +11,7 @@ from support_world import World
 
 from trainjob.core.settings import Settings
 from trainjob_trainer.agent.gang import ORDER_SECONDS
-from trainjob_trainer.agent.messages import Order
-from trainjob_trainer.agent.reading import MalformedMessage, read_order
+from trainjob_trainer.agent.messages import MalformedMessage, Order, read_order
 
 BEFORE: dict[str, Any] = {
     "world": {"worker": 2},

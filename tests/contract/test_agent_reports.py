@@ -12,11 +12,11 @@ from support_gang import Simulation
 from trainjob.cluster.agents import wire as ours
 from trainjob.core.gang import project_report, read_gang
 from trainjob_trainer.agent import wire as theirs
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.gang_report import build_fitting_report, build_report
-from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.gang import build_fitting_report, build_report
 from trainjob_trainer.agent.messages import Join
-from trainjob_trainer.agent.readable import readable_report
+from trainjob_trainer.agent.seat import readable_report
 from trainjob_trainer.reporting.progress import Progress
 
 PROGRESS = Progress(

@@ -17,8 +17,8 @@ from trainjob.core.pods import read_json
 from trainjob.core.suspects import REASON, named_replicas
 from trainjob_trainer import WeightsDiverged
 from trainjob_trainer.agent import budget, failure
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.ledger import Ledger
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.distribution.divergence import Apart, describe
 

@@ -14,7 +14,7 @@ from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
 from trainjob.core.render import build_pod
 from trainjob_trainer import Environment, ExitCode, Task
 from trainjob_trainer.checkpoint.fence import build_fence
-from trainjob_trainer.epoch import Epoch
+from trainjob_trainer.environment import Epoch
 
 
 def environment_of(role: str, **job: Any) -> dict[str, str]:

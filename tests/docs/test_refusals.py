@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trainjob_trainer
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode
 
 PAGE = Path(__file__).parents[2] / "docs" / "training-code.md"
 SECTION = PAGE.read_text().partition("## What is refused")[2].partition("\n## ")[0]

@@ -10,7 +10,7 @@ import pytest
 from support_processes import Gang
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scripts" / "library_run.py"

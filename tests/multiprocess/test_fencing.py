@@ -16,7 +16,7 @@ from support_processes import Gang
 from trainjob.api import parse
 from trainjob.core.render import build_pod
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode
 
 LIBRARY = Path(__file__).parent / "scripts" / "library_run.py", ("--epochs", "1000000"), "accuracy", {}
 PLAIN = PLAIN_SCRIPTS / "endless.py", (), "epoch 3", {"PYTHONPATH": str(BOOTSTRAP)}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer import Environment, Task, saver
-from trainjob_trainer.checkpoint.background import BackgroundWriter
+from trainjob_trainer import Environment, Task, checkpoint_manager
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint_manager import BackgroundWriter
 from trainjob_trainer.library import _Request, _train
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
@@ -69,7 +69,7 @@ def record_writers(monkeypatch: pytest.MonkeyPatch) -> list[BackgroundWriter]:
         made.append(BackgroundWriter(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(saver, "BackgroundWriter", build)
+    monkeypatch.setattr(checkpoint_manager, "BackgroundWriter", build)
     return made
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.failure import Failure, is_charged, is_permanent, reason_of
 from trainjob_trainer.agent.gang import Gang
-from trainjob_trainer.agent.ledger import Ledger
 from trainjob_trainer.agent.messages import (
     FINISHED,
     IDLE,

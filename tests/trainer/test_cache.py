@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.data.cache import Cache
-from trainjob_trainer.data.source import TrainingSource
+from trainjob_trainer.data.source import Cache, TrainingSource
 
 EXAMPLES = 4
 

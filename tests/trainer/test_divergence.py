@@ -15,7 +15,7 @@ from support_alone import replica
 
 from trainjob_trainer import InvalidConfiguration, PeerLost, Preempted, Task, WeightsDiverged
 from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
-from trainjob_trainer.course import Course
+from trainjob_trainer.checkpoint_manager import Course
 from trainjob_trainer.distribution import divergence
 from trainjob_trainer.distribution.divergence import (
     Apart,

@@ -6,8 +6,7 @@ import pytest
 
 from trainjob_trainer import Environment, InvalidConfiguration, Task
 from trainjob_trainer.checkpoint.fence import build_fence
-from trainjob_trainer.environment import script_name
-from trainjob_trainer.epoch import Epoch
+from trainjob_trainer.environment import Epoch, script_name
 
 WORKER = Task("worker", 0, {})
 EVALUATOR = Task("evaluator", 0, {})

@@ -24,7 +24,7 @@ from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.epoch import Epoch
+from trainjob_trainer.environment import Epoch
 
 T = TypeVar("T")
 OLD, NEW = "old", "new"

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from trainjob_trainer.distribution.first_worker import PATIENCE_SECONDS, wait_for_first_worker
+from trainjob_trainer.distribution.listening import PATIENCE_SECONDS, wait_for_first_worker
 from trainjob_trainer.task import Task
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from support_disk import STALE, FaultyFiles
 
 from trainjob_trainer.checkpoint.final import FinalMarker
-from trainjob_trainer.checkpoint.follow import follow
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.scoring.evaluation import follow
 
 GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
 

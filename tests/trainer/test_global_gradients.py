@@ -10,9 +10,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.distribution.kind import is_mirrored
-from trainjob_trainer.engine.compiled_step import reason_against
-from trainjob_trainer.engine.global_gradients import are_needed
+from trainjob_trainer.distribution.strategy import is_mirrored
+from trainjob_trainer.engine.gradient_path import are_needed
+from trainjob_trainer.engine.stepping import reason_against
 
 SGD = keras.optimizers.SGD
 layers = keras.layers

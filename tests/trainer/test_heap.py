@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.heap import M_MMAP_MAX, M_TRIM_THRESHOLD, give_back, keep_freed_memory
+from trainjob_trainer.reporting.machine import M_MMAP_MAX, M_TRIM_THRESHOLD, give_back, keep_freed_memory
 
 BLOCK = 64 * 2**20
 FAULTS = f"""
 import resource, sys
-from trainjob_trainer.heap import keep_freed_memory
+from trainjob_trainer.reporting.machine import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory({{}})
 def faults():
@@ -38,7 +38,7 @@ def test_a_block_that_was_freed_is_taken_again_without_asking_the_kernel() -> No
 
 
 GIVES = f"""
-from trainjob_trainer.heap import give_back, keep_freed_memory
+from trainjob_trainer.reporting.machine import give_back, keep_freed_memory
 from trainjob_trainer.reporting.machine import resident_bytes
 assert keep_freed_memory({{}})
 block = bytearray({BLOCK})

@@ -13,7 +13,7 @@ import tensorflow as tf
 from support_alone import model, train
 
 from trainjob_trainer import InvalidConfiguration, Recipe
-from trainjob_trainer.engine.learning_rate import ScaledRate, scale_learning_rate
+from trainjob_trainer.engine.model_state import ScaledRate, scale_learning_rate
 
 
 def compiled(rate: Any) -> Any:

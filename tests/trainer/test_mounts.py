@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainjob_trainer.checkpoint.mounts import Mount, find_mount, listing_delay, mount_delay
+from trainjob_trainer.checkpoint.fence import Mount, find_mount, listing_delay, mount_delay
 
 MOUNTS = r"""
 22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw

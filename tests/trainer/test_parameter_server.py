@@ -16,21 +16,17 @@ from hypothesis import strategies as st
 
 from trainjob_trainer import Environment, InvalidConfiguration, NotFinite, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.data.cache import Cache
-from trainjob_trainer.data.shares import build_share
-from trainjob_trainer.data.source import TrainingSource
-from trainjob_trainer.distribution.coordinated import server_addresses, wait_for_servers
-from trainjob_trainer.early_stopping.monitoring import Monitoring, Source
+from trainjob_trainer.data.reading import build_share
+from trainjob_trainer.data.source import Cache, TrainingSource
+from trainjob_trainer.distribution.strategy import server_addresses, wait_for_servers
 from trainjob_trainer.early_stopping.selection import MonitoredSelection
-from trainjob_trainer.early_stopping.stopping import Rule
+from trainjob_trainer.early_stopping.stopping import Monitoring, Rule, Source
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.parameter_server.blocks import next_block
-from trainjob_trainer.parameter_server.counting import add_on_server
-from trainjob_trainer.parameter_server.engine import Block, Tally, many_steps
+from trainjob_trainer.parameter_server.engine import Block, Tally, add_on_server, many_steps
 from trainjob_trainer.parameter_server.server import wait_for_end
-from trainjob_trainer.parameter_server.training import CoordinatorLoop
+from trainjob_trainer.parameter_server.training import CoordinatorLoop, next_block
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.data.policy import Policy
+from trainjob_trainer.data.source import Policy
 from trainjob_trainer.plan import TrainingPlan
 
 WHOLE = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.reporting.profile_request import FOLDER, Request, RequestFiles
+from trainjob_trainer.reporting.profiler import FOLDER, Request, RequestFiles
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trainjob_trainer import Environment, Task
-from trainjob_trainer.saver import AGENT_PATIENCE, PEER_PATIENCE, WRITER_PATIENCE, Saver
+from trainjob_trainer.checkpoint_manager import AGENT_PATIENCE, PEER_PATIENCE, WRITER_PATIENCE, Saver
 
 GENERATION = {"TRAINJOB_EPOCH": "2.2"}
 AGENT = {"TRAINJOB_STATE_DIR": "/run/trainjob/state"}

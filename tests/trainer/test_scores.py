@@ -10,7 +10,7 @@ import pytest
 
 from trainjob_trainer import OutputUnwritable
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.scoring import keras_scoring
+from trainjob_trainer.scoring import evaluation
 from trainjob_trainer.scoring.evaluation import Evaluation, ResultsFile
 from trainjob_trainer.scoring.scores import EvaluatorScores, Scored, tell_scoring, touch_scoring
 
@@ -45,10 +45,10 @@ def test_a_line_under_way_is_left_for_later_and_a_spoiled_one_is_passed_over(tmp
 def test_a_long_evaluation_shows_that_it_gets_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tell_scoring(tmp_path, 30)
     os.utime(tmp_path / "scoring.json", ns=(0, 0))
-    told = keras_scoring.BatchesTold(ProgressFile(None), tmp_path)
+    told = evaluation.BatchesTold(ProgressFile(None), tmp_path)
     told.on_test_batch_end(0)
     assert EvaluatorScores(tmp_path).signs_of_life()[1] == 0
-    monkeypatch.setattr(keras_scoring, "_SECONDS_BETWEEN_SIGNS", 0.0)
+    monkeypatch.setattr(evaluation, "_SECONDS_BETWEEN_SIGNS", 0.0)
     told.on_test_batch_end(1)
     assert EvaluatorScores(tmp_path).signs_of_life()[1] > 0
 

@@ -8,8 +8,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.data.batches import worker_batches
-from trainjob_trainer.data.seeking import ReadOver, reorders_itself
+from trainjob_trainer.data.batches import ReadOver, reorders_itself, worker_batches
 from trainjob_trainer.data.source import STEP, TrainingSource, takes
 
 EXAMPLES = 10

@@ -15,10 +15,9 @@ from support_alone import STRATEGY, replica
 from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Recipe, Task
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.course import Course, Ending
-from trainjob_trainer.early_stopping.monitoring import Monitoring, Source, find_source
+from trainjob_trainer.checkpoint_manager import Course, Ending
 from trainjob_trainer.early_stopping.selection import EVALUATOR_PATIENCE, MonitoredSelection
-from trainjob_trainer.early_stopping.stopping import Rule
+from trainjob_trainer.early_stopping.stopping import Monitoring, Rule, Source, find_source
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, saved_results
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica

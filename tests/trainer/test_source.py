@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration, Part
 from trainjob_trainer.data.batches import worker_batches
-from trainjob_trainer.data.policy import Policy
-from trainjob_trainer.data.source import TrainingSource, check_parts
+from trainjob_trainer.data.source import Policy, TrainingSource, check_parts
 
 EQUAL, UNEQUAL = (6, 6), (3, 9, 6)
 BATCH = 6

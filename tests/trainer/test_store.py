@@ -25,13 +25,13 @@ from trainjob_trainer import (
     OutputUnwritable,
 )
 from trainjob_trainer.atomic_file import write_atomically
-from trainjob_trainer.checkpoint.background import BackgroundWriter
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
 from trainjob_trainer.checkpoint.store import CheckpointStore, dropped_steps
-from trainjob_trainer.epoch import Epoch
+from trainjob_trainer.checkpoint_manager import BackgroundWriter
+from trainjob_trainer.environment import Epoch
 
 Groups = dict[str, list[NamedArray]]
 

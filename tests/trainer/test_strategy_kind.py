@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trainjob_trainer import InvalidConfiguration, Task
-from trainjob_trainer.distribution.kind import Kind, choose_kind
+from trainjob_trainer.distribution.strategy import Kind, choose_kind
 
 TWO = {"worker": ("a:1", "b:1"), "evaluator": ("e:1",)}
 ONE = {"worker": ("a:1",)}

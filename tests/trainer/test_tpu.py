@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration, Task
-from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.distribution.tpu import named_tpu
+from trainjob_trainer.distribution.strategy import build_strategy, named_tpu
 
 ALONE = Task("worker", 0, {})
 

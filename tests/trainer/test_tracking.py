@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.engine.tracking import collect_variables
+from trainjob_trainer.custom_loop import collect_variables
 
 
 def model(compiled: bool = False) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.data.turns import Place, place_of, turns
+from trainjob_trainer.data.batches import Place, place_of, turns
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from support_plain import BOOTSTRAP, run_python
 
 from trainjob_trainer.plain.install import PREPARATIONS
-from trainjob_trainer.plain.seeds import job_seed
+from trainjob_trainer.plain.process import job_seed
 
 JOB = {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}'}
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainjob_trainer.plain import rows
+from trainjob_trainer.plain import batches as rows
 
 
 def batches(examples: int, size: int) -> tf.data.Dataset:

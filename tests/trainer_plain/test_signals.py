@@ -6,7 +6,7 @@ from pathlib import Path
 from support_plain import BOOTSTRAP, SCRIPTS
 from support_processes import Gang
 
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode
 
 
 def test_sigterm_ends_every_worker_as_preempted(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from trainjob_trainer.errors import (
     CheckpointMismatch,
     CheckpointUnavailable,
     CheckpointUnreadable,
+    ExitCode,
     Fenced,
     InvalidConfiguration,
     NotFinite,
@@ -32,12 +33,10 @@ from trainjob_trainer.errors import (
     TrainerError,
     WeightsDiverged,
 )
-from trainjob_trainer.exits import ExitCode
 
 if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
-    from trainjob_trainer.data.files import interleaved
-    from trainjob_trainer.data.part import Part
+    from trainjob_trainer.data.part import Part, interleaved
     from trainjob_trainer.environment import Environment
     from trainjob_trainer.library import Result, train_and_evaluate
     from trainjob_trainer.recipe import Recipe
@@ -80,7 +79,7 @@ _LAZY = {
     "Run": "trainjob_trainer.custom_loop",
     "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
-    "interleaved": "trainjob_trainer.data.files",
+    "interleaved": "trainjob_trainer.data.part",
     "train_and_evaluate": "trainjob_trainer.library",
 }
 

@@ -3,42 +3,113 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
+from trainjob_trainer.checkpoint.files import Files
+from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.data.batches import TrainingData, measure
 from trainjob_trainer.data.reading import distributed_batches, open_training_data, policy_of
 from trainjob_trainer.data.source import TrainingSource
 from trainjob_trainer.distribution.collective import check_same_plan
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.early_stopping.monitoring import Source, build_monitoring, find_source, is_monitored
 from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
+from trainjob_trainer.early_stopping.stopping import Source, build_monitoring, find_source, is_monitored
 from trainjob_trainer.engine.engine import Engine, build_model
-from trainjob_trainer.engine.initial_weights import load_initial_weights
-from trainjob_trainer.engine.learning_rate import scale_learning_rate
-from trainjob_trainer.engine.model_state import further_groups, tell_unsaved, variable_groups
-from trainjob_trainer.engine.normalization import tell_unsynchronized
+from trainjob_trainer.engine.model_state import (
+    further_groups,
+    load_initial_weights,
+    scale_learning_rate,
+    tell_unsaved,
+    tell_unsynchronized,
+    variable_groups,
+)
 from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.export import export_model
+from trainjob_trainer.errors import CheckpointMismatch, InvalidConfiguration, first_line
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.parameter_server.server import serve
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
 from trainjob_trainer.recipe import Recipe, check, recipe_of
 from trainjob_trainer.replica import Replica, as_evaluator, join
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
-from trainjob_trainer.scoring.evaluation import Evaluation, Score, evaluate_checkpoints, score_here
-from trainjob_trainer.scoring.keras_scoring import KerasScoring
+from trainjob_trainer.scoring.evaluation import (
+    Evaluation,
+    KerasScoring,
+    Score,
+    evaluate_checkpoints,
+    score_here,
+)
 from trainjob_trainer.task import Task
 from trainjob_trainer.training import TrainingLoop
+
+# The trained model as files that need nothing of this package: Keras's own form, and a SavedModel.
+
+
+FOLDER = "model"
+KERAS_FILE = "model.keras"
+SAVED_MODEL = "saved_model"
+
+Build = Callable[[], Any]
+"""Builds the compiled Keras model, with its optimizer's variables, outside of any strategy."""
+
+
+def export_model(replica: Replica, build: Build, trained: HostGroups) -> None:
+    """Write `<output>/model` with the final weights; the writer alone does.
+
+    The model is built once more: saving one whose variables are spread over workers would need all of them.
+    What this model can't be written as is told and left out; its weights are in the final checkpoint.
+
+    Args:
+        replica: the writer.
+        build: makes a model like the trained one.
+        trained: the final snapshot.
+
+    Raises:
+        OutputFull, OutputUnwritable, Fenced, OutputTaken: the folder can't be written.
+    """
+    with tf.device("CPU:0"):  # a GPU may have no room for a second one
+        model = build()
+        _assign(model, trained)
+    folder = replica.environment.output_dir / FOLDER
+    replica.store.publish(folder, lambda place: _fill(place, model))
+    written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
+    if written:
+        announce(f"the model is in {folder}: {' and '.join(written)}")
+
+
+def _assign(model: Any, trained: HostGroups) -> None:
+    try:
+        assign(variable_groups(model), trained)
+    except CheckpointMismatch:  # the recipe gave the optimizer another learning rate
+        assign({"model": model.variables}, trained)
+
+
+def _fill(folder: Path, model: Any) -> None:
+    _write(folder / KERAS_FILE, model.save)
+    _write(folder / SAVED_MODEL, lambda path: model.export(path, verbose=False))
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Keras's and NumPy's matter, not the user's
+            write(path)
+    except (OSError, tf.errors.OpError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a layer of the user's may raise
+        Files().remove(path)  # what there is of it
+        why = first_line(error)
+        announce(f"the model can't be written as {path.name}: {why}")
+
 
 BuildModel = Callable[[], Any]
 LoadData = Callable[..., Any]

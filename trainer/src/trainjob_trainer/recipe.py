@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trainjob_trainer.environment import is_kernel
-from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode, InvalidConfiguration
 
 PREFIX = "TRAIN_"
 """Of environment variables: `TRAIN_GLOBAL_BATCH=128`. TRAINJOB_ is the controller's own."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from trainjob_trainer.course import Ending
-from trainjob_trainer.engine.work_time import OwnTime
+from trainjob_trainer.checkpoint_manager import Ending
+from trainjob_trainer.engine.stepping import OwnTime
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.lines import announce
 from trainjob_trainer.reporting.machine import Machine
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.reporting.step_times import StepTimes
 from trainjob_trainer.reporting.summaries import Summaries
 

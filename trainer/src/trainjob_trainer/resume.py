@@ -12,7 +12,7 @@ from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
 ARRIVAL_SECONDS = 30.0

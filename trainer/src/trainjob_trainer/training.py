@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
-from trainjob_trainer.course import Course, Ending
+from trainjob_trainer.checkpoint_manager import Course, Ending
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.early_stopping.selection import Selection

@@ -1,8 +1,11 @@
-"""Where the kernel says what this container may use, and has used: its control group, version 1 or 2."""
+"""What the kernel's control group, version 1 or 2, says that this container may use and has used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,3 +82,99 @@ def _lines(path: Path) -> list[str]:
 
 def _unescaped(path: str) -> str:
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+# Whether the kernel has killed a process of this container for want of memory.
+#
+# Its counter is `oom_kill` in `memory.events` (cgroup v2, kernel documentation: admin-guide/cgroup-v2) or in
+# `memory.oom_control` (v1, since Linux 4.13) of the container's own cgroup.
+
+
+_COUNTER = Controller("memory", v1="memory.oom_control", v2="memory.events")
+
+
+class OomCounter:
+    """The kernel's count of such kills, compared with an earlier look."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        """Find the counter below `root`, which tests replace, and take the first look."""
+        self._file = next((path for path in places(_COUNTER, root) if _count(path) is not None), None)
+        self._before: int | None = None
+        self.mark()
+
+    def mark(self) -> None:
+        """Count from now on."""
+        self._before = None if self._file is None else _count(self._file)
+
+    def changed(self) -> bool:
+        """Whether a process was killed since the last `mark`; False where that can't be known."""
+        now = None if self._file is None else _count(self._file)
+        return now is not None and self._before is not None and now > self._before
+
+
+def _count(path: Path) -> int | None:
+    try:
+        for line in path.read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+# As many threads as the container may use processors.
+#
+# TensorFlow counts the machine's. In a container with a limit of 2 on a machine of 64 it starts 64 threads,
+# and the kernel stops all of them for most of the time (cpu.cfs_quota_us; cpu.max, kernel documentation:
+# admin-guide/cgroup-v2).
+
+
+_QUOTA = Controller("cpu", v1="cpu.cfs_quota_us", v2="cpu.max")
+_V1_PERIOD = "cpu.cfs_period_us"
+LEAST_THREADS = {"TF_NUM_INTRAOP_THREADS": 1, "TF_NUM_INTEROP_THREADS": 2, "OMP_NUM_THREADS": 1}
+"""What TensorFlow and NumPy's libraries read when the program sets nothing, and how many it takes at least.
+
+Between operations there have to be two: one may wait in a data pipeline's Python while a collective goes on.
+"""
+
+
+def thread_variables(
+    env: Mapping[str, str], *, root: Path = Path("/"), processors: int | None = None
+) -> dict[str, str]:
+    """Return what to add to a training process's environment; nothing without a limit below the machine.
+
+    Args:
+        env: its environment; what the user has set stays.
+        root: where the file system begins, replaced by tests.
+        processors: that the process may run on, replaced by tests.
+    """
+    limit = processor_limit(root)
+    if limit is None or limit >= (processors or _processors()):
+        return {}
+    threads = math.ceil(limit)
+    return {name: str(max(least, threads)) for name, least in LEAST_THREADS.items() if not env.get(name)}
+
+
+def processor_limit(root: Path = Path("/")) -> float | None:
+    """Return how many processors' time the container may use, or None: all there are, or nobody says."""
+    for path in places(_QUOTA, root):
+        with contextlib.suppress(OSError, ValueError):
+            return _limit(path)
+    return None
+
+
+def _limit(path: Path) -> float | None:
+    words = path.read_text(encoding="ascii").split()
+    if path.name == _QUOTA.v1:
+        words += path.with_name(_V1_PERIOD).read_text(encoding="ascii").split()
+    quota, period = words
+    if quota in ("max", "-1"):
+        return None
+    return int(quota) / int(period) if int(quota) > 0 < int(period) else None
+
+
+def _processors() -> int:
+    with contextlib.suppress(AttributeError):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode
 
 if TYPE_CHECKING:
     from trainjob_trainer.agent.child import ChildExit

@@ -8,14 +8,23 @@ changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from trainjob_trainer.agent.attempt import Attempt
-from trainjob_trainer.agent.blame import culprit
-from trainjob_trainer.agent.budget import Budget
-from trainjob_trainer.agent.failure import STALLED, UNREACHABLE, Failure
-from trainjob_trainer.agent.ledger import Ledger, furthest
-from trainjob_trainer.agent.lone_restarts import judge_alone, start_alone
+from trainjob_trainer.agent.attempt import Attempt, find_trouble, judge_alone, start_alone
+from trainjob_trainer.agent.budget import Budget, Ledger, furthest
+from trainjob_trainer.agent.failure import (
+    PEER_LOST,
+    PREEMPTED,
+    STALLED,
+    UNREACHABLE,
+    Failure,
+    code_of,
+    is_charged,
+    is_permanent,
+    reason_of,
+)
 from trainjob_trainer.agent.messages import (
     FINISHED,
     IDLE,
@@ -30,11 +39,53 @@ from trainjob_trainer.agent.messages import (
     Lost,
     Order,
     Tick,
+    count_roles,
     farewell,
 )
 from trainjob_trainer.agent.rendezvous import Outbox, Place, Rendezvous
-from trainjob_trainer.agent.roster import Member, is_observer
-from trainjob_trainer.agent.trouble import find_trouble
+from trainjob_trainer.agent.roster import ABSENT, Member, is_observer
+from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
+
+# Which failure started it, among those that every failure sets off in its peers.
+
+
+def culprit(failures: Sequence[Failure], members: Iterable[Member]) -> Failure:
+    """Return the failure to blame: the earliest that says more than that a peer was lost.
+
+    A process that has reported why it fails may take many seconds to end, while its peers have gone already.
+
+    Args:
+        failures: those of one attempt, in the order in which they were told.
+        members: who takes part in it.
+    """
+    told = min(failures, key=lambda failure: (failure.reason == PEER_LOST, failure.reason == PREEMPTED))
+    if not told.is_cascade:
+        return told
+    dying = (_announced(member, told.attempt) for member in members if member.child == RUNNING)
+    return next((failure for failure in dying if failure is not None), told)
+
+
+def _announced(member: Member, attempt: int) -> Failure | None:
+    report = member.report or {}
+    error = report.get("error")
+    if report.get("state") != "failed" or not isinstance(error, dict):
+        return None
+    if error.get("reason") in (PEER_LOST, PREEMPTED):
+        return None
+    code = code_of(str(error.get("reason")))
+    return Failure(
+        seat=member.seat,
+        pod=member.pod,
+        incarnation=member.incarnation,
+        attempt=attempt,
+        reason=reason_of(code),
+        exit_code=code,
+        message=str(error.get("message") or ""),
+        step=member.step(),
+        charged=is_charged(code),
+        permanent=is_permanent(code),
+    )
+
 
 MEETING = "meeting"
 FAILED = "failed"
@@ -293,3 +344,64 @@ class Gang:
 
     def _become(self, phase: str, now: float) -> None:
         self.phase, self.since = phase, now
+
+
+# What the leading agent tells the controller.
+
+
+_OWN_SHARE = ("metrics", "evaluation", "error")
+"""The writer's are the job's; everybody else's are only large."""
+
+
+def build_fitting_report(gang: Gang, now: float) -> dict[str, Any]:
+    """Return the report with as much of it as the controller takes."""
+    report = build_report(gang, now)
+    pods = sum(1 for _ in gang.meeting.roster)
+    fits = len(encode(report)) + TAG_BYTES <= largest_report(len(report["members"]), pods)
+    return report if fits else build_report(gang, now, whole=False)
+
+
+def build_report(gang: Gang, now: float, *, whole: bool = True) -> dict[str, Any]:
+    """Return the report, small enough for a frame with many hundreds of seats.
+
+    Args:
+        gang: the state of all.
+        now: the time.
+        whole: with the progress of every seat; else of the writer and the evaluator alone.
+    """
+    running = gang.attempt is not None and gang.phase in ("running", "stopping")
+    active = gang.attempt.seats if gang.attempt is not None and running else gang.meeting.seats
+    seats = dict.fromkeys((*active, *gang.meeting.all_seats))
+    seats.update(dict.fromkeys(member.seat for member in gang.meeting.roster))
+    writer = gang.place.seat
+    return {
+        "type": "report",
+        "role": "leader",
+        "phase": gang.phase,
+        "phaseSeconds": round(now - gang.since, 3),
+        "attempt": gang.attempt.number if gang.attempt else 0,
+        "world": count_roles(active),
+        "ledger": gang.budget.ledger.to_json(),
+        "failure": gang.failure.to_json() if gang.failure else None,
+        "members": {
+            seat: _describe(gang.meeting.roster.get(seat), now, writer=writer, whole=whole, began=gang.began)
+            for seat in seats
+        },
+    }
+
+
+def _describe(member: Member | None, now: float, *, writer: str, whole: bool, began: float) -> dict[str, Any]:
+    if member is None:
+        seconds = round(now - began, 3)
+        return {"pod": "", "incarnation": 0, "state": ABSENT, "seconds": seconds, "report": None}
+    is_full = member.seat == writer or member.is_observer
+    report: Mapping[str, Any] | None = member.report
+    if report is not None and not is_full:
+        report = {key: value for key, value in report.items() if key not in _OWN_SHARE} if whole else None
+    return {
+        "pod": member.pod,
+        "incarnation": member.incarnation,
+        "state": member.state,
+        "seconds": round(now - member.since, 3),
+        "report": report,
+    }

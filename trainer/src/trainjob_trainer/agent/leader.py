@@ -11,11 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.gang import MEETING, Gang
-from trainjob_trainer.agent.gang_report import build_fitting_report
+from trainjob_trainer.agent.gang import MEETING, Gang, build_fitting_report
 from trainjob_trainer.agent.log import Seldom, log
-from trainjob_trainer.agent.messages import Event, Lost, Order, Send, Tick
-from trainjob_trainer.agent.reading import MalformedMessage, read_join, read_member_message, read_order
+from trainjob_trainer.agent.messages import (
+    Event,
+    Lost,
+    MalformedMessage,
+    Order,
+    Send,
+    Tick,
+    read_join,
+    read_member_message,
+    read_order,
+)
 from trainjob_trainer.agent.rendezvous import Place
 from trainjob_trainer.agent.roster import is_observer
 from trainjob_trainer.agent.seat import Seat

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainjob_trainer.agent.agent import run_agent
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.failure import Failure, is_permanent, reason_of
-from trainjob_trainer.agent.ledger import Ledger
 from trainjob_trainer.agent.listener import PortTaken
 from trainjob_trainer.agent.log import log
 from trainjob_trainer.agent.settings import InvalidSettings, read_settings
 from trainjob_trainer.agent.termination import write_termination
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode
 
 
 def main() -> NoReturn:

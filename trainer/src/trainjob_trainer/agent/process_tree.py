@@ -1,4 +1,4 @@
-"""The processes below this one: found, killed and waited for, however deep they are.
+"""The processes below this one, however deep: started, found, asked for stacks, killed and waited for.
 
 A program's descendants may leave its process group and session, and outlive it. They then become children of
 this process (it is the first of its container, or a PR_SET_CHILD_SUBREAPER elsewhere), which kills them and
@@ -10,10 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
+import fcntl
+import itertools
 import os
+import re
 import signal
+import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 STOPPED_STATES = ("T", "t")
@@ -174,3 +179,157 @@ def _stat(pid: int) -> list[str] | None:
             return file.read().rpartition(b")")[2].decode("ascii").split()
     except (OSError, ValueError):
         return None
+
+
+# How a process starts: in a session of its own, with nothing of the agent's but its output pipe.
+#
+# `subprocess` is not used: it waits for its children itself, which goes wrong beside a reaper of all.
+
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and so by whatever it starts, unless restored
+
+
+def spawn(command: Sequence[str], env: Mapping[str, str], *, stdin: int, output: int) -> int:
+    """Start a program and return its process id.
+
+    A program that can't be executed ends with 126 or 127 after a line on its output.
+
+    Args:
+        command: the program, looked up on the PATH of `env`, and its arguments.
+        env: its whole environment.
+        stdin: the descriptor that it reads from.
+        output: the descriptor that it writes stdout and stderr to.
+
+    Raises:
+        OSError: the system has no process to give.
+    """
+    agent = os.getpid()
+    # The loop's handlers write into a socket that the child shares until it executes the program.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(command, env, stdin, output, agent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def can_listen(port: int) -> bool:
+    """Whether a server could listen on the port; connections that linger from before don't count."""
+    family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
+    try:
+        probe = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        family = socket.AF_INET
+        probe = socket.socket(family, socket.SOCK_STREAM)
+    with probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def _become(command: Sequence[str], env: Mapping[str, str], stdin: int, output: int, agent: int) -> None:
+    """Turn the forked process into the program; never returns."""
+    try:
+        os.setsid()
+        end_with_parent()
+        if os.getppid() != agent:
+            os._exit(128 + signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)) or number in _IGNORED_BY_PYTHON:
+                signal.signal(number, signal.SIG_DFL)
+        _keep_only(stdin, output)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execvpe(command[0], list(command), dict(env))  # noqa: S606 - the user's command
+    except OSError as error:
+        _explain(command[0], error)
+        os._exit(NOT_FOUND if error.errno in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE)
+    finally:
+        os._exit(NOT_EXECUTABLE)
+
+
+def _keep_only(stdin: int, output: int) -> None:
+    for source, target in ((_high(stdin), 0), (_high(output), 1)):
+        os.dup2(source, target)
+    os.dup2(1, 2)
+    try:
+        for name in os.listdir("/dev/fd"):  # noqa: PTH208
+            if int(name) > 2:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+    except OSError:
+        os.closerange(3, 1024)
+
+
+def _high(descriptor: int) -> int:
+    """A copy that none of the first three replaces."""
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def _explain(program: str, error: OSError) -> None:
+    where = "" if "/" in program else " on PATH"
+    text = f"no such program{where}" if error.errno == errno.ENOENT else str(error.strerror)
+    os.write(2, f"trainjob: can't start {program!r}: {text}\n".encode(errors="replace"))
+
+
+# The stacks of all threads of a Python process, printed by itself when it gets a certain signal.
+#
+# `bootstrap/sitecustomize.py` registers faulthandler for it. A process without that handler is left alone:
+# the signal would end it. The handler runs in C, so that a process shows its stacks also while it holds the
+# interpreter's lock.
+
+
+STACK_SIGNAL = int(getattr(signal, "SIGRTMIN", 0)) + 5
+"""A real-time signal, as SIGUSR1 and the like are the user's."""
+
+_MOST = 16
+
+
+_HEADER = re.compile(r"^(Current thread|Thread) 0x.*most recent call first\):$", re.MULTILINE)
+_MOST_FRAMES = 16
+_TITLE = "Main thread (most recent call last):"
+
+
+def main_thread(log: str) -> str:
+    """Return the innermost frames, in a log, of the thread that answered: the main one.
+
+    They come last, so that they stay when only the end of it is kept or shown. The kernel gives a process's
+    signals to its main thread if it can; what is printed of the others hardly ever says why training stands
+    still.
+    """
+    headers = list(_HEADER.finditer(log))
+    answering = [header for header in headers if header[1] == "Current thread"] or headers
+    if not answering:
+        return ""
+    lines = log[answering[-1].end() + 1 :].splitlines()
+    frames = list(itertools.takewhile(lambda line: line.startswith("  "), lines))
+    return "\n".join([_TITLE, *reversed(frames[:_MOST_FRAMES])])
+
+
+def answers_stack_requests(pid: int) -> bool:
+    """Whether the process has run the bootstrap, and so will print its stacks."""
+    return hasattr(signal, "SIGRTMIN") and catches(pid, STACK_SIGNAL)
+
+
+def request_stacks(main: int, *, without: Iterable[int] = ()) -> list[int]:
+    """Ask a process, and those below it, for their stacks; return those that were asked.
+
+    Args:
+        main: the process id of the training process, which may be a shell around it.
+        without: processes to leave alone.
+    """
+    below: list[int] = []
+    with contextlib.suppress(OSError):
+        below = sorted(descendants(main, without=without))
+    asked = [pid for pid in [main, *below] if answers_stack_requests(pid)][:_MOST]
+    return [pid for pid in asked if send(pid, STACK_SIGNAL)]

@@ -9,16 +9,36 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
-from trainjob_trainer.agent.ledger import Ledger
 from trainjob_trainer.agent.log import log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
-from trainjob_trainer.agent.readable import readable_report
 from trainjob_trainer.agent.settings import Settings
-from trainjob_trainer.exits import ExitCode
+from trainjob_trainer.errors import ExitCode
 
 if TYPE_CHECKING:
     from trainjob_trainer.agent.child import Child, ChildExit
+
+
+# Progress reports, as they travel: JSON that every reader takes, and no longer than need be.
+
+
+_NO_NUMBERS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+
+_LARGEST_REPORT = 1 << 14
+"""Characters; a report of ours has some hundred."""
+
+
+def readable_report(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a progress report as others can read it: JSON knows no NaN, and a frame has an end."""
+    if report is None:
+        return None
+    text = json.dumps(report)
+    if len(text) > _LARGEST_REPORT:
+        text = json.dumps({key: value for key, value in report.items() if isinstance(value, (int, float))})
+    plain: dict[str, Any] = json.loads(text, parse_constant=_NO_NUMBERS.__getitem__)
+    return {"state": str(report.get("state", ""))[:64], **plain} if len(text) <= _LARGEST_REPORT else None
+
 
 _LONGEST_MARGIN = 2.0
 """Seconds of the grace that are kept for killing what is left, and for leaving."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.agent.ledger import Ledger
+from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.messages import OBSERVER, split_seat
 
 VARIABLE = "TRAINJOB_AGENT"

@@ -18,11 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from trainjob_trainer.agent import process_tree
-from trainjob_trainer.agent.log import log
-from trainjob_trainer.agent.log_copy import LogCopy
-from trainjob_trainer.agent.sink import Sink
-from trainjob_trainer.agent.spawning import spawn
-from trainjob_trainer.agent.stacks import answers_stack_requests
+from trainjob_trainer.agent.log import LogCopy, Sink, log
+from trainjob_trainer.agent.process_tree import answers_stack_requests, spawn
 
 VARIABLE = "TRAINJOB_STANDBY"
 

@@ -33,7 +33,7 @@ def run_the_next_sitecustomize() -> None:
 
 
 def show_stacks_on_request() -> None:
-    """Print the stacks of all threads on a signal that a watchdog sends; see `agent/stacks.py`."""
+    """Print the stacks of all threads on a signal that a watchdog sends; see `agent/process_tree.py`."""
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - `signal` would load `enum` into every process
     import faulthandler  # noqa: PLC0415
 

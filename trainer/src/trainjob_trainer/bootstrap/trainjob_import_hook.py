@@ -42,7 +42,7 @@ def install(root: str) -> None:
 
 
 def job_seed() -> int:
-    """The same number as `trainjob_trainer.plain.seeds.job_seed`, without loading the library."""
+    """The same number as `trainjob_trainer.plain.process.job_seed`, without loading the library."""
     import zlib
 
     return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())

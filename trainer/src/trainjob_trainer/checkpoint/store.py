@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trainjob_trainer.checkpoint.bundle import PREFIX, read_bundle, read_manifest, write_bundle
 from trainjob_trainer.checkpoint.fence import DAMAGED, Fence
 from trainjob_trainer.checkpoint.files import (
     NOT_THERE,
@@ -26,7 +25,15 @@ from trainjob_trainer.checkpoint.files import (
 from trainjob_trainer.checkpoint.final import FILE as FINAL
 from trainjob_trainer.checkpoint.final import LARGEST, FinalMarker
 from trainjob_trainer.checkpoint.publishing import Publisher
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
+from trainjob_trainer.checkpoint.snapshot import (
+    PREFIX,
+    HostGroups,
+    VariableGroups,
+    assign,
+    read_bundle,
+    read_manifest,
+    write_bundle,
+)
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputTaken
 
 _FOLDER = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")

@@ -11,17 +11,144 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from trainjob_trainer.data.part import Part
-from trainjob_trainer.data.seeking import ReadOver
-from trainjob_trainer.data.turns import Place
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
+
+# Coming to the examples of a step: for free where the user's function can, else by reading up to them.
+
+
+_SECONDS_WORTH_TELLING = 1.0
+
+
+def reorders_itself(dataset: Any) -> bool:
+    """Whether a pipeline shuffles anew each time it is read, so that an epoch follows from those before it.
+
+    Only what TensorFlow lets one see: not a pipeline within a `flat_map` or `interleave`.
+    """
+    ahead = [dataset]
+    while ahead:
+        one = ahead.pop()
+        if getattr(one, "_reshuffle_each_iteration", False):
+            return True
+        ahead.extend(one._inputs() if hasattr(one, "_inputs") else ())
+    return False
+
+
+class ReadOver:
+    """Tells what it took to read a stream up to a step, when it took long."""
+
+    def __init__(
+        self,
+        step: int,
+        examples: int,
+        tell: Callable[[str], None] = announce,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Read over `examples`, to go on at `step`."""
+        self._step = step
+        self._examples = examples
+        self._tell = tell
+        self._clock = clock
+        self._began: float | None = None
+
+    def begin(self, stream: Any) -> Any:
+        """The same stream; the clock starts when it is first asked for an example."""
+        start = tf.data.Dataset.from_tensors(np.int64(0)).map(lambda _: _called(self._start))
+        return start.flat_map(lambda _: stream)
+
+    def end(self, batches: Any) -> Any:
+        """The same batches; the clock stops when the first one is there."""
+
+        def pass_on(number: Any, batch: Any) -> Any:
+            stop = tf.cond(tf.equal(number, 0), lambda: _called(self._stop), lambda: tf.constant(0, tf.int64))
+            with tf.control_dependencies([stop]):
+                return tf.nest.map_structure(tf.identity, batch)
+
+        return batches.enumerate().map(pass_on)
+
+    def _start(self) -> None:
+        self._began = self._clock()
+
+    def _stop(self) -> None:
+        seconds = self._clock() - self._began if self._began is not None else 0.0
+        if seconds > _SECONDS_WORTH_TELLING:
+            self._tell(
+                f"it took {seconds:.1f} s to read train() up to step {self._step} ({self._examples:,} "
+                "examples); a train(step) that begins there saves that"
+            )
+
+
+def _called(function: Callable[[], None]) -> Any:
+    def call() -> Any:
+        function()
+        return np.int64(0)
+
+    number = tf.numpy_function(call, [], tf.int64)
+    number.set_shape([])
+    return number
+
+
+# Whose turn it is: which parts of the training data a worker reads, one after the other.
+#
+# Workers take equally many examples a step. Where one part is smaller than another, its examples would come
+# more often, and count for more. So then every worker goes on to the next part when it is through with one:
+# each reads every example once before any example comes again.
+
+
+NEARLY_EQUAL = 0.01
+"""Parts that differ by no more stay with their workers, who then never read another's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in parts that are read one after the other, over and over.
+
+    Attributes:
+        cycle: how often all have been read.
+        turn: how many have been read since.
+        offset: examples read of the next one.
+    """
+
+    cycle: int
+    turn: int
+    offset: int
+
+
+def are_nearly_equal(sizes: Sequence[int]) -> bool:
+    """Whether the largest part is at most `NEARLY_EQUAL` larger than the smallest."""
+    return max(sizes) <= min(sizes) * (1 + NEARLY_EQUAL)
+
+
+def turns(sizes: Sequence[int], worker: int) -> list[int]:
+    """The parts that a worker reads, in order: its own alone, or all of them from its own on.
+
+    Args:
+        sizes: examples of each part; there is one for each worker.
+        worker: its number, from 0.
+    """
+    if are_nearly_equal(sizes):
+        return [worker]
+    return [(worker + turn) % len(sizes) for turn in range(len(sizes))]
+
+
+def place_of(sizes: Sequence[int], position: int) -> Place:
+    """Where one stands after `position` examples of parts that are read in this order."""
+    cycle, left = divmod(position, sum(sizes))
+    for turn, size in enumerate(sizes):
+        if left < size:
+            return Place(cycle, turn, left)
+        left -= size
+    raise AssertionError("more was left than all parts hold")
+
 
 SHUFFLE_BYTES = 256 * 2**20
 """Upper bound of the shuffle buffer; data sets up to that size are shuffled perfectly."""

@@ -1,20 +1,103 @@
-"""The training data of a replica, as its recipe says: opened once, and read from a step on."""
+"""The training data of a replica, as its recipe says: shared, opened once, and read from a step on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from trainjob_trainer.data.batches import worker_batches
-from trainjob_trainer.data.cache import Cache
 from trainjob_trainer.data.part import Part, part_of
-from trainjob_trainer.data.policy import Policy
-from trainjob_trainer.data.shares import worker_iterators
-from trainjob_trainer.data.source import TrainingSource
+from trainjob_trainer.data.source import Cache, Policy, TrainingSource
 from trainjob_trainer.distribution.collective import gather
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plan import batch_of_a_device
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
+
+# Each worker's share of the training data, which the worker itself reads.
+
+
+_WARN_OF_STATE = 0
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
+def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) -> Any:
+    """Have every worker begin its share of a stream: worker i of n takes every n-th example from the i-th.
+
+    TensorFlow's own `create_per_worker_dataset` doesn't tell a worker which one it is, so all would read the
+    same examples. A worker that is started again begins its share anew.
+
+    Args:
+        strategy: connected to all workers.
+        stream: unbatched examples without end.
+        workers: how many share it.
+        batch: examples a step, all of them one worker's.
+
+    Returns:
+        What `coordinator.schedule` gives each worker its own iterator for, as `build_share` has it.
+
+    Raises:
+        InvalidConfiguration: reading the data takes Python, which runs in the chief's process only.
+    """
+    begin = build_share(stream, workers=workers, batch=batch)
+    coordination = tf.distribute.experimental.coordinator
+    # One coordinator for each strategy: whoever asks gets the same.
+    remote = coordination.ClusterCoordinator(strategy)._cluster.workers
+    iterators = [
+        one.create_resource(lambda worker: iter(begin(tf.constant(worker, tf.int64))), args=(number,))
+        for number, one in enumerate(remote)
+    ]
+    for iterator in iterators:
+        iterator._type_spec = tf.data.IteratorSpec(begin.structured_outputs.element_spec)
+    return coordination.PerWorkerValues(tuple(iterators))
+
+
+def build_share(stream: Any, *, workers: int, batch: int) -> Any:
+    """Return a function that builds a worker's share wherever it is called, from the worker's number.
+
+    Its elements are pairs of that number and a batch: by them the chief knows whose step it was.
+
+    Raises:
+        InvalidConfiguration: as `worker_iterators`.
+    """
+    graph = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(stream),
+        external_state_policy=_WARN_OF_STATE,
+        strip_device_assignment=True,
+    )
+    refuse_python(graph.numpy())
+    spec = stream.element_spec
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([], tf.int64)])  # type: ignore[untyped-decorator,unused-ignore]
+    def share(worker: Any) -> Any:
+        whole = tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), spec)
+        batches = worker_batches(whole, workers=workers, worker=worker, batch=batch)
+        return tf.data.Dataset.zip((tf.data.Dataset.from_tensors(worker).repeat(), batches))
+
+    return share.get_concrete_function()
+
+
+def refuse_python(graph: bytes) -> None:
+    """Refuse a data set that calls Python, before a worker says so in words of its own.
+
+    Args:
+        graph: the data set as a serialized GraphDef.
+
+    Raises:
+        InvalidConfiguration: it does.
+    """
+    if b"PyFunc" not in graph:
+        return
+    parsed = tf.compat.v1.GraphDef.FromString(graph)
+    functions = [node for function in parsed.library.function for node in function.node_def]
+    if any(node.op in _PYTHON for node in [*parsed.node, *functions]):
+        raise InvalidConfiguration(
+            "train() calls Python for its examples (from_generator, py_function, numpy_function), and with "
+            "parameter servers the workers read the data without your program: use TensorFlow's "
+            "own operations, or TFRecord files"
+        )
 
 
 def open_training_data(

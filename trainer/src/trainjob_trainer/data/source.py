@@ -1,27 +1,140 @@
-"""The user's function of the training data: what it is called with, and what that says about its examples."""
+"""The user's function of the training data: its arguments, what it returns, and what is kept of that."""
 
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from trainjob_trainer.data.batches import (
+    Place,
+    ReadOver,
     TrainingData,
+    are_nearly_equal,
     check_examples,
     count,
+    place_of,
     refuse_empty,
+    reorders_itself,
     shuffle_buffer,
     stream_in_turn,
+    turns,
 )
-from trainjob_trainer.data.cache import Cache
 from trainjob_trainer.data.part import Part
-from trainjob_trainer.data.policy import Policy
-from trainjob_trainer.data.seeking import ReadOver, reorders_itself
-from trainjob_trainer.data.turns import Place, place_of, turns
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.plan import TrainingPlan
+
+# How the workers share the training data, in a sentence for the log.
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is read, by whom, and in which order.
+
+    Attributes:
+        workers: how many share the data.
+        sizes: examples of each part, or of all as one; None where they are endless.
+        takes_part: whether train() is called for a part.
+        shuffles: whether the order is the library's.
+        window: how many examples are shuffled together; None where it is all that are read in one go.
+        cache: where they are kept.
+    """
+
+    workers: int
+    sizes: Sequence[int] | None
+    takes_part: bool
+    shuffles: bool
+    window: int | None
+    cache: str | None
+
+    def sentence(self, plan: TrainingPlan) -> str:
+        """All of it."""
+        clauses = [self._amount(plan), self._share(), self._order(), self._kept()]
+        return "training data: " + "; ".join(clause for clause in clauses if clause)
+
+    def _amount(self, plan: TrainingPlan) -> str:
+        if self.sizes is None:
+            return f"endless, {plan.global_batch:,} examples a step"
+        steps = f"{plan.epoch_steps:,} steps of {plan.global_batch:,} an epoch"
+        return f"{sum(self.sizes):,} examples, {steps}"
+
+    def _share(self) -> str:
+        if self.workers == 1:
+            return ""
+        is_one_part = self.sizes is not None and len(self.sizes) < self.workers
+        if not self.takes_part or is_one_part:
+            return f"each of {self.workers} workers reads all of it and takes one example in {self.workers}"
+        if self.sizes is None or are_nearly_equal(self.sizes):
+            return f"each of {self.workers} workers reads a part of its own"
+        return (
+            f"the parts hold {min(self.sizes):,} to {max(self.sizes):,} examples, so each of {self.workers} "
+            "workers reads all of them in turn, and every example comes equally often"
+        )
+
+    def _order(self) -> str:
+        if not self.shuffles or self.sizes is None:
+            return "in the order of train()"
+        return "shuffled anew each epoch" + (f", {self.window:,} at a time" if self.window else "")
+
+    def _kept(self) -> str:
+        return "" if self.cache is None else f"kept in {self.cache} once read"
+
+
+# Examples that are kept once they have been read, so that later epochs neither read nor parse them again.
+
+
+IN_MEMORY = "memory"
+
+
+class Cache:
+    """Where this process keeps examples: in memory, or in files."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Keep them below a folder of this process's own, or in memory without one."""
+        self._folder = folder
+
+    @classmethod
+    def of(cls, where: str | None, replica: str, *, reads_here: bool = True) -> Cache | None:
+        """The cache that a recipe asks for.
+
+        What an earlier start left there is removed: it may be half of the data, or have been other data.
+
+        Args:
+            where: `memory`, a folder of this machine, or None.
+            replica: a name that nobody else on this machine has.
+            reads_here: whether this process reads the examples, and not workers that it hands out steps to.
+
+        Raises:
+            InvalidConfiguration: the folder can't be written, or others read.
+        """
+        if where is None:
+            return None
+        if where == IN_MEMORY:
+            return cls()
+        if not reads_here:
+            raise InvalidConfiguration(
+                f"cache: {where} would be one folder for all workers, who read the examples themselves where "
+                f"there are parameter servers; use cache={IN_MEMORY!r}"
+            )
+        folder = Path(where) / replica
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise InvalidConfiguration(f"cache: {folder} can't be written: {error.strerror}") from error
+        return cls(folder)
+
+    def keep(self, data: TrainingData, number: int) -> TrainingData:
+        """The same examples; `number` tells them from others of this process."""
+        path = "" if self._folder is None else str(self._folder / f"examples-{number}")
+        return TrainingData(data.dataset.cache(path), data.examples)
+
 
 STEP, PART = "step", "part"
 """Names of parameters: a function that has them is called with the steps done, and with the worker's part."""

@@ -24,10 +24,10 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import VariableGroups, local_components, variable_name
 from trainjob_trainer.distribution.collective import gather, gather_all
-from trainjob_trainer.distribution.kind import is_mirrored
+from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.errors import PeerLost, WeightsDiverged
 from trainjob_trainer.recipe import from_environment
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
 _PIECE = 1 << 18

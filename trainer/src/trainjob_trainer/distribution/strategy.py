@@ -1,10 +1,12 @@
-"""The distribution strategy that a replica's role implies."""
+"""The distribution strategy that a replica's role implies, and how the replica comes to it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import tensorflow as tf
@@ -14,11 +16,185 @@ from trainjob_trainer.distribution.early_operation import (
     is_early_operation,
     watch_first_operation,
 )
-from trainjob_trainer.distribution.first_worker import wait_for_first_worker
-from trainjob_trainer.distribution.kind import Kind, choose_kind
-from trainjob_trainer.distribution.tpu import build_tpu_strategy, named_tpu
-from trainjob_trainer.errors import PortInUse
+from trainjob_trainer.distribution.listening import listens as is_listening
+from trainjob_trainer.distribution.listening import wait_for_first_worker
+from trainjob_trainer.errors import InvalidConfiguration, PortInUse, first_line
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
+
+# Which of TensorFlow's strategies a replica trains under: the decision, without TensorFlow.
+
+
+class Kind(Enum):
+    """A strategy, by TensorFlow's name if it has one."""
+
+    SINGLE = "one device"
+    EVALUATOR = "one device for evaluation"
+    MIRRORED = "MirroredStrategy"
+    MULTI_WORKER = "MultiWorkerMirroredStrategy"
+    COORDINATED = "ParameterServerStrategy"
+    TPU = "TPUStrategy"
+
+
+def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
+    """Choose by the replica's role, and by what there is to compute with.
+
+    A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing. The evaluator has one
+    device: a second one would need its batches padded, and metrics that are not weighted would count that.
+
+    Args:
+        task: this replica; none that serves a chief.
+        devices: GPUs, or what the processor has been divided into.
+        tpu: the name of this process's TPU, if the environment has one.
+
+    Raises:
+        InvalidConfiguration: several workers, each with a TPU.
+    """
+    if task.is_evaluator:
+        return Kind.EVALUATOR
+    if task.is_coordinator:
+        return Kind.COORDINATED
+    if tpu is not None:
+        if task.num_workers > 1:
+            raise InvalidConfiguration(
+                f"{task.replica} has the TPU {tpu!r}, and is one of {task.num_workers} workers: a TPU is "
+                "trained on by one worker (spec.worker.replicas: 1), which uses all of its cores"
+            )
+        return Kind.TPU
+    if task.is_distributed:
+        return Kind.MULTI_WORKER
+    return Kind.MIRRORED if devices > 1 else Kind.SINGLE
+
+
+def is_mirrored(strategy: Any) -> bool:
+    """Whether variables are kept alike on all replicas, of one process or of several."""
+    return "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}
+
+
+# The TPU that the environment names, if there is one.
+#
+# TensorFlow's resolver is asked only then: without a name it asks the metadata server of Google's machines,
+# and waits for it on all others.
+
+
+_OWN = "local"
+"""TensorFlow's name for a TPU of this very machine."""
+
+
+def named_tpu(env: Mapping[str, str]) -> str | None:
+    """The name or address of this process's TPU.
+
+    `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS` and `TPU_NAME` are what TensorFlow's resolver reads, in this order; on
+    GKE's nodes with TPUs of their own there is `TPU_WORKER_ID` instead.
+
+    Raises:
+        InvalidConfiguration: it is a slice of several machines.
+    """
+    for variable in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
+        if env.get(variable):
+            return env[variable]
+    if not env.get("TPU_WORKER_ID"):
+        return None
+    hosts = [host for host in env.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if len(hosts) > 1:
+        raise InvalidConfiguration(
+            f"TPU_WORKER_HOSTNAMES: this is a TPU slice of {len(hosts)} machines, and TensorFlow trains on "
+            "those of one machine; ask for a slice of a single host"
+        )
+    return _OWN
+
+
+def build_tpu_strategy(name: str) -> Any:
+    """Connect to the TPU and initialize it.
+
+    Raises:
+        InvalidConfiguration: no TPU answers to the name.
+    """
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(name)
+    except (ValueError, tf.errors.NotFoundError) as error:
+        raise InvalidConfiguration(
+            f"the environment names the TPU {name!r}, and none answers: {first_line(error)}"
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
+
+
+# The chief's connection to its workers and parameter servers.
+
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+def build_coordinated_strategy(task: Task) -> Any:
+    """Connect to all workers and parameter servers, as soon as they are there.
+
+    Variables are spread over the servers one by one. They are not cut into parts: Keras 3 can't take the
+    gradient of a variable that is.
+
+    Raises:
+        InvalidConfiguration: a worker has several GPUs.
+    """
+    # Otherwise a call of a worker that has died waits for it to come back, instead of being taken elsewhere.
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    wait_for_servers(server_addresses(task))
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        training_cluster(task), task_type=task.type, task_id=task.index, rpc_layer="grpc"
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    if strategy.num_replicas_in_sync > 1:
+        raise InvalidConfiguration(
+            f"each worker has {strategy.num_replicas_in_sync} GPUs, and with parameter servers a worker "
+            "takes its steps on one: ask for one GPU a worker, and for more workers"
+        )
+    return strategy
+
+
+def training_cluster(task: Task) -> Any:
+    """TF_CONFIG's cluster without the evaluator, which nobody waits for."""
+    return tf.train.ClusterSpec(
+        {role: list(a) for role, a in task.cluster.items() if role != "evaluator" and a}
+    )
+
+
+def server_addresses(task: Task) -> list[tuple[str, str]]:
+    """Name and `host:port` of everybody whom the chief needs."""
+    return [
+        (f"{role}-{index}", address)
+        for role in ("ps", "worker")
+        for index, address in enumerate(task.cluster.get(role, ()))
+    ]
+
+
+def wait_for_servers(
+    servers: Iterable[tuple[str, str]],
+    listens: Callable[[str], bool] | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+    tell: Callable[[str], None] = announce,
+) -> None:
+    """Return when all of them listen.
+
+    TensorFlow would wait too, but deaf to SIGTERM. There is no deadline: who is missing is for the job to
+    judge, which knows what has become of the pod.
+
+    Args:
+        servers: name and `host:port` of each.
+        listens: whether somebody listens there.
+        clock: seconds; replaced by tests, as the next ones.
+        sleep: for so many seconds.
+        tell: prints a line.
+    """
+    ask = listens or is_listening
+    told_at = clock()
+    for name, address in servers:
+        while not ask(address):
+            if clock() - told_at >= _SECONDS_BETWEEN_LINES:
+                told_at = clock()
+                tell(f"waiting for {name} at {address}")
+            sleep(_SECONDS_BETWEEN_LOOKS)
+
 
 __all__ = ["build_strategy", "explain_early_operation"]
 
@@ -68,8 +244,6 @@ def explained(task: Task) -> Iterator[None]:
 
 def _build(kind: Kind, task: Task, tpu: str | None) -> Any:
     if kind is Kind.COORDINATED:
-        from trainjob_trainer.distribution.coordinated import build_coordinated_strategy  # noqa: PLC0415
-
         return build_coordinated_strategy(task)
     if kind is Kind.TPU and tpu is not None:
         return build_tpu_strategy(tpu)

@@ -9,11 +9,12 @@ from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
 from trainjob_trainer.distribution.collective import broadcast
-from trainjob_trainer.early_stopping.monitoring import Monitoring, Source
 from trainjob_trainer.early_stopping.stopping import (
     MONITORED,
     Decision,
     History,
+    Monitoring,
+    Source,
     decide,
     explain,
     metric_of,
@@ -21,7 +22,7 @@ from trainjob_trainer.early_stopping.stopping import (
 )
 from trainjob_trainer.errors import CheckpointUnreadable
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.resume import load_agreed
 from trainjob_trainer.scoring.scores import FOLDER, EvaluatorScores
 

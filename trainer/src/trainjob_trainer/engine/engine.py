@@ -10,13 +10,10 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray
-from trainjob_trainer.engine.compiled_step import build_step
 from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.metric_state import MetricState, OverAll
-from trainjob_trainer.engine.metrics import scalars
+from trainjob_trainer.engine.metric_state import MetricState, OverAll, scalars
 from trainjob_trainer.engine.not_finite import Found, OnNan
-from trainjob_trainer.engine.stepping import ManySteps
-from trainjob_trainer.engine.work_time import OwnTime
+from trainjob_trainer.engine.stepping import ManySteps, OwnTime, build_step
 from trainjob_trainer.errors import InvalidConfiguration, first_line
 
 

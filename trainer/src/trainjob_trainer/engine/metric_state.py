@@ -22,6 +22,23 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
 
+# Metrics as the numbers that reports, results and TensorBoard take.
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are single numbers; others, such as an F1 score by class, are left out."""
+    return {str(name): float(value) for name, value in metrics.items() if is_scalar(value)}
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it is one number, of whichever library."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return int(np.ndim(value)) == 0
+
+
 _SUMMED, _AVERAGED = "sum", "mean"
 
 METRICS = "metrics"

@@ -1,14 +1,23 @@
-"""What a Keras model's training depends on, beside its data: what a snapshot has to hold."""
+"""What training depends on beside its data: variables, first weights, learning rate, normalization."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.distribution.collective import check_same_weights
+from trainjob_trainer.errors import InvalidConfiguration, first_line
+from trainjob_trainer.recipe import Recipe
+from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.task import Task
+
+# What a Keras model's training depends on, beside its data: what a snapshot has to hold.
+
 
 VariableLists = Mapping[str, list[Any]]
 
@@ -66,3 +75,128 @@ def _global_random_state() -> Any:
         return importlib.import_module("keras.src.random.seed_generator").global_seed_generator().state
     except (ImportError, AttributeError):
         return None
+
+
+# Weights to begin with: those of an earlier model, of another job or of a colleague.
+
+
+ENDINGS = (".keras", ".weights.h5")
+
+
+def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> None:
+    """Load a file on every worker, and prove that all have the same.
+
+    Args:
+        strategy: of the model.
+        task: this replica.
+        model: built; its optimizer stays new.
+        path: a file that every worker can read.
+
+    Raises:
+        InvalidConfiguration: there is no such file here, or it is another model's.
+        CheckpointMismatch: the workers read different weights.
+    """
+    if not path.endswith(ENDINGS):
+        raise InvalidConfiguration(
+            f"initial_weights: {path} is none of {' or '.join(ENDINGS)}; model.save and model.save_weights "
+            "write such files"
+        )
+    if not Path(path).is_file():
+        raise InvalidConfiguration(
+            f"initial_weights: {task.replica} finds no file {path}; it must be in the image or on a volume "
+            "of every worker"
+        )
+    try:
+        model.load_weights(path)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        why = first_line(error)
+        raise InvalidConfiguration(f"initial_weights: {path} doesn't fit the model: {why}") from error
+    check_same_weights(strategy, task, {"model": model.variables})
+    if task.is_writer:
+        announce(f"begins with the weights of {path}")
+
+
+# The learning rate of a larger batch: scaled linearly, and approached from zero.
+#
+# The rule is that of Goyal et al., "Accurate, Large Minibatch SGD" (2017): k times the examples a step take k
+# times the rate; a warm-up keeps the first steps, in which the weights change most, from diverging.
+
+
+class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc,unused-ignore]
+    """A rate or schedule, times a factor, with a warm-up."""
+
+    def __init__(self, rate: Any, factor: float, warmup_steps: int) -> None:
+        """Put it before a rate.
+
+        Args:
+            rate: a number, or a schedule, which goes on from step 0 as without this.
+            factor: of the rate.
+            warmup_steps: step s of them, counted from 0, takes (s + 1) / `warmup_steps` of it; 0 is none.
+        """
+        self._rate = rate
+        self._factor = factor
+        self._warmup_steps = warmup_steps
+
+    def __call__(self, step: Any) -> Any:
+        """Return the rate of a step, a float32 scalar."""
+        rate = tf.cast(self._rate(step) if callable(self._rate) else self._rate, tf.float32)
+        share = (tf.cast(step, tf.float32) + 1.0) / max(self._warmup_steps, 1)
+        return rate * self._factor * tf.minimum(share, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, for Keras."""
+        return {"rate": self._rate, "factor": self._factor, "warmup_steps": self._warmup_steps}
+
+
+def scale_learning_rate(model: Any, recipe: Recipe) -> None:
+    """Have the optimizer of a compiled model take the recipe's rate; without such settings change nothing.
+
+    Raises:
+        InvalidConfiguration: the optimizer's rate is a function, which can't be looked into.
+    """
+    factor = (recipe.global_batch or 0) / recipe.base_batch if recipe.base_batch else 1.0
+    if factor == 1.0 and not recipe.warmup_steps:
+        return
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rate = optimizer._learning_rate  # the property returns a schedule's value of the moment
+    if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        if callable(rate) and not hasattr(rate, "numpy"):
+            raise InvalidConfiguration(
+                "base_batch, warmup_steps: the optimizer's learning rate is a function; give a number or a "
+                "keras.optimizers.schedules.LearningRateSchedule"
+            )
+        rate = float(rate)
+    optimizer.learning_rate = ScaledRate(rate, factor, recipe.warmup_steps)
+
+
+# Batch normalization under several workers.
+
+
+_SHOWN = 5
+
+
+def unsynchronized(model: Any) -> list[str]:
+    """Names of the layers whose statistics are those of each replica's own part of a batch."""
+    kind = keras.layers.BatchNormalization
+    return [
+        layer.name
+        for layer in model._flatten_layers()
+        if isinstance(layer, kind) and layer.trainable and not layer.synchronized
+    ]
+
+
+def tell_unsynchronized(model: Any, replicas: int) -> None:
+    """Say what several replicas make of a model's batch normalization.
+
+    Args:
+        model: built.
+        replicas: that train it.
+    """
+    names = unsynchronized(model) if replicas > 1 else []
+    if not names:
+        return
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    announce(
+        f"{shown}: BatchNormalization normalizes each worker's part of a batch by itself, and keeps the "
+        "moving statistics of worker 0's; with synchronized=True it takes the whole batch"
+    )

@@ -16,7 +16,7 @@ import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, VariableGroups, variable_name
 from trainjob_trainer.errors import InvalidConfiguration, NotFinite
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
 VARIABLE = "TRAIN_ON_NAN"

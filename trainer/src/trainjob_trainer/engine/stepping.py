@@ -2,14 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
+from keras.src.losses import loss as losses
 
 from trainjob_trainer.engine.gradient_path import GradientPath, any_of
 from trainjob_trainer.engine.not_finite import Found, OnNan
-from trainjob_trainer.engine.work_time import OwnTime, data_moment, moment_after, own_seconds
+from trainjob_trainer.reporting.progress import announce
+
+# How long a replica waits for its data in a step, and works on it by itself: until its gradients are there.
+#
+# What follows, the reduction over all workers, takes until the slowest one has come, so the time of a whole
+# step is the same on every worker and names nobody. The moments are taken within the traced step; nothing
+# waits for them. A layer that meets the other workers in the forward pass, such as synchronized
+# BatchNormalization, waits for them there: that counts as work.
+
+
+@dataclass(frozen=True)
+class OwnTime:
+    """What a step of a call took this process itself, on average; None where that can't be known.
+
+    Attributes:
+        work: seconds until its gradients were there, those of `input` included.
+        input: seconds in which it waited for its data.
+    """
+
+    work: float | None = None
+    input: float | None = None
+
+    @classmethod
+    def of(cls, sums: Any, steps: int) -> OwnTime:
+        """From the sums of `own_seconds` over a call of `steps`; waits for the call's end."""
+        work, waited = (float(one) / steps for one in sums.numpy())
+        return cls(None if work < 0 else work, waited)
+
+
+def moment_after(tensors: Sequence[Any]) -> Any:
+    """When these have been computed: Unix seconds, a float64 scalar of the traced function."""
+    with tf.device("CPU:0"), tf.control_dependencies(list(tensors)):
+        return tf.timestamp()
+
+
+def gradients_moment(gradients: Sequence[Any]) -> Any:
+    """When a replica's gradients were there, as `moment_after`; None among them is no gradient."""
+    return moment_after(_computed(gradients))
+
+
+def data_moment(data: Any) -> Any:
+    """When a step's data were there; of several devices, those of all."""
+    return moment_after([one for one in tf.nest.flatten(data, expand_composites=True) if one is not None])
+
+
+def own_seconds(strategy: Any, began: Any, had: Any, ready: Any) -> Any:
+    """What a step took this process's slowest replica, in few operations: each costs some microseconds.
+
+    Args:
+        strategy: that ran the replicas.
+        began: when the step began.
+        had: when its data were there.
+        ready: `gradients_moment` of each replica, or 0 where it can't be known.
+
+    Returns:
+        Seconds of its work and of waiting for its data, a float64 vector. Those of its work are less than 0,
+        by decades, where they can't be known.
+    """
+    every = strategy.experimental_local_results(ready)
+    latest = every[0] if len(every) == 1 else tf.reduce_max(tf.stack(every))
+    return tf.stack([latest, had]) - began
+
+
+def _computed(gradients: Sequence[Any]) -> list[Any]:
+    """Values to wait for: all of them, and a number of the smallest.
+
+    A GPU's operations count as done when they are queued. The number has to come to the host, after them.
+    """
+    values = [getattr(one, "values", one) for one in gradients if one is not None]
+    if not values:
+        return []
+    smallest = min(values, key=lambda one: one.shape.num_elements() or float("inf"))
+    with tf.control_dependencies(values):
+        number = tf.reshape(smallest, [-1])[:1]
+    with tf.device("CPU:0"):
+        return [tf.identity(number)]
+
+
+# XLA for the forward and the backward pass of Keras's own training step, under any number of workers.
+#
+# XLA can't compile what meets other workers: TensorFlow refuses it on CPUs and ends the process on GPUs. So
+# the two passes are one compiled function, and gradients are summed and applied outside it.
+
+
+def build_step(model: Any, *, compiled: bool, is_writer: bool = True) -> Callable[[Any], Any]:
+    """The training step of a replica.
+
+    Args:
+        model: compiled in Keras's sense.
+        compiled: whether XLA is asked for; where it can't be had, a line says why.
+        is_writer: whether that line is this replica's to print.
+    """
+    reason = reason_against(model) if compiled else None
+    if reason and is_writer:
+        announce(f"jit_compile=True is left out: {reason}")
+    if reason or not compiled:
+        step: Callable[[Any], Any] = model.train_step
+        return step
+    return lambda data: _train_step(model, data)
+
+
+def reason_against(model: Any) -> str | None:
+    """Why XLA can't compile this model's forward and backward pass; None if it can."""
+    if not type(model).train_step.__module__.startswith("keras."):
+        return f"{type(model).__name__} has a train_step of its own"
+    for layer in model._flatten_layers():
+        if getattr(layer, "synchronized", False):
+            return f"the layer {layer.name} meets the other workers in the forward pass"
+    return None
+
+
+def _train_step(model: Any, data: Any) -> Any:
+    """What Keras's own does, in two parts."""
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+
+    # A function of its own for each replica: it holds that replica's variables.
+    @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
+    def passes(x: Any, y: Any, weights: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
+            loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
+            scaled = model.optimizer.scale_loss(loss)
+        return y_pred, loss, tape.gradient(scaled, model.trainable_weights)
+
+    y_pred, loss, gradients = passes(x, y, weights)
+    model.optimizer.scale_loss(loss)  # for who watches the loss: the call within can't be seen outside
+    examples = tf.shape(next(one for one in tf.nest.flatten(x) if one is not None))[0]
+    model._loss_tracker.update_state(losses.unscale_loss_for_distribution(loss), sample_weight=examples)
+    if gradients:
+        model.optimizer.apply(gradients, model.trainable_weights)
+    return model.compute_metrics(x, y, y_pred, sample_weight=weights)
 
 
 class ManySteps:

@@ -9,13 +9,12 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.distribution.coordinated import training_cluster
 from trainjob_trainer.distribution.listening import is_gone
-from trainjob_trainer.distribution.strategy import explained
+from trainjob_trainer.distribution.strategy import explained, training_cluster
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.errors import OutputUnwritable
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
 SECONDS_BETWEEN_LOOKS = 2.0

@@ -7,17 +7,35 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
-from trainjob_trainer.course import Course, Ending
+from trainjob_trainer.checkpoint_manager import Course, Ending
 from trainjob_trainer.early_stopping.selection import Selection
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
 from trainjob_trainer.engine.pace import Pace, next_stop
-from trainjob_trainer.engine.work_time import OwnTime
-from trainjob_trainer.parameter_server.blocks import next_block
+from trainjob_trainer.engine.stepping import OwnTime
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
+
+# How many steps a worker is handed at a time.
+
+
+BLOCKS_A_WORKER = 4
+"""At least, up to the next point where all wait for each other, so that nobody waits long for the last."""
+
+
+def next_block(left: int, wanted: int, workers: int) -> int:
+    """Return how many steps to hand out next.
+
+    Args:
+        left: steps up to the point where all wait for each other, at least 1.
+        wanted: how many take a good time, which is so long that handing them out costs nothing.
+        workers: who take them.
+    """
+    fair = -(-left // (workers * BLOCKS_A_WORKER))
+    return max(1, min(wanted, fair, left))
+
 
 BLOCKS_AHEAD = 8
 """Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""

@@ -12,19 +12,164 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from trainjob_trainer.data.seeking import reorders_itself
-from trainjob_trainer.engine.replica_share import weigh_losses
+import tensorflow as tf
+
+from trainjob_trainer.data.batches import reorders_itself
+from trainjob_trainer.engine.replica_share import Part, weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain import rows
 from trainjob_trainer.plain.calls import Use
 from trainjob_trainer.plain.keras_repair import is_collective
-from trainjob_trainer.plain.process import current_process
-from trainjob_trainer.plain.seeds import is_seeded_by_user, job_seed
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
+from trainjob_trainer.reporting.progress import announce
+
+# Batched data sets by their rows: joined, and cut into parts.
+
+
+def has_rows(dataset: Any) -> bool:
+    """Whether the elements are batches whose rows can be told apart."""
+    return any(_is_batched(spec) for spec in tf.nest.flatten(dataset.element_spec))
+
+
+def static_batch_size(dataset: Any) -> int | None:
+    """Rows of a full batch, or None where the data set does not say."""
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if _is_batched(spec) and spec.shape[0] is not None:
+            return int(spec.shape[0])
+    try:
+        from tensorflow.python.data.experimental.ops import distribute  # noqa: PLC0415 - private: may be gone
+
+        size = int(distribute.compute_batch_size(dataset))
+    except Exception:  # noqa: BLE001 - it only serves messages and figures
+        return None
+    return size if size > 0 else None
+
+
+def are_equal(dataset: Any, parts: int) -> bool:
+    """Whether each batch is known to have as many rows for each part, as with `drop_remainder=True`."""
+    sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _is_batched(spec)]
+    return all(size is not None and size % parts == 0 for size in sizes)
+
+
+def fill_rest(dataset: Any, least: int) -> Any:
+    """Bring a last batch of fewer than `least` rows up to that number, with rows of the batch before it.
+
+    The number of batches stays. Only the last batch may be smaller than the others. Batches of unequal width
+    can't be joined, so that some parts of such a rest have no rows.
+
+    Args:
+        dataset: batches of dense tensors; others are left alone.
+        least: rows that a batch needs.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    dense = all(isinstance(spec, tf.TensorSpec) and _is_batched(spec) for spec in specs)
+    if not dense or all(spec.shape[0] is not None for spec in specs):
+        return dataset
+    nothing = tf.nest.map_structure(_no_rows, dataset.element_spec)
+
+    def hold_back(held: Any, batch: Any) -> Any:
+        rows, before = _count(batch), _count(held)
+        is_rest = (rows > 0) & (rows < least) & (before > 0) & _are_of_one_width(held, batch)
+        missing = tf.where(is_rest, tf.minimum(least - rows, before), 0)
+        moved = _sliced(held, before - missing, before)
+        filled = tf.cond(is_rest, lambda: _joined(moved, batch), lambda: batch)
+        return filled, _sliced(held, 0, before - missing)
+
+    end = tf.data.Dataset.from_tensors(nothing)
+    return dataset.concatenate(end).scan(nothing, hold_back).skip(1)
+
+
+def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False) -> Any:
+    """Parts `first` to `first + count - 1` of each batch cut into `of` parts, one element each.
+
+    Args:
+        dataset: of batches.
+        first: number of the first part, from 0.
+        count: how many parts.
+        of: parts of a batch.
+        weighed: whether an element is a `Part`, which always has rows: see `part_of`.
+    """
+
+    def cut(batch: Any, number: Any) -> Any:
+        total = _count(batch)
+        if not weighed:
+            return _sliced(batch, total * number // of, total * (number + 1) // of)
+        begin, end, copies = part_of(total, number, of)
+        share = tf.cast(end - begin, tf.float32) / tf.cast(total * copies, tf.float32)
+        return Part(_sliced(batch, begin, end), share)
+
+    if count == 1:
+        return _mapped(dataset, lambda batch: cut(batch, first))
+    numbers = tf.data.Dataset.range(first, first + count)
+    return dataset.flat_map(lambda *parts: numbers.map(lambda number: cut(_element(dataset, parts), number)))
+
+
+def part_of(total: Any, number: Any, of: int) -> tuple[Any, Any, Any]:
+    """Where a part begins and ends, and how many parts have these same rows.
+
+    With fewer rows than parts, each part is one row, and some have the same one.
+
+    Args:
+        total: rows of the batch, at least 1.
+        number: of the part, from 0.
+        of: parts of the batch.
+    """
+    begin = total * number // of
+    later = total * (number + 1) // of
+    is_empty = later == begin
+    end = later + (is_empty if isinstance(is_empty, bool) else tf.cast(is_empty, later.dtype))
+    copies = -(-(begin + 1) * of // total) + (-begin * of // total)
+    return begin, end, copies
+
+
+def _mapped(dataset: Any, function: Callable[[Any], Any]) -> Any:
+    return dataset.map(lambda *parts: function(_element(dataset, parts)), num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _element(dataset: Any, parts: Any) -> Any:
+    """Undo what tf.data does to an element that is a tuple: it passes it as several arguments."""
+    return parts if isinstance(dataset.element_spec, tuple) else parts[0]
+
+
+def _is_batched(spec: Any) -> bool:
+    known = isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec))
+    return known and spec.shape.rank is not None and spec.shape.rank > 0
+
+
+def _has_own_rows(value: Any) -> bool:
+    return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and bool(value.shape.rank)
+
+
+def _count(batch: Any) -> Any:
+    first = next(value for value in tf.nest.flatten(batch) if _has_own_rows(value))
+    return first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first, out_type=tf.int64)[0]
+
+
+def _sliced(batch: Any, start: Any, end: Any) -> Any:
+    def of(value: Any) -> Any:
+        if isinstance(value, tf.SparseTensor):
+            width = value.dense_shape[1:]
+            begin = tf.concat([[start], tf.zeros_like(width)], axis=0)
+            return tf.sparse.slice(value, begin, tf.concat([[end - start], width], axis=0))
+        return value[start:end] if _has_own_rows(value) else value
+
+    return tf.nest.map_structure(of, batch)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    return tf.nest.map_structure(lambda a, b: tf.concat([a, b], axis=0), first, second)
+
+
+def _are_of_one_width(first: Any, second: Any) -> Any:
+    pairs = zip(tf.nest.flatten(first), tf.nest.flatten(second))
+    return tf.reduce_all([tf.reduce_all(tf.shape(a)[1:] == tf.shape(b)[1:]) for a, b in pairs])
+
+
+def _no_rows(spec: Any) -> Any:
+    return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
 
 
 def share_batches(trainer: ModuleType) -> None:
@@ -98,7 +243,6 @@ class Order:
     @contextlib.contextmanager
     def applied_to(self, adapter: Any) -> Iterator[None]:
         """Have the data set that Keras builds meanwhile from arrays shuffled in this order."""
-        tf = importlib.import_module("tensorflow")
         is_seeded = is_seeded_by_user(importlib.import_module("tensorflow.python.eager.context"))
         shuffles = type(adapter).__name__ == "ArrayDataAdapter" and adapter._shuffle
         self.needs_iterators = is_seeded and shuffles == "batch"
@@ -117,7 +261,6 @@ class Order:
 
     def _draw(self, value: Any, seed: Any = None, name: Any = None) -> Any:
         del seed, name
-        tf = importlib.import_module("tensorflow")
         number = self._epoch.assign_add(1) - 1
         return tf.random.experimental.stateless_shuffle(value, [tf.constant(job_seed(), tf.int64), number])
 
@@ -146,7 +289,6 @@ class Order:
 
 def first_draw(value: Any) -> Any:
     """What `tf.random.shuffle` draws first, here, and thus whenever the data set is read anew."""
-    tf = importlib.import_module("tensorflow")
     seed, further = tf.compat.v1.random.get_seed(None)
     with tf.init_scope():
         numbers = tf.data.Dataset.from_tensors(tf.range(value.shape[0], dtype=value.dtype))
@@ -160,7 +302,7 @@ def _size_of(adapter: Any, dataset: Any) -> int | None:
         size = adapter.batch_size
     except Exception:  # noqa: BLE001 - adapters answer for what they know
         size = None
-    return size if isinstance(size, int) and size > 0 else rows.static_batch_size(dataset)
+    return size if isinstance(size, int) and size > 0 else static_batch_size(dataset)
 
 
 def _may_go_on(epoch: Any, dataset: Any) -> bool:
@@ -184,9 +326,8 @@ def _is_reordered(epoch: Any, dataset: Any) -> bool:
 
 def _is_endless(epoch: Any, dataset: Any) -> bool:
     """Whether it is a pipeline of the user's without end, of which one iterator serves all epochs."""
-    data = importlib.import_module("tensorflow").data
-    is_ours = type(epoch.data_adapter).__name__ == "TFDatasetAdapter" and isinstance(dataset, data.Dataset)
-    return is_ours and bool(epoch.steps_per_epoch) and dataset.cardinality() == data.INFINITE_CARDINALITY
+    is_ours = type(epoch.data_adapter).__name__ == "TFDatasetAdapter" and isinstance(dataset, tf.data.Dataset)
+    return is_ours and bool(epoch.steps_per_epoch) and dataset.cardinality() == tf.data.INFINITE_CARDINALITY
 
 
 def _after(epoch: Any, dataset: Any, passed: int) -> Any:
@@ -198,7 +339,6 @@ def _after(epoch: Any, dataset: Any, passed: int) -> Any:
 
 
 def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
-    tf = importlib.import_module("tensorflow")
     strategy = epoch._distribute_strategy
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
@@ -206,7 +346,7 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
         return strategy.experimental_distribute_dataset(dataset)
     replicas = strategy.num_replicas_in_sync
     training = epoch._trainjob_use is Use.FIT
-    whole = dataset if training else rows.fill_rest(dataset, replicas)
+    whole = dataset if training else fill_rest(dataset, replicas)
     weighed = training and _are_weighed(epoch.data_adapter, dataset, size, replicas)
     if epoch._trainjob_endless:
         whole = whole.repeat()
@@ -214,7 +354,7 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
     def share(context: Any) -> Any:
         local = replicas // context.num_input_pipelines
         first = context.input_pipeline_id * local
-        own = rows.part(whole, first=first, count=local, of=replicas, weighed=weighed)
+        own = part(whole, first=first, count=local, of=replicas, weighed=weighed)
         # Keras counts the batches and stops at the last one. Declared endless, the data set is not asked by
         # all workers together before each step whether there is more; and the end, where some would leave
         # a collective that others wait in, is never met.
@@ -233,7 +373,7 @@ def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) ->
         announce(too_few_rows(least, replicas, is_rest=least != size))
     if are_arrays and size:
         return bool(size % replicas or (rest or 0) % replicas)
-    return not rows.are_equal(dataset, replicas)
+    return not are_equal(dataset, replicas)
 
 
 def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
@@ -255,10 +395,9 @@ def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
 
 def _counted(adapter: Any, dataset: Any) -> Any:
     """The data set with a known number of batches, read once to find out where nothing else says it."""
-    data = importlib.import_module("tensorflow").data
-    if not isinstance(dataset, data.Dataset) or adapter.num_batches is not None:
+    if not isinstance(dataset, tf.data.Dataset) or adapter.num_batches is not None:
         return dataset
-    if int(dataset.cardinality()) == data.INFINITE_CARDINALITY:
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         return dataset
     if type(adapter).__name__ != "TFDatasetAdapter":
         raise InvalidConfiguration(
@@ -267,11 +406,11 @@ def _counted(adapter: Any, dataset: Any) -> Any:
         )
     announce("counting the batches of a data set; `tf.data.experimental.assert_cardinality` saves that")
     count = int(dataset.reduce(0, lambda total, *_: total + 1))
-    adapter._dataset = dataset.apply(data.experimental.assert_cardinality(count))
+    adapter._dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     return adapter._dataset
 
 
 def _is_ours_to_share(dataset: Any) -> bool:
-    policies = importlib.import_module("tensorflow").data.experimental.AutoShardPolicy
+    policies = tf.data.experimental.AutoShardPolicy
     chosen = dataset.options().experimental_distribute.auto_shard_policy
-    return chosen in (policies.AUTO, policies.DATA) and rows.has_rows(dataset)
+    return chosen in (policies.AUTO, policies.DATA) and has_rows(dataset)

@@ -16,6 +16,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -25,8 +26,33 @@ from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, current_process
-from trainjob_trainer.plain.stretch import Stretch
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
+
+# What a call of many batches is asked for.
+
+
+@dataclass
+class Stretch:
+    """What Keras's loop passes on as the iterator.
+
+    Attributes:
+        iterator: the data.
+        count: how many batches the call is to take.
+        is_seen: whether a callback looks at the figures, so that they are to be those of all workers.
+    """
+
+    iterator: Any
+    count: int
+    is_seen: bool = False
+
+    def __iter__(self) -> Stretch:
+        """Return itself: Keras reads a first batch for the shapes."""
+        return self
+
+    def __next__(self) -> Any:
+        """Return a batch."""
+        return next(self.iterator)
+
 
 EVALUATION_BATCHES = 32
 """Batches that one call of an evaluation takes where no callback looks at them."""

@@ -13,14 +13,13 @@ import keras
 
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.edge import exit_now
-from trainjob_trainer.engine.metrics import scalars
+from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
 from trainjob_trainer.plain.writers import remove_private_folder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.lines import announce
-from trainjob_trainer.scoring.evaluation import evaluate_checkpoints
-from trainjob_trainer.scoring.keras_scoring import BatchesTold
+from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.scoring.evaluation import BatchesTold, evaluate_checkpoints
 from trainjob_trainer.stop import StopRequest
 
 _ARRAYS = ("x", "y", "sample_weight")

@@ -27,8 +27,8 @@ def prepare_loaded() -> None:
 
 def _tensorflow_context(module: ModuleType) -> None:  # noqa: ARG001
     from trainjob_trainer.distribution.early_operation import watch_first_operation  # noqa: PLC0415 - only when it is used
-    from trainjob_trainer.heap import keep_freed_memory  # noqa: PLC0415
     from trainjob_trainer.plain.failures import install_hook, joined_process  # noqa: PLC0415
+    from trainjob_trainer.reporting.machine import keep_freed_memory  # noqa: PLC0415
 
     install_hook(joined_process())
     watch_first_operation()

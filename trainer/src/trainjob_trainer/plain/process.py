@@ -1,4 +1,4 @@
-"""What this process knows about itself while it runs somebody else's script."""
+"""What this process knows about itself while it runs somebody else's script, and the seed that all share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import weakref
+import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -77,3 +78,34 @@ def current_process() -> PlainProcess:
     environment = Environment.from_environment(os.environ, task, sys.argv[0], output, resume=resume)
     fence = build_fence(task, environment)
     return PlainProcess(task, environment, ProgressFile.from_environment(os.environ), fence=fence)
+
+
+# Random numbers that are the same in every replica of a job, unless the user seeds them.
+#
+# Every worker cuts its share out of the same global batches, and the evaluator holds out the same examples;
+# both need one order of the data. Replicas that draw a shuffle or a split from seeds of their own would
+# train on some examples twice, on some never, and score those they were trained on.
+
+
+def job_seed() -> int:
+    """A number that all replicas of a job share, in every attempt.
+
+    It comes from the job's name, not from its UID: a job that is created anew and goes on from the checkpoint
+    of the one before must hold out the same examples as that one did.
+    """
+    return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())
+
+
+def seed_tensorflow(context: Any) -> None:
+    """Seed TensorFlow's operations, if the user has not.
+
+    Args:
+        context: the module `tensorflow.python.eager.context`.
+    """
+    if context.global_seed() is None:
+        context.set_global_seed(job_seed())
+
+
+def is_seeded_by_user(context: Any) -> bool:
+    """Whether the user has chosen the seed, and with it Keras's order of examples."""
+    return context.global_seed() not in (None, job_seed())

@@ -1,14 +1,99 @@
-"""What a checkpoint of `fit` holds, and when worker 0 writes one."""
+"""What a checkpoint of `fit` holds, when worker 0 writes one, and how a later attempt goes on from it."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, assign, read
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.distribution.collective import broadcast, check_same_weights
 from trainjob_trainer.engine.model_state import further_optimizers
-from trainjob_trainer.plain.fit_call import GROUP, KEPT_CALLS, FitCall, FitState, PastCall
-from trainjob_trainer.plain.memory import remembered, remembered_weights
-from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
+from trainjob_trainer.plain.fit_call import (
+    GROUP,
+    KEPT_CALLS,
+    FitCall,
+    FitState,
+    PastCall,
+    Turn,
+    choose_turn,
+    describe_differences,
+    settings_of,
+)
+from trainjob_trainer.plain.keras_repair import is_collective
+from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
+from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.resume import ARRIVAL_SECONDS, read_agreed, refuse_lost, set_aside_damaged
+
+# What Keras's own callbacks remember between epochs, kept across a restart.
+#
+# Without it the first epoch after a restart would always be "the best so far": a worse model would overwrite
+# a better one, and patience would begin anew.
+
+
+_MEMORY = {
+    "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "ModelCheckpoint": ("best", "epochs_since_last_save"),
+}
+_WEIGHTS = "best-weights-{}"
+
+
+def remembered(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
+    """One entry a callback: its class and the values it decides by; nothing for classes unknown here."""
+    return [{"kind": kind, **_values(callback, kind)} for callback in callbacks for kind in [_kind(callback)]]
+
+
+def remembered_weights(callbacks: Sequence[Any]) -> HostGroups:
+    """The best weights that `EarlyStopping(restore_best_weights=True)` holds, by the callback's position."""
+    return {
+        _WEIGHTS.format(position): [NamedArray(str(i), array) for i, array in enumerate(weights)]
+        for position, callback in enumerate(callbacks)
+        for weights in [getattr(callback, "best_weights", None)]
+        if _kind(callback) == "EarlyStopping" and weights
+    }
+
+
+def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], groups: HostGroups) -> None:
+    """Give each callback what it remembered; one that has been replaced by another kind starts anew."""
+    for position, (callback, entry) in enumerate(zip(callbacks, memory)):
+        kind = _kind(callback)
+        if not kind or entry.get("kind") != kind:
+            continue
+        for name, value in entry.items():
+            if name != "kind" and hasattr(callback, name):
+                setattr(callback, name, value)
+        weights = groups.get(_WEIGHTS.format(position))
+        if weights:
+            callback.best_weights = [array.value for array in weights]
+
+
+def keep_files(callbacks: Sequence[Any]) -> None:
+    """Have a resumed script go on with its log instead of emptying it, and restore once, not twice."""
+    for callback in callbacks:
+        kinds = _keras_kinds(callback)
+        if "CSVLogger" in kinds:
+            callback.append = True
+        if "BackupAndRestore" in kinds:
+            callback._load_model = lambda: None
+
+
+def _kind(callback: Any) -> str:
+    return next((kind for kind in _MEMORY if kind in _keras_kinds(callback)), "")
+
+
+def _values(callback: Any, kind: str) -> dict[str, Any]:
+    values = {name: getattr(callback, name, None) for name in _MEMORY.get(kind, ())}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _keras_kinds(callback: Any) -> set[str]:
+    return {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
+
+
+# What a checkpoint of `fit` holds, and when worker 0 writes one.
 
 
 def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
@@ -77,3 +162,149 @@ def save(
     record.store.save(process.step, call.epoch, groups, process.environment.uid, spared=ended)
     record.saved = process.step
     process.progress.update(state="training", checkpoint_step=process.step)
+
+
+# A call of `fit` brought to where an earlier attempt left it, on all workers alike.
+
+
+def restore(
+    process: PlainProcess, call: FitCall, model: Any, users: list[Any], epoch_steps: int | None
+) -> None:
+    """Decide what the call has to do, and restore what that needs. Keras calls it once the model is built.
+
+    Args:
+        process: this replica.
+        call: the `fit` under way.
+        model: its model.
+        users: the script's callbacks.
+        epoch_steps: steps of an epoch, where that is known.
+
+    Raises:
+        OutputFinished: there is nothing left to train.
+        CheckpointUnavailable: nobody knows what is there, or what was reported isn't.
+        CheckpointMismatch: the checkpoint is another model's.
+    """
+    store = call.record.store
+    call.settings = _settings(call, model, epoch_steps)
+    if process.is_writer:
+        store.prepare()
+    step, finished = _agreed(process, model, store)
+    if not step:
+        return
+    checkpoint, host = read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
+    state = FitState.from_groups(host, checkpoint, finished=finished)
+    call.turn = choose_turn(state, number=call.number, epochs=call.epochs, script_finished=finished)
+    if call.turn is Turn.FINISHED:
+        raise _finished(process, call, state, step)
+    if call.turn is Turn.TRAIN:
+        return
+    _check_built(model, store)
+    if call.number < state.call:
+        checkpoint, host = _end_of(process, model, call, state) or (checkpoint, host)
+    own = FitState.from_groups(host, checkpoint, finished=finished).call == call.number
+    _assign(process, model, host, with_optimizer=own)
+    _go_on_from(process, call, state, checkpoint.step)
+    call.resumed_groups = host
+    keep_files(users)
+    model._initial_epoch = call.epochs if call.turn is Turn.SKIP else state.epochs_done
+    if process.is_writer:
+        if finished and call.turn is Turn.RESUME:
+            store.clear_final()
+        _announce(call, state, checkpoint)
+        if call.turn is Turn.RESUME and call.number == state.call:
+            for line in describe_differences(state.settings, call.settings):
+                announce(line)
+
+
+def _settings(call: FitCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
+    context = importlib.import_module("tensorflow.python.eager.context")
+    seed = context.global_seed() if is_seeded_by_user(context) else None
+    return settings_of(
+        model.optimizer, global_batch=call.batch_size, steps_of_an_epoch=epoch_steps, seed=seed
+    )
+
+
+def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[int, bool]:
+    """The writer's view of the folder, on every worker: newest step, final or not."""
+    strategy = model.distribute_strategy
+    collective = is_collective(strategy)
+    view = [0, 0]
+    if process.is_writer or not collective:
+        newest = store.latest()
+        view = [newest.step if newest else 0, int(store.final() is not None)]
+        if process.is_writer:
+            if store.directory == process.environment.checkpoint_dir:  # of all models, the first looks
+                refuse_lost(store, view[0], process.environment.reported_checkpoint)
+            set_aside_damaged(store, view[0])
+    if collective:
+        view = broadcast(strategy, process.task, view)
+    return view[0], bool(view[1])
+
+
+def _end_of(
+    process: PlainProcess, model: Any, call: FitCall, state: FitState
+) -> tuple[Checkpoint, HostGroups] | None:
+    """What an earlier call left at its end, if it is still there; all workers call it together."""
+    store, past = call.record.store, list(state.past)
+    step = past[call.number - 1].step if call.number <= len(past) else 0
+    if process.is_writer and step not in store.steps():
+        step = 0
+    if is_collective(model.distribute_strategy):
+        step = broadcast(model.distribute_strategy, process.task, [step])[0]
+    if step:
+        return read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
+    if process.is_writer:
+        announce(
+            f"the weights that fit {call.number} had ended with are no longer there (the {KEPT_CALLS} newest "
+            "are kept): the model has those of the newest checkpoint"
+        )
+    return None
+
+
+def _finished(process: PlainProcess, call: FitCall, state: FitState, step: int) -> OutputFinished:
+    return OutputFinished(
+        f"{call.record.store.directory.parent} holds a training that finished at step {step}, epoch "
+        f"{state.epochs_done} of {state.epochs_asked}, and {call.epochs} epochs are asked for: ask for more "
+        f"to go on, or {process.environment.how_to_start_over}"
+    )
+
+
+def _check_built(model: Any, store: CheckpointStore) -> None:
+    if not model.built:
+        raise InvalidConfiguration(
+            f"{store.directory} holds a training to go on with, but the model has no variables yet: build it "
+            "before fit(), with a keras.Input as its first layer or by calling it on a batch"
+        )
+
+
+def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimizer: bool) -> None:
+    groups = dict(groups_of(model, with_optimizer=with_optimizer))
+    if with_optimizer:
+        further = further_optimizers(model)
+        groups.update({name: further[name] for name in further if name in host})
+    assign(groups, host)
+    if is_collective(model.distribute_strategy):
+        check_same_weights(model.distribute_strategy, process.task, groups)
+
+
+def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int) -> None:
+    record, earlier = call.record, list(state.past)
+    record.saved = step
+    process.step = max(process.step, step)
+    record.past = earlier[: call.number - 1]
+    call.skipped_to = step
+    call.resumed = state
+    if call.number == state.call:
+        call.epoch = state.epochs_done
+    if call.number <= len(earlier):
+        own = earlier[call.number - 1]
+        call.epochs_run = list(own.epochs)
+        call.history = {name: list(values) for name, values in own.history.items()}
+    process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)
+
+
+def _announce(call: FitCall, state: FitState, checkpoint: Checkpoint) -> None:
+    where = f"epoch {state.epochs_done} of {call.epochs}"
+    if call.turn is Turn.SKIP:
+        where = f"fit {call.number} had ended"
+    announce(f"resumed from step {checkpoint.step} ({where}, {checkpoint.path})")

@@ -9,11 +9,10 @@ from typing import Any
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
-from trainjob_trainer.distribution.first_worker import wait_for_first_worker
+from trainjob_trainer.distribution.listening import wait_for_first_worker
 from trainjob_trainer.errors import PortInUse
 from trainjob_trainer.plain.failures import end_on_request
-from trainjob_trainer.plain.process import PlainProcess, current_process
-from trainjob_trainer.plain.seeds import seed_tensorflow
+from trainjob_trainer.plain.process import PlainProcess, current_process, seed_tensorflow
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
 

@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from trainjob_trainer.engine.compiled_step import build_step
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.metric_state import MetricState, OverAll
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import by_share
-from trainjob_trainer.engine.stepping import ManySteps
+from trainjob_trainer.engine.stepping import ManySteps, build_step
+from trainjob_trainer.plain.calls import Stretch
 from trainjob_trainer.plain.process import current_process
-from trainjob_trainer.plain.stretch import Stretch
 
 
 class TracedSteps:

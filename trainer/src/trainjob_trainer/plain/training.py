@@ -2,26 +2,73 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
-from trainjob_trainer.engine.compiled_step import reason_against
-from trainjob_trainer.engine.normalization import tell_unsynchronized
+from trainjob_trainer.edge import leave
+from trainjob_trainer.engine.model_state import tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
-from trainjob_trainer.plain import finish, writers
+from trainjob_trainer.engine.stepping import reason_against
+from trainjob_trainer.errors import TrainerError
+from trainjob_trainer.plain import writers
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_pace
 from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, Turn
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.restoring import restore
-from trainjob_trainer.plain.saving import compare_weights, save
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.plain.saving import compare_weights, restore, save
+from trainjob_trainer.plain.writers import remove_private_folder
+from trainjob_trainer.reporting.progress import announce
+
+# When a script is through: the final marker is written as it exits with success, not when a `fit` ends.
+#
+# What follows `fit` (a test, an export) belongs to the job. Were the marker there before, a failure in it
+# would find the job finished after the restart, and never be made good. The writer's end is the job's: what
+# another worker does later is not waited for.
+
+
+def expect_end(process: PlainProcess, record: ModelRecord) -> None:
+    """Mark the first model's last step as final when the script ends well. Later models change nothing."""
+    if record.number == 1:
+        _note_exit_codes(process)
+        atexit.register(_finish, process, record)
+
+
+def _finish(process: PlainProcess, record: ModelRecord) -> None:
+    if process.failed or len(record.past) < record.calls:
+        return
+    if process.is_writer:
+        try:
+            marker = FinalMarker(record.saved, process.environment.uid, ended_at=process.step)
+            record.store.mark_final(marker)
+        except TrainerError as error:
+            remove_private_folder()
+            leave(process.task, process.progress, error)
+    process.progress.update(state="finished", step=process.step)
+    process.progress.flush()
+
+
+def _note_exit_codes(process: PlainProcess) -> None:
+    """`sys.exit(1)` ends a script without an error that a hook would see."""
+    original = sys.exit
+
+    @functools.wraps(original)
+    def leave(status: Any = None, /) -> None:
+        if threading.current_thread() is threading.main_thread():
+            process.failed = status not in (None, 0)
+        original(status)
+
+    sys.exit = leave  # type: ignore[assignment]
 
 
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
@@ -78,7 +125,7 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> FitC
     if record is None:
         process.count += 1
         record = process.models[model] = ModelRecord(process.count, _store(process, process.count))
-        finish.expect(process, record)
+        expect_end(process, record)
     record.calls += 1
     first = int(arguments.get("initial_epoch") or 0)
     call = FitCall(record, record.calls, int(arguments["epochs"]), epoch=first)

@@ -1,4 +1,4 @@
-"""Progress reports: one small JSON file that is replaced whole, a few times a second at most."""
+"""Lines for the log, and progress reports: one small JSON file, replaced whole a few times a second."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
+
+
+def announce(message: str) -> None:
+    """One line for the log, at once."""
+    print(f"trainjob: {message}", file=sys.stderr, flush=True)
+
 
 MIN_SECONDS_BETWEEN_WRITES = 0.5
 MAX_SECONDS_BETWEEN_WRITES = 1.0

@@ -1,8 +1,9 @@
-"""How long steps took since somebody last looked: each call's mean, as often as the call had steps."""
+"""How long steps take, seen from outside of them: each call's mean, as often as the call had steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,3 +50,37 @@ class StepTimes:
         share = sum(waited for waited, _ in known) / total if total > 0 else None
         figures = {} if share is None else {"input_share": min(1.0, max(0.0, share))}
         return Drained(np.repeat(means, counts) if calls else means, figures)
+
+
+# What a step takes, seen from outside of it.
+
+
+_WINDOW_SECONDS = 1.0
+
+
+class StepClock:
+    """Looks between steps, and averages over about a second; the first step, which traces, is left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is known yet."""
+        self._clock = clock
+        self._since: tuple[int, float] | None = None
+        self._seconds: float | None = None
+
+    def look(self, step: int, global_batch: int | None = None) -> dict[str, Any]:
+        """What is known when `step` steps are done, as fields of `Progress`."""
+        self._measure(step, self._clock())
+        if self._seconds is None:
+            return {}
+        known = {"step_seconds": self._seconds}
+        return {**known, "examples_per_second": global_batch / self._seconds} if global_batch else known
+
+    def _measure(self, step: int, now: float) -> None:
+        if self._since is None:
+            self._since = step, now
+            return
+        steps, seconds = step - self._since[0], now - self._since[1]
+        if steps > 0 and seconds > 0 and (seconds >= _WINDOW_SECONDS or self._seconds is None):
+            self._seconds = seconds / steps
+        if seconds >= _WINDOW_SECONDS:
+            self._since = step, now

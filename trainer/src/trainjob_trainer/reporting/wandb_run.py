@@ -18,7 +18,7 @@ import numpy as np
 
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import InvalidConfiguration, first_line
-from trainjob_trainer.reporting.lines import announce
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
 _SECONDS_TO_BEGIN = 30.0
