@@ -1,6 +1,6 @@
 """How long a training step takes: the library, `model.fit` and what people use otherwise, in one run.
 
-    python benchmarks/step_time.py [--workers N] [--model small|large] [--rounds N] [CONTESTANT ...]
+    python benchmarks/step_time.py [--workers N] [--model MODEL] [--rounds N] [CONTESTANT ...]
 
 The contestants take turns, so that what else the machine does hits all alike. Each turn is a training of its
 own by new processes on loopback. Progress goes to stderr, one line of JSON to stdout; docs/benchmarks.md
@@ -28,6 +28,7 @@ from workers import told_by_the_first
 
 SCRIPT = Path(__file__).parent / "jobs" / "steps.py"
 SHORT_EPOCH = 28
+MODELS = ("small", "own_step", "embedding", "large", "huge")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("contestants", nargs="*", choices=[*CONTESTANTS, []], metavar="CONTESTANT")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
-    parser.add_argument("--model", choices=("small", "large", "huge"), default="small")
+    parser.add_argument(
+        "--model", choices=("small", "own_step", "embedding", "large", "huge"), default="small"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     return parser.parse_args()
 
