@@ -40,6 +40,16 @@ async def test_a_process_that_restarts_alone_is_told_and_the_job_runs_on() -> No
     assert names_of(world) == before
 
 
+async def test_a_restart_that_has_been_made_good_when_it_is_reported_was_the_first_one() -> None:
+    world, agents = await coordinated()
+    agents.fail_alone("worker-1", code=137, reason="Killed", step=30)
+    agents.refunded = 1
+    agents.tell()
+    await world.settle()
+    message = "worker 1 was killed (SIGKILL) at step 30; restarted alone (restart 1 of 3)"
+    assert ("Restarted", message) in world.cluster.events
+
+
 async def test_the_restart_of_all_is_told_as_ever() -> None:
     world, agents = await coordinated()
     agents.fail("ps-0", code=137, reason="Killed", step=30)

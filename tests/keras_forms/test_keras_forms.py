@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_forms import REFERENCE, Failure, Form, differences, forms_in, run_group, run_killed
+from support_forms import (
+    REFERENCE,
+    Failure,
+    Form,
+    differences,
+    evaluator_differences,
+    forms_in,
+    run_group,
+    run_killed,
+)
 
 FORMS = [form for file in sorted(Path(__file__).parent.glob("[!t]*.py")) for form in forms_in(file)]
 GROUPS = {form.group: [one for one in FORMS if one.group == form.group] for form in FORMS}
@@ -69,9 +78,14 @@ def check(form: Form, seen: dict[str, Any], shows: str) -> None:
 
 @pytest.mark.parametrize(("group", "form"), list(parameters(killed=True)))
 def test_killed_form(group: str, form: Form, outcomes: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """What is killed in its second epoch ends, in new processes, as the undisturbed one process."""
-    again = run_killed(form, tmp_path)
-    check(form, {**again, REFERENCE: outcomes[form.name][REFERENCE]}, form.resume_shows)
+    """What is killed in its second epoch ends, in new processes, as the undisturbed one process.
+
+    The figures of an evaluator are those of its last validation.
+    """
+    again, reference = run_killed(form, tmp_path), outcomes[form.name][REFERENCE]
+    check(form, {**again, REFERENCE: reference}, form.resume_shows)
+    found = "\n".join(evaluator_differences(form, reference, tmp_path))
+    assert not found, found
 
 
 def test_names_are_unique() -> None:

@@ -25,6 +25,7 @@ class Agents:
     attempt: int = 0
     charged: int = 0
     uncharged: int = 0
+    refunded: int = 0
     failure: dict[str, Any] | None = None
     lost: dict[str, float] = field(default_factory=dict)
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -102,7 +103,8 @@ class Agents:
     @property
     def ledger(self) -> dict[str, int]:
         """What they know of restarts."""
-        return {"attempt": self.attempt, "charged": self.charged, "uncharged": self.uncharged}
+        counts = {"charged": self.charged, "uncharged": self.uncharged, "refunded": self.refunded}
+        return {"attempt": self.attempt, **counts}
 
     def _member(self, pod: dict[str, Any]) -> dict[str, Any]:
         seat = _seat(pod)

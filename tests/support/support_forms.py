@@ -236,6 +236,39 @@ def run_killed(one: Form, root: Path) -> dict[str, Any]:
         return {name: session.result(name, one.name) for name in session.done}
 
 
+def evaluator_differences(one: Form, reference: Mapping[str, Any], root: Path) -> list[str]:
+    """Where an evaluator's figures aren't those of one process's last validation, if the form has one.
+
+    Args:
+        one: the form.
+        reference: the one process's outcome.
+        root: where `run_killed` has left a whole run's output.
+    """
+    history = reference.get("history", {})
+    expected = {name[4:]: values[-1] for name, values in history.items() if name.startswith("val_")}
+    if not expected:
+        return []
+    return _unequal("evaluator", expected, _score_last_checkpoint(one, root), one.tolerance)
+
+
+def _score_last_checkpoint(one: Form, root: Path) -> dict[str, Any]:
+    checkpoints, own = root / "output" / "checkpoints", root / "output" / "evaluator"
+    last = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
+    (checkpoints / "final.json").write_text(json.dumps({"step": last, "jobUid": "uid-1"}))
+    cluster = {"worker": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:2"]}  # an evaluator meets nobody
+    with _session(root / "scored") as session:
+        job = _environment(own, session.root, cluster, 0, role="evaluator")
+        session.start(
+            "evaluator-0", [one], {**job, "TRAINJOB_CHECKPOINT_DIR": str(checkpoints)}, path=str(BOOTSTRAP)
+        )
+        while "evaluator-0" not in session.ended and session.read(SILENCE_SECONDS):
+            pass
+        assert (own / "evaluations.jsonl").exists(), session.result("evaluator-0", one.name)
+    scored = json.loads((own / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert scored["step"] == last
+    return dict(scored["metrics"])
+
+
 @contextmanager
 def _session(root: Path, files: Path | None = None) -> Iterator[Session]:
     session = Session(root, files)
@@ -284,9 +317,11 @@ def _has_failed(session: Session, replica: str, one: Form) -> bool:
     return isinstance(session.result(replica, one.name), Failure)
 
 
-def _environment(output: Path, own: Path, cluster: Mapping[str, Any], index: int) -> dict[str, str]:
+def _environment(
+    output: Path, own: Path, cluster: Mapping[str, Any], index: int, role: str = "worker"
+) -> dict[str, str]:
     return {
-        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
         "TRAINJOB_NAME": "forms",
         "TRAINJOB_UID": "uid-1",
         "TRAINJOB_OUTPUT_DIR": str(output),

@@ -14,7 +14,7 @@ from support_events import read_events
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import Ending
-from trainjob_trainer.engine.stepping import OwnTime
+from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import SECONDS_BETWEEN_FIGURES, Recorder
 from trainjob_trainer.replica import Replica

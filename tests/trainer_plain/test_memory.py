@@ -4,7 +4,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainjob_trainer.plain.saving import put_back, remembered, remembered_weights
+from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
 
 
 def callbacks() -> list[Any]:

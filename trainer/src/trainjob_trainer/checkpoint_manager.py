@@ -352,12 +352,13 @@ class Course:
             self._selection.score(step, self._saver.settle)
         return self._selection.is_over()
 
-    def end(self, step: int, metrics: Mapping[str, float]) -> Ending:
+    def end(self, step: int, metrics: Mapping[str, float], reason: str = "") -> Ending:
         """Save the end, choose the checkpoint to hand over, export it, and mark it as final.
 
         Args:
             step: steps done.
             metrics: of the last epoch.
+            reason: why training ends before its planned end, unless the selection knows.
 
         Raises:
             OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `Saver`.
@@ -371,7 +372,7 @@ class Course:
             trained = self._saver.save_last(step, epoch, self._snapshot, self._selection.spared())
         # Before the last checkpoint's score is there, which might be an improvement after all.
         is_early = is_writer and step < self._plan.total_steps
-        reason = self._selection.reason() if is_early else ""
+        reason = (self._selection.reason() or reason) if is_early else ""
         chosen = self._selection.choose(step, lambda: self._saver.watch_last(step))
         if chosen != step:
             trained = self._selection.put_back(self._groups, chosen)

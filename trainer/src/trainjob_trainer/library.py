@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
 from trainjob_trainer.data.batches import TrainingData, measure
 from trainjob_trainer.data.reading import distributed_batches, open_training_data, policy_of
-from trainjob_trainer.data.source import TrainingSource
+from trainjob_trainer.data.source import TrainingSource, as_function, with_class_weight
 from trainjob_trainer.distribution.collective import check_same_plan
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
@@ -37,6 +37,7 @@ from trainjob_trainer.parameter_server.server import serve
 from trainjob_trainer.parameter_server.training import CoordinatorLoop
 from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
 from trainjob_trainer.recipe import Recipe, check, recipe_of
+from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.reporting.wandb_run import begin_run
@@ -49,7 +50,7 @@ from trainjob_trainer.scoring.evaluation import (
     score_here,
 )
 from trainjob_trainer.task import Task
-from trainjob_trainer.training import TrainingLoop
+from trainjob_trainer.training import Callbacks, TrainingLoop
 
 # The trained model as files that need nothing of this package: Keras's own form, and a SavedModel.
 
@@ -140,6 +141,8 @@ class _Request:
     heldout: LoadData
     recipe: Recipe
     test: LoadData | None = None
+    callbacks: Sequence[Any] = ()
+    verbose: int | str = "auto"
 
     @property
     def batch(self) -> int:
@@ -161,11 +164,14 @@ class _Request:
 
 def train_and_evaluate(
     model: BuildModel,
-    train: LoadData,
-    heldout: LoadData,
+    train: Any,
+    heldout: Any,
     recipe: Recipe | None = None,
     *,
-    test: LoadData | None = None,
+    test: Any = None,
+    callbacks: Sequence[Any] = (),
+    class_weight: Mapping[int, float] | None = None,
+    verbose: int | str = "auto",
     **settings: Any,
 ) -> Result:
     """Train a Keras model with as many workers as the job has, and evaluate every checkpoint.
@@ -182,10 +188,16 @@ def train_and_evaluate(
             called with the steps done, and returns without end the examples from there on. If it has one
             named `part`, it is called with a `Part` and returns those of that part, which other workers
             don't read. A shuffle of your own resumes exactly only if it is seeded, and then all earlier
-            epochs are read over.
+            epochs are read over. Instead of a function: such a data set, or a tuple of arrays: (x, y), or
+            (x, y, sample_weight) of any structure that `from_tensor_slices` takes.
         heldout: the same, for evaluation; each example counts once.
         recipe: how it is trained.
         test: as `heldout`, but only the final checkpoint is evaluated on it, under names with `test_`.
+        callbacks: Keras's or your own, called as `fit` calls them, on every worker; `val_` metrics are the
+            evaluator's and not among their logs. What Keras's own remember survives a restart. Those of
+            workers other than the first write into a private folder. Not with parameter servers.
+        class_weight: what an example counts in the loss, by its integer label; as in `fit`.
+        verbose: "auto" for a line now and then, 0 for none, 1 for Keras's progress bar instead.
         settings: those of a `Recipe`, instead of the recipe's or in addition; `epochs` or `steps` and
             `global_batch` must be given.
 
@@ -199,9 +211,17 @@ def train_and_evaluate(
     """
     folder = {**vars(recipe or Recipe()), **settings}
     replica = join(output=folder["output"], resume=folder["resume"])
-    request = _Request(model, train, heldout, recipe_of(recipe, settings), test)
+    request = _Request(
+        model,
+        with_class_weight(as_function(train, "train"), class_weight),
+        as_function(heldout, "heldout"),
+        recipe_of(recipe, settings),
+        None if test is None else as_function(test, "test"),
+        tuple(callbacks),
+        verbose,
+    )
     check(request.recipe)
-    _check_for(replica.task, request.recipe)
+    _check_for(replica.task, request)
     replica.store.keep = request.recipe.keep
     if replica.task.is_server:
         serve(replica)
@@ -215,8 +235,13 @@ def train_and_evaluate(
     return _train(replica, strategy, request)
 
 
-def _check_for(task: Task, recipe: Recipe) -> None:
-    if task.has_parameter_servers and recipe.on_nan == OnNan.SKIP.value:
+def _check_for(task: Task, request: _Request) -> None:
+    if task.has_parameter_servers and request.callbacks:
+        raise InvalidConfiguration(
+            "callbacks: with parameter servers they aren't called, since no process sees each step: leave "
+            "them out, and use the recipe's settings (patience, keep_best, warmup_steps)"
+        )
+    if task.has_parameter_servers and request.recipe.on_nan == OnNan.SKIP.value:
         raise InvalidConfiguration(
             'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
             'can\'t be put back: use "stop" or "ignore"'
@@ -301,10 +326,20 @@ def _loop(
     selection: Selection,
 ) -> TrainingLoop | CoordinatorLoop:
     on_nan = OnNan(request.recipe.on_nan)
+    recorder = Recorder(replica, plan, prints_lines=str(request.verbose) not in ("0", "1"))
     if isinstance(engine, CoordinatedEngine):
-        return CoordinatorLoop(replica, engine, plan, groups, on_nan, export, selection)
-    comparing = request.recipe.compare_weights
-    return TrainingLoop(replica, strategy, engine, plan, groups, on_nan, export, selection, comparing)
+        return CoordinatorLoop(replica, engine, plan, groups, on_nan, export, selection, recorder)
+    comparing, shows_bar = request.recipe.compare_weights, str(request.verbose) == "1"
+    callbacks = Callbacks(
+        request.callbacks,
+        engine.model,
+        plan,
+        is_writer=replica.task.is_writer,
+        progress_bar=shows_bar,
+    )
+    return TrainingLoop(
+        replica, strategy, engine, plan, groups, on_nan, export, selection, comparing, callbacks, recorder
+    )
 
 
 def _source_of_values(replica: Replica, request: _Request, plan: TrainingPlan) -> Source | None:

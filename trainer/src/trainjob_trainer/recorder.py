@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainjob_trainer.checkpoint_manager import Ending
-from trainjob_trainer.engine.stepping import OwnTime
+from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.machine import Machine
@@ -28,12 +28,15 @@ class Recorder:
         plan: TrainingPlan,
         clock: Callable[[], float] = time.monotonic,
         machine: Machine | None = None,
+        *,
+        prints_lines: bool = True,
     ) -> None:
-        """Report as `replica` about `plan`; clock and machine are replaced by tests."""
+        """Report as `replica` about `plan`, also in the log; clock and machine are replaced by tests."""
         self._replica = replica
         self._plan = plan
         self._clock = clock
         self._is_writer = replica.task.is_writer
+        self._prints_lines = self._is_writer and prints_lines
         self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None, replica.journal)
         self._machine = machine or Machine() if self._is_writer else None
         self._times = StepTimes()
@@ -84,7 +87,7 @@ class Recorder:
         self._record_metrics(metrics)
         self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
         self._metrics_at = self._clock()
-        if self._is_writer and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
+        if self._prints_lines and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = self._clock()
             announce(self._line(step, metrics))
 

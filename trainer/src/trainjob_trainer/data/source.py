@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from trainjob_trainer.data.batches import (
@@ -260,6 +262,64 @@ class TrainingSource:
                 "is yours to say, by steps=..."
             )
         return TrainingData(dataset, None)
+
+
+def as_function(data: Any, name: str) -> Callable[..., Any]:
+    """The user's function of examples, or one that returns those that were given.
+
+    Args:
+        data: a function, a data set of single examples, or a tuple of arrays of equal length.
+        name: of the argument, for errors.
+
+    Raises:
+        InvalidConfiguration: it is something else, or the lengths differ.
+    """
+    if isinstance(data, tf.data.Dataset):
+        return lambda: data
+    if callable(data):
+        return data  # type: ignore[no-any-return]
+    if not isinstance(data, tuple):
+        raise InvalidConfiguration(
+            f"{name}: must be a function that returns a tf.data.Dataset of single examples, such a data set, "
+            f"or a tuple of arrays such as (x, y), got {type(data).__name__}"
+        )
+    lengths = [len(one) for one in tf.nest.flatten(data)]
+    if len(set(lengths)) > 1:
+        raise InvalidConfiguration(
+            f"{name}: the arrays have different lengths: {', '.join(map(str, lengths))}"
+        )
+    return lambda: tf.data.Dataset.from_tensor_slices(data)
+
+
+def with_class_weight(load: Callable[..., Any], weights: Mapping[int, float] | None) -> Callable[..., Any]:
+    """The same examples, each with the weight of its class.
+
+    Args:
+        load: the user's function of the training data.
+        weights: by integer label from 0 on; None changes nothing. A label without one counts 1.
+    """
+    if weights is None:
+        return load
+    table = np.ones(max(weights) + 1, np.float32)
+    for label, weight in weights.items():
+        table[label] = weight
+
+    def weighted(*example: Any) -> Any:
+        if len(example) != 2:
+            raise InvalidConfiguration(
+                "class_weight: train() must return pairs of features and label, without sample weights"
+            )
+        label = example[1]
+        is_one_hot = label.shape.rank and label.shape[-1] not in (1, None)
+        number = tf.argmax(label, axis=-1) if is_one_hot else tf.cast(tf.reshape(label, []), tf.int64)
+        known = tf.minimum(number, len(table) - 1)
+        return (*example, tf.where(number < len(table), tf.gather(table, known), 1.0))
+
+    @functools.wraps(load)
+    def load_weighted(**arguments: Any) -> Any:
+        return load(**arguments).map(weighted)
+
+    return load_weighted
 
 
 def takes(load: Callable[..., Any], name: str) -> bool:

@@ -13,7 +13,8 @@ from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.metric_state import MetricState, OverAll, scalars
 from trainjob_trainer.engine.not_finite import Found, OnNan
-from trainjob_trainer.engine.stepping import ManySteps, OwnTime, build_step
+from trainjob_trainer.engine.stepping import ManySteps, build_step
+from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.errors import InvalidConfiguration, first_line
 
 

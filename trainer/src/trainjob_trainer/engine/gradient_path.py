@@ -20,7 +20,7 @@ from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import weighed_gradients
-from trainjob_trainer.engine.stepping import gradients_moment
+from trainjob_trainer.engine.work_time import gradients_moment
 
 # Gradients summed over all replicas before the optimizer looks at them.
 #

@@ -15,7 +15,7 @@ from trainjob_trainer.engine.gradient_path import GradientPath, any_of
 from trainjob_trainer.engine.metric_state import METRICS, MetricState, metric_variables, scalars
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.engine.stepping import moment_after
+from trainjob_trainer.engine.work_time import moment_after
 
 # Sums that several workers add to at once.
 #

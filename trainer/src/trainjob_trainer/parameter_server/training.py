@@ -12,7 +12,7 @@ from trainjob_trainer.early_stopping.selection import Selection
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
 from trainjob_trainer.engine.pace import Pace, next_stop
-from trainjob_trainer.engine.stepping import OwnTime
+from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
@@ -57,6 +57,7 @@ class CoordinatorLoop:
         on_nan: OnNan = OnNan.STOP,
         export: Callable[[HostGroups], None] | None = None,
         selection: Selection | None = None,
+        recorder: Recorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Put the parts together, as `training.TrainingLoop` does."""
@@ -69,7 +70,7 @@ class CoordinatorLoop:
         self._workers = replica.task.num_workers
         self._pace = Pace(lambda number: number)
         self._course = Course(replica, plan, selection or Selection(), groups, self._snapshot, export)
-        self._recorder = Recorder(replica, plan)
+        self._recorder = recorder or Recorder(replica, plan)
         self._recorded = (0, 0.0)
         self._last_epoch: Mapping[str, float] = {}
         self._is_over = False

@@ -7,10 +7,11 @@ from typing import Any
 
 import keras
 
+from trainjob_trainer.engine.callbacks import put_back
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.plain.fit_call import FitCall, Turn
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.saving import compare_weights, put_back, save
+from trainjob_trainer.plain.saving import compare_weights, save
 from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.reporting.step_times import StepClock

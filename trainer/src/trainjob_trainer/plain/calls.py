@@ -21,6 +21,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
 from trainjob_trainer.engine.pace import Pace
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.plain.fit_call import FitCall
@@ -141,10 +142,6 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
     return all(method is None or method.__module__.startswith("keras.") for method in found)
 
 
-TRAIN_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-TEST_METHODS = ("on_test_batch_begin", "on_test_batch_end")
-
-
 def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> Pace | None:
     """How many batches the calls of a `fit` take; None leaves them to Keras.
 
@@ -163,37 +160,12 @@ def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> P
     return Pace(lambda value: broadcast(strategy, process.task, [value])[0])
 
 
-def sees_batches(callback: Any, methods: Iterable[str] = TRAIN_METHODS) -> bool:
-    """Whether a callback does something before or after each batch, or might.
-
-    Args:
-        callback: the script's, or one that Keras adds.
-        methods: those that are called for batches.
-    """
-    is_content = _CONTENT.get(type(callback).__name__)
-    if is_content and type(callback).__module__.startswith("keras.") and is_content(callback):
-        return False
-    found = (getattr(callback, name, None) for name in methods)
-    return any(not getattr(method, "_is_default", False) for method in found)
-
-
 def see_tests(callbacks: Any) -> bool:
     """Whether one of an evaluation's callbacks, beside ours, looks at its batches."""
     from trainjob_trainer.plain.callbacks import Scoring, listed  # noqa: PLC0415 - needs all of Keras
 
     users = [one for one in listed(callbacks) if not isinstance(one, Scoring)]
     return any(sees_batches(one, TEST_METHODS) for one in users)
-
-
-_CONTENT: Mapping[str, Callable[[Any], bool]] = {
-    "ProgbarLogger": lambda _: True,
-    "TensorBoard": lambda one: (
-        one.update_freq == "epoch" and not one.write_steps_per_second and not one._stop_batch
-    ),
-    "ModelCheckpoint": lambda one: one.save_freq == "epoch",
-    "BackupAndRestore": lambda one: one.save_freq == "epoch",
-}
-"""Keras's callbacks that have methods for batches and may do without: when they do."""
 
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:

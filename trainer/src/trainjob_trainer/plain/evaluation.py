@@ -13,10 +13,10 @@ import keras
 
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.edge import exit_now
+from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
-from trainjob_trainer.plain.writers import remove_private_folder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.scoring.evaluation import BatchesTold, evaluate_checkpoints

@@ -14,9 +14,9 @@ from types import TracebackType
 
 from trainjob_trainer.checkpoint.files import explain_write_error
 from trainjob_trainer.edge import exit_now, explain_failure, leave
+from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.errors import OutputFull, TrainerError
 from trainjob_trainer.plain.process import PlainProcess, current_process
-from trainjob_trainer.plain.writers import remove_private_folder
 from trainjob_trainer.replica import leave_on_request
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import is_listening

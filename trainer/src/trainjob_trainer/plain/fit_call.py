@@ -24,7 +24,7 @@ from trainjob_trainer.engine.pace import Pace
 
 if TYPE_CHECKING:
     from trainjob_trainer.distribution.divergence import WeightsWatch
-    from trainjob_trainer.engine.stepping import OwnTime
+    from trainjob_trainer.engine.work_time import OwnTime
 
 GROUP = "fit"
 """Name of the checkpoint's group that holds a `FitState`."""

@@ -16,18 +16,17 @@ from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
 from trainjob_trainer.edge import leave
+from trainjob_trainer.engine.callbacks import isolate, remove_private_folder
 from trainjob_trainer.engine.model_state import tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
 from trainjob_trainer.engine.stepping import reason_against
 from trainjob_trainer.errors import TrainerError
-from trainjob_trainer.plain import writers
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_pace
 from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, Turn
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import compare_weights, restore, save
-from trainjob_trainer.plain.writers import remove_private_folder
 from trainjob_trainer.reporting.progress import announce
 
 # When a script is through: the final marker is written as it exits with success, not when a `fit` ends.
@@ -102,7 +101,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call.weights = _weights_watch(process, model)
     call.pace = build_pace(process, model, users)
     if not process.is_writer:
-        writers.isolate(users)
+        isolate(users)
     arguments["callbacks"] = with_ours(
         arguments.get("callbacks"),
         AtBegin(lambda steps: restore(process, call, model, users, steps), process.claim_output),

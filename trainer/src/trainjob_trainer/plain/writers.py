@@ -5,76 +5,15 @@ They still make the calls, as reading some variables takes all workers.
 
 from __future__ import annotations
 
-import atexit
 import functools
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.engine.callbacks import has_private_files, private_path
 from trainjob_trainer.plain.process import current_process
-
-_folders: list[Path] = []
-_REMOTE = "://"
-
-
-def private_path(path: Any) -> str:
-    """Where this replica writes what the script wants at `path`."""
-    if not _folders:
-        _folders.append(Path(tempfile.mkdtemp(prefix="trainjob-private-")))
-        atexit.register(remove_private_folder)
-    text = str(path)
-    if text.startswith(str(_folders[0])):
-        return text
-    if _REMOTE in text:
-        return str(_folders[0] / text.replace(_REMOTE, "/"))
-    absolute = Path(text).absolute()
-    return str(_folders[0] / absolute.relative_to(absolute.anchor))
-
-
-def remove_private_folder() -> None:
-    """Drop everything that went there."""
-    while _folders:
-        shutil.rmtree(_folders.pop(), ignore_errors=True)
-
-
-def isolate(callbacks: Iterable[Any]) -> None:
-    """Turn Keras's own writing callbacks to the private folder; what they read stays where it is."""
-    for callback in callbacks:
-        kinds = {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
-        for kind, attribute in _WRITTEN_PATHS.items():
-            if kind in kinds:
-                setattr(callback, attribute, private_path(getattr(callback, attribute)))
-        if "CSVLogger" in kinds:
-            Path(callback.filename).parent.mkdir(parents=True, exist_ok=True)
-        if "BackupAndRestore" in kinds:
-            _isolate_backup(callback)
-
-
-_WRITTEN_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
-_BACKUP_PATHS = (
-    "backup_dir",
-    "_weights_path",
-    "_training_metadata_path",
-    "_prev_weights_path",
-    "_prev_training_metadata_path",
-)
-
-
-def _isolate_backup(callback: Any) -> None:
-    """Restore from the writer's folder like everyone, then write and delete in a private one."""
-    begin = callback.on_train_begin
-
-    def on_train_begin(logs: Any = None) -> None:
-        begin(logs)
-        for attribute in _BACKUP_PATHS:
-            if hasattr(callback, attribute):
-                setattr(callback, attribute, private_path(getattr(callback, attribute)))
-
-    callback.on_train_begin = on_train_begin
 
 
 def redirect_saving(module: ModuleType) -> None:
@@ -126,7 +65,7 @@ def _for_writing(path: Any) -> Any:
 
 
 def _for_reading(path: Any) -> Any:
-    if not _folders or not isinstance(path, (str, Path)):
+    if not has_private_files() or not isinstance(path, (str, Path)):
         return path
     private = private_path(path)
     return private if Path(private).exists() else path

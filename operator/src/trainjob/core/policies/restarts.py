@@ -49,8 +49,8 @@ def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
     if gang is None or gang.ledger.restarts <= known.charged + known.uncharged or gang.failure is None:
         return None
     failure = describe_child(observed, gang.failure)
-    restarts = restarts_of(observed)
-    count = _count(used(restarts), observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
+    number = max(1, used(restarts_of(observed)))  # training may have made it good before it is reported
+    count = _count(number, observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
     how = "restarted alone" if gang.failure.alone else f"restarted in place{origin(observed)}"
     message = f"{_what_happened(observed, failure)}; {how} ({count})"
     step = transitions.restarted_alone if gang.failure.alone else transitions.restarted_in_place
