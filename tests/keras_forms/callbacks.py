@@ -24,7 +24,7 @@ def fitted(scope, *callbacks, model=None, **words):
     return model, history
 
 
-@form(workers=3, killed=True)
+@form(workers=3, killed=True, ends_with_epoch=0)
 def early_stopping(scope):
     stopper = keras.callbacks.EarlyStopping(
         monitor="val_loss", min_delta=10.0, patience=1, restore_best_weights=True

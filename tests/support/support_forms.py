@@ -64,6 +64,7 @@ class Form:
         resume_defect: the same of the run that is killed.
         resume_shows: the same of its failure.
         refused: the sentence, or a part of it, with which it ends on every worker; then nothing is compared.
+        ends_with_epoch: whose weights it ends with: the last one's, unless a callback puts others back.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Form:
     resume_defect: str = ""
     resume_shows: str = ""
     refused: str = ""
+    ends_with_epoch: int = -1
 
     @property
     def group(self) -> str:
@@ -99,6 +101,7 @@ def form(
     resume_defect: str = "",
     resume_shows: str = "",
     refused: str = "",
+    ends_with_epoch: int = -1,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """State what is expected of a form; see `Form`. Arguments are literals: they are read, not run."""
     return lambda function: function
@@ -239,15 +242,18 @@ def run_killed(one: Form, root: Path) -> dict[str, Any]:
 def evaluator_differences(one: Form, reference: Mapping[str, Any], root: Path) -> list[str]:
     """Where an evaluator's figures aren't those of one process's last validation, if the form has one.
 
+    A metric that isn't one number is none of an evaluator's.
+
     Args:
         one: the form.
         reference: the one process's outcome.
         root: where `run_killed` has left a whole run's output.
     """
     history = reference.get("history", {})
-    expected = {name[4:]: values[-1] for name, values in history.items() if name.startswith("val_")}
-    if not expected:
+    if "val_loss" not in history:
         return []
+    figures = {name: values[one.ends_with_epoch] for name, values in history.items()}
+    expected = {name[4:]: it for name, it in figures.items() if name.startswith("val_") and not it.shape}
     return _unequal("evaluator", expected, _score_last_checkpoint(one, root), one.tolerance)
 
 
