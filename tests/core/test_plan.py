@@ -101,6 +101,19 @@ async def test_an_evaluators_failure_touches_no_worker() -> None:
     assert world.status.message == "training has finished; the evaluator crashed (exit code 1: bad metric)"
 
 
+async def test_an_evaluator_with_nothing_to_evaluate_may_end_before_the_training() -> None:
+    world = await World(build_plain_job()).started()
+    world.cluster.report(world.pod("evaluator"), {"state": "finished"})
+    world.cluster.end_pod(world.pod("evaluator"), 0)
+    await world.pass_time(60)
+    assert world.status.state == "Running"
+    assert world.pod("evaluator")["metadata"]["labels"]["trainjob.dev/incarnation"] == "1"
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert [reason for reason, _ in world.cluster.events if "Evaluator" in reason] == []
+
+
 async def test_the_evaluator_has_a_limited_time_after_training() -> None:
     world = await World(build_plain_job(evaluator={"completionTimeoutSeconds": 30})).started()
     world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")

@@ -1,6 +1,7 @@
 """The file that every Python process of a job runs when it starts."""
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -126,6 +127,68 @@ def test_a_malformed_environment_ends_the_script_before_it_trains(tmp_path: Path
     ended = run_python(["-c", "import tensorflow.python.eager.context; print('trains')"], env)
     assert (ended.returncode, ended.stdout) == (80, "")
     assert "InvalidConfiguration: TRAINJOB_OUTPUT_DIR: gs://bucket/run is object storage" in ended.stderr
+
+
+LEGACY = {
+    "tf_keras/__init__.py": """
+import tensorflow.python.eager.context
+from tf_keras.src.engine.training import Model
+""",
+    "tf_keras/api/_v2/keras/__init__.py": "from tf_keras.src.engine.training import Model",
+    "tf_keras/src/__init__.py": "",
+    "tf_keras/src/engine/__init__.py": "",
+    "tf_keras/src/engine/training.py": """
+class Model:
+    def fit(self, x):
+        print("fit")
+    def predict(self, x):
+        print("predict")
+""",
+}
+"""Stands in for tf_keras, which isn't a dependency: the names of the real one's modules (2.16 to 2.21), which
+imports TensorFlow first, and the class whose `fit` all its models have."""
+TENSORFLOW = dict.fromkeys(
+    ("tensorflow/__init__.py", "tensorflow/python/__init__.py", "tensorflow/python/eager/__init__.py"), ""
+) | {"tensorflow/python/eager/context.py": ""}
+EVALUATOR = {"TF_CONFIG": JOB["TF_CONFIG"].replace('"type": "worker"', '"type": "evaluator"')}
+
+
+def write_packages(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+@pytest.mark.parametrize("job", [JOB, EVALUATOR], ids=["worker", "evaluator"])
+def test_fit_of_tf_keras_ends_a_jobs_process_with_what_to_change(job: dict[str, str], tmp_path: Path) -> None:
+    write_packages(tmp_path, LEGACY | TENSORFLOW)
+    progress = tmp_path / "progress.json"
+    env = {**job, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}", "TRAINJOB_PROGRESS_FILE": str(progress)}
+    ended = run_python(["-c", "import tf_keras; tf_keras.Model().fit([1])"], env)
+    assert (ended.returncode, ended.stdout) == (80, ""), ended.stderr
+    error = json.loads(progress.read_text())["error"]
+    assert error["reason"] == "InvalidConfiguration"
+    for words in ("fit() of tf_keras isn't supported", "`import keras`", "trainjob_trainer.init()"):
+        assert words in error["message"]
+    assert error["message"] in ended.stderr
+
+
+def test_so_does_tf_keras_by_tensorflows_own_name(tmp_path: Path) -> None:
+    write_packages(tmp_path, LEGACY)
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}", "TF_USE_LEGACY_KERAS": "1"}
+    ended = run_python(["-c", "import tensorflow as tf; tf.keras.Model().fit([1])"], env)
+    assert (ended.returncode, ended.stdout) == (80, ""), ended.stderr
+    assert "TF_USE_LEGACY_KERAS" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("job", "called"), [(JOB, "predict"), ({}, "fit")], ids=["no fit in a job", "fit without a job"]
+)
+def test_other_uses_of_tf_keras_are_left_alone(job: dict[str, str], called: str, tmp_path: Path) -> None:
+    write_packages(tmp_path, LEGACY | TENSORFLOW)
+    env = {**job, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    ended = run_python(["-c", f"import tf_keras; tf_keras.Model().{called}([1])"], env)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{called}\n", "")
 
 
 def test_an_image_may_have_a_bootstrap_too(tmp_path: Path) -> None:

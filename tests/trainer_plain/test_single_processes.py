@@ -55,6 +55,19 @@ def test_an_evaluator_with_nothing_to_score_says_so_and_writes_nothing(tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
 
 
+def test_an_evaluator_does_not_train_what_a_script_without_fit_trains(tmp_path: Path) -> None:
+    ended = run_job(SCRIPTS / "own_loop.py", tmp_path, workers=1, evaluator=True)
+    assert [replica.code for replica in ended.values()] == [0, 0], ended
+    assert "evaluated\ntrained 3" in ended["worker-0"].log
+    log = ended["evaluator-0"].log
+    assert "evaluated" in log
+    assert "trained" not in log
+    told = [line for line in log.splitlines() if line.startswith("trainjob: the script trains in a loop")]
+    assert len(told) == 1, log
+    assert "evaluator: {replicas: 0}" in told[0]
+    assert ended["evaluator-0"].progress["state"] == "finished"
+
+
 def test_the_example_trains_as_one_worker(tmp_path: Path) -> None:
     ended = run_job(EXAMPLE, tmp_path, workers=1, env={"EPOCHS": "1"})["worker-0"]
     assert ended.code == 0, ended.log

@@ -26,6 +26,7 @@ PREPARED = {
     "keras.src.backend.tensorflow.trainer",
     "keras.src.saving.saving_api",
     "keras.src.models.model",
+    "tf_keras.src.engine.training",
 }
 
 

@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 import keras
 
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainjob_trainer.edge import exit_now
-from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
+from trainjob_trainer.plain.strategy import end_evaluator
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.scoring.evaluation import BatchesTold, evaluate_checkpoints
@@ -39,12 +38,12 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
             "fit() has neither validation_data nor validation_split: the evaluator has nothing to score, and "
             "ends. Pass validation_data=..., or leave the evaluator out with `evaluator: {replicas: 0}`"
         )
-        _end(process)
+        end_evaluator(process)
     store = CheckpointStore(process.environment.checkpoint_dir)
     replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
     told = {**data, "callbacks": [BatchesTold(process.progress)]}
     evaluate_checkpoints(replica, _scoring(model, told, store), final_step=None)
-    _end(process)
+    end_evaluator(process)
 
 
 def _heldout(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -76,11 +75,3 @@ def _scoring(
         return scalars(metrics)
 
     return score
-
-
-def _end(process: PlainProcess) -> NoReturn:
-    """End for good: a script might catch SystemExit and go on."""
-    process.progress.update(state="finished")
-    process.progress.flush()
-    remove_private_folder()
-    exit_now(0)

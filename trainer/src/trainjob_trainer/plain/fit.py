@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.process import current_process
 
 
@@ -26,7 +27,7 @@ def manage_fit(trainer: ModuleType) -> None:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         process = current_process()
-        if process.call is not None or not os.environ.get("TF_CONFIG", "").strip():
+        if process.call is not None or not _is_in_a_job():
             return original(self, *args, **kwargs)
         arguments = _named(signature, self, args, kwargs)
         if process.task.is_evaluator:
@@ -44,6 +45,34 @@ def manage_fit(trainer: ModuleType) -> None:
     kind.evaluate, kind.predict = _reported(kind.evaluate), _reported(kind.predict)
 
 
+def refuse_legacy_fit(training: ModuleType) -> None:
+    """Wrap `fit` in `tf_keras.src.engine.training`: in a job it is refused.
+
+    Nothing would be saved to go on from, and the evaluator would train too.
+    """
+    kind: Any = training.Model
+    original = kind.fit
+    if hasattr(original, "_trainjob_managed"):
+        return
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_in_a_job():
+            raise InvalidConfiguration(
+                "fit() of tf_keras isn't supported in a job: it would have no checkpoints, and the evaluator "
+                "would train too. Use `import keras` (Keras 3; tf.keras is that once TF_USE_LEGACY_KERAS is "
+                "unset), or train in a loop of your own with trainjob_trainer.init()"
+            )
+        return original(self, *args, **kwargs)
+
+    fit._trainjob_managed = True  # type: ignore[attr-defined]
+    kind.fit = fit
+
+
+def _is_in_a_job() -> bool:
+    return bool(os.environ.get("TF_CONFIG", "").strip())
+
+
 def _reported(original: Callable[..., Any]) -> Callable[..., Any]:
     """`evaluate` or `predict`, which tells that it gets on wherever a script or a callback calls it."""
     signature = inspect.signature(original)
@@ -51,8 +80,11 @@ def _reported(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def score(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
-        process = current_process() if os.environ.get("TF_CONFIG", "").strip() else None
-        if process is not None and not process.task.is_evaluator:
+        process = current_process() if _is_in_a_job() else None
+        if process is not None and process.task.is_evaluator:
+            with process.scoring():
+                return original(*bound.args, **bound.kwargs)
+        if process is not None:
             from trainjob_trainer.plain.callbacks import with_scoring  # noqa: PLC0415 - as above
 
             bound.arguments["callbacks"] = with_scoring(bound.arguments.get("callbacks"), process.progress)

@@ -65,11 +65,18 @@ def _keras_model(module: ModuleType) -> None:
     redirect_export(module)
 
 
+def _legacy_keras(module: ModuleType) -> None:
+    from trainjob_trainer.plain.fit import refuse_legacy_fit  # noqa: PLC0415
+
+    refuse_legacy_fit(module)
+
+
 PREPARATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.eager.context": _tensorflow_context,
     "tensorflow.python.distribute.collective_all_reduce_strategy": _strategy,
     "keras.src.backend.tensorflow.trainer": _keras_trainer,
     "keras.src.saving.saving_api": _keras_saving,
     "keras.src.models.model": _keras_model,
+    "tf_keras.src.engine.training": _legacy_keras,
 }
 """By the module's name; `bootstrap/trainjob_import_hook.py` waits for the same (a test holds them equal)."""

@@ -7,6 +7,8 @@ import os
 import sys
 import weakref
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,7 @@ class PlainProcess:
         step: optimizer steps that the script has taken, all its models together, earlier attempts included.
             It only grows: by it others tell whether training has come further than before a failure.
         call: the `fit` under way.
+        is_scoring: whether Keras's `evaluate` or `predict` is under way in the evaluator.
         failed: whether the script is on its way out with an error.
         stop: whether the process has been asked to stop.
         fence: the writer's claim to the checkpoints, if an agent has started it.
@@ -46,6 +49,7 @@ class PlainProcess:
     count: int = 0
     step: int = 0
     call: FitCall | None = None
+    is_scoring: bool = False
     failed: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
     fence: Fence | None = None
@@ -63,6 +67,15 @@ class PlainProcess:
         """
         if self.fence is not None:
             self.fence.claim()
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Around Keras's `evaluate` or `predict`, which a callback may call within one another."""
+        before, self.is_scoring = self.is_scoring, True
+        try:
+            yield
+        finally:
+            self.is_scoring = before
 
 
 @functools.lru_cache(maxsize=1)

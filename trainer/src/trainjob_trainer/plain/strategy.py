@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
 from trainjob_trainer.distribution.listening import wait_for_first_worker
+from trainjob_trainer.edge import exit_now
+from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.errors import PortInUse
 from trainjob_trainer.plain.failures import end_on_request
 from trainjob_trainer.plain.process import PlainProcess, current_process, seed_tensorflow
+from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
 
@@ -38,12 +41,48 @@ def prepare_strategy(module: ModuleType) -> None:
         process.progress.keep_fresh()
         if process.task.is_evaluator:
             cluster_resolver = _own_resolver(process.task)
+            end_at_own_loop(process)
         end_on_request(process)
         seed_tensorflow(module.context)
         _build(process, lambda: original(self, cluster_resolver, communication_options))
 
     strategy.__init__ = __init__
     read_as_numbers(importlib.import_module("tensorflow.python.distribute.values").DistributedVariable)
+
+
+def end_at_own_loop(process: PlainProcess) -> None:
+    """Have the evaluator end where a script without `fit` begins to train: it would train all of it again.
+
+    The sign of training is a gradient within `strategy.run` that is none of Keras's `evaluate` or `predict`.
+    A `run` without one may come before `fit`, and a gradient outside may be a part of a model.
+    """
+    tf = importlib.import_module("tensorflow")
+    original = tf.GradientTape.gradient
+    if hasattr(original, "_trainjob_managed"):
+        return
+
+    @functools.wraps(original)
+    def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_within_run = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        if is_within_run and not process.is_scoring:
+            announce(
+                "the script trains in a loop of its own, without fit(): the evaluator has nothing to "
+                "evaluate, and ends. Use fit(), train_and_evaluate() or init() with its each_checkpoint(), "
+                "or leave the evaluator out with `evaluator: {replicas: 0}`"
+            )
+            end_evaluator(process)
+        return original(self, *args, **kwargs)
+
+    gradient._trainjob_managed = True  # type: ignore[attr-defined]
+    tf.GradientTape.gradient = gradient
+
+
+def end_evaluator(process: PlainProcess) -> NoReturn:
+    """End well and for good: a script might catch SystemExit and go on."""
+    process.progress.update(state="finished")
+    process.progress.flush()
+    remove_private_folder()
+    exit_now(0)
 
 
 def read_as_numbers(kind: Any) -> None:
