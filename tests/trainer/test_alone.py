@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import STRATEGY, replica, train
+from support_alone import STRATEGY, examples, model, replica, train
 
 from trainjob_trainer import CheckpointMismatch, Run
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.library import _Request, _train
+from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.resume import Start
 
 
@@ -24,6 +28,46 @@ def test_another_model_leaves_a_finished_output_finished(tmp_path: Path) -> None
         train(tmp_path, steps=4)
 
     assert alone.store.final() is not None
+
+
+def test_what_the_script_has_changed_since_its_checkpoint_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faster() -> Any:
+        net = model()
+        net.compile(keras.optimizers.SGD(10.0, nesterov=True), "mse")
+        return net
+
+    def fewer() -> Any:
+        return examples().take(6)
+
+    train(tmp_path, steps=2)
+    assert "in the script and was" not in capsys.readouterr().err
+
+    class Set(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras names it
+            self.model.optimizer.learning_rate = 10.0
+
+    def go_on(steps: int, callbacks: tuple[Any, ...] = ()) -> tuple[Any, list[str]]:
+        recipe = Recipe(steps=steps, global_batch=2, seed=2)
+        request = _Request(faster, fewer, fewer, recipe, callbacks=callbacks)
+        trained = _train(replica(tmp_path), STRATEGY, request)
+        lines = capsys.readouterr().err.splitlines()
+        return trained, [line for line in lines if "in the script and was" in line]
+
+    trained, said = go_on(4)
+    assert [line.partition(" until here")[0] for line in said] == [
+        "trainjob: global batch is 2 in the script and was 4",
+        "trainjob: learning rate is 10 in the script and was 0.01",
+        "trainjob: nesterov is True in the script and was False",
+        "trainjob: number of examples is 6 in the script and was 8",
+        "trainjob: seed is 2 in the script and was 1",
+    ]
+    assert "the checkpoint's. To have the script's, set model.optimizer.learning_rate" in said[1]
+    assert float(trained.model.optimizer.learning_rate) == pytest.approx(0.01)
+    trained, again = go_on(6, (Set(),))
+    assert again == [said[1]], "what the checkpoint has kept still isn't the script's"
+    assert float(trained.model.optimizer.learning_rate) == 10.0
 
 
 def test_a_second_loop_goes_on_where_the_first_one_ended(tmp_path: Path) -> None:

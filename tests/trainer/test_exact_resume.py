@@ -181,4 +181,4 @@ def test_one_that_is_killed_after_its_last_step_knows_the_last_epochs_metrics(tm
 
     assert train(tmp_path, examples).metrics == whole.metrics
     held = {name.partition("/")[0] for name in final_variables(tmp_path)}
-    assert held == {"model", "optimizer", "random", "last-epoch"}
+    assert held == {"model", "optimizer", "random", "last-epoch", "settings"}

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,16 @@ from trainjob_trainer.resume import (
     Start,
     Verdict,
     choose_start,
+    describe_differences,
     find_start,
     finished_before,
     is_lost,
     read_agreed,
+    read_settings,
     refuse_finished,
+    saved_settings,
+    settings_in_force,
+    settings_of,
 )
 
 GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
@@ -298,3 +304,68 @@ def test_what_appears_after_the_choice_is_not_set_aside(tmp_path: Path) -> None:
         store.set_aside(2000)
 
     assert store.steps() == [1000, 2000, 3000]
+
+
+WAS = {"learning_rate": 0.001, "beta_1": 0.9, "global_batch": 64, "nesterov": False, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (WAS, None),
+        ({**WAS, "learning_rate": 0.0010000000474974513}, None),
+        ({"learning_rate": 0.001}, None),  # what only one of them knows can't be compared
+        (
+            {**WAS, "learning_rate": 10.0},
+            ["learning rate is 10 in the script and was 0.001", "the checkpoint's", OVER],
+        ),
+        ({**WAS, "learning_rate": "CosineDecay"}, ["learning rate is CosineDecay", "the script's"]),
+        ({**WAS, "beta_1": 0.5}, ["beta 1 is 0.5 in the script and was 0.9", "the script's"]),
+        ({**WAS, "global_batch": 32}, ["global batch is 32 in the script and was 64", "the script's"]),
+        ({**WAS, "nesterov": True}, ["nesterov is True in the script and was False", "the script's"]),
+        (
+            {**WAS, "seed": 2},
+            ["seed is 2 in the script and was 1", "order of examples follows the script's"],
+        ),
+    ],
+)
+def test_what_the_script_has_changed_since_its_checkpoint_is_said(now: dict, words: list[str] | None) -> None:
+    lines = describe_differences(WAS, now, OVER)
+    assert len(lines) == (words is not None)
+    assert all(word in lines[0] for word in words or [])
+
+
+def test_settings_are_the_optimizers_and_what_is_known_of_the_data() -> None:
+    schedule = {"class_name": "CosineDecay", "config": {"initial_learning_rate": 0.1}}
+    config = {"name": "adam", "learning_rate": schedule, "beta_1": 0.9, "clipnorm": None}
+    optimizer = SimpleNamespace(get_config=lambda: config)
+    assert settings_of(optimizer, global_batch=64, seed=None) == {
+        "learning_rate": "CosineDecay",
+        "beta_1": 0.9,
+        "global_batch": 64,
+    }
+    assert settings_of(None, seed=3) == {"seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({**WAS, "learning_rate": 10.0, "beta_1": 0.5}, {**WAS, "beta_1": 0.5}),
+        ({**WAS, "learning_rate": "CosineDecay"}, {**WAS, "learning_rate": "CosineDecay"}),
+        ({"seed": 2}, {"seed": 2}),
+    ],
+)
+def test_what_is_restored_stays_in_force_in_later_checkpoints(now: dict, expected: dict) -> None:
+    assert settings_in_force(WAS, now) == expected
+
+
+def test_settings_of_a_loss_scale_are_those_of_the_optimizer_within() -> None:
+    inner = SimpleNamespace(get_config=lambda: {"name": "adam", "learning_rate": 0.1})
+    outer = SimpleNamespace(get_config=lambda: {"name": "scale", "initial_scale": 8.0}, inner_optimizer=inner)
+    assert settings_of(outer) == {"learning_rate": 0.1, "initial_scale": 8.0}
+
+
+def test_settings_come_back_from_a_checkpoint_and_older_ones_have_none() -> None:
+    assert read_settings(saved_settings(WAS)) == WAS
+    assert read_settings(()) == {}
+    assert describe_differences({}, WAS, OVER) == []

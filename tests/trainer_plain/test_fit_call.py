@@ -1,5 +1,4 @@
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ from trainjob_trainer.plain.fit_call import (
     PastCall,
     Turn,
     choose_turn,
-    describe_differences,
-    settings_of,
 )
 
 CHECKPOINT = Checkpoint(step=40, epoch=4, job_uid="u", path=Path("c"), written=0.0)
@@ -71,40 +68,3 @@ def test_a_history_may_hold_arrays() -> None:
     saved = FitState(1, 1, 9, False, (PastCall((0,), history),))
     read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
     assert read.past[0].history == {"f1": [[0.5, 0.25]], "loss": [0.5], "odd": [str(object)]}
-
-
-WAS = {"learning_rate": 0.001, "beta_1": 0.9, "global_batch": 64, "nesterov": False}
-
-
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        (WAS, None),
-        ({**WAS, "learning_rate": 0.0010000000474974513}, None),
-        ({"learning_rate": 0.001}, None),  # what only one of them knows can't be compared
-        (
-            {**WAS, "learning_rate": 10.0},
-            ["learning rate is 10 in the script and was 0.001", "the checkpoint's"],
-        ),
-        ({**WAS, "learning_rate": "CosineDecay"}, ["learning rate is CosineDecay", "the script's"]),
-        ({**WAS, "beta_1": 0.5}, ["beta 1 is 0.5 in the script and was 0.9", "the script's"]),
-        ({**WAS, "global_batch": 32}, ["global batch is 32 in the script and was 64", "the script's"]),
-        ({**WAS, "nesterov": True}, ["nesterov is True in the script and was False", "the script's"]),
-    ],
-)
-def test_what_the_script_has_changed_since_its_checkpoint_is_said(now: dict, words: list[str] | None) -> None:
-    lines = describe_differences(WAS, now)
-    assert len(lines) == (words is not None)
-    assert all(word in lines[0] for word in words or [])
-
-
-def test_settings_are_the_optimizers_and_what_is_known_of_the_data() -> None:
-    schedule = {"class_name": "CosineDecay", "config": {"initial_learning_rate": 0.1}}
-    config = {"name": "adam", "learning_rate": schedule, "beta_1": 0.9, "clipnorm": None}
-    optimizer = SimpleNamespace(get_config=lambda: config)
-    assert settings_of(optimizer, global_batch=64, seed=None) == {
-        "learning_rate": "CosineDecay",
-        "beta_1": 0.9,
-        "global_batch": 64,
-    }
-    assert settings_of(None, seed=3) == {"seed": 3}

@@ -41,7 +41,18 @@ from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.reporting.wandb_run import begin_run
-from trainjob_trainer.resume import agree, choose_start, refuse_finished, restore
+from trainjob_trainer.resume import (
+    IN_A_CALLBACK,
+    SETTINGS,
+    agree,
+    choose_start,
+    describe_differences,
+    read_settings,
+    refuse_finished,
+    restore,
+    settings_in_force,
+    settings_of,
+)
 from trainjob_trainer.scoring.evaluation import (
     Evaluation,
     KerasScoring,
@@ -270,7 +281,9 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     score = _score_here(replica, strategy, request) if values is Source.HERE else None
     with strategy.scope():
         groups, further = variable_groups(model), further_groups(model)
+    settings = _settings(request, model, source.examples)
     saved = restore(strategy, replica.task, replica.store, start, groups, further)
+    settings = _settings_from(replica, saved, settings)
     if not start.step and request.recipe.initial_weights:
         load_initial_weights(strategy, replica.task, model, request.recipe.initial_weights)
     engine = _engine(replica, strategy, model, request)
@@ -281,13 +294,30 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         replica.store.clear_final()
         announce(policy_of(replica, source, request.recipe).sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
-    loop = _loop(replica, strategy, engine, plan, {**groups, **further}, request, export, selection)
+    loop = _loop(replica, strategy, engine, plan, {**groups, **further}, request, export, selection, settings)
     loop.resume(saved, start.step)
     batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
     ending = loop.run(batches, start.step)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, ending.step, ending.metrics, ending.model_step)
+
+
+def _settings(request: _Request, model: Any, examples: int | None) -> dict[str, Any]:
+    """Before the model is restored: its optimizer's learning rate is a variable."""
+    known = {"global_batch": request.batch, "number_of_examples": examples, "seed": request.recipe.seed}
+    return settings_of(model.optimizer, **known)
+
+
+def _settings_from(replica: Replica, saved: HostGroups, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that training goes on with; the writer says what has changed since the checkpoint."""
+    before = read_settings(saved.get(SETTINGS, ()))
+    start_over = replica.environment.how_to_start_over
+    remedy = start_over if replica.task.has_parameter_servers else f"{IN_A_CALLBACK}, or {start_over}"
+    if replica.task.is_writer:
+        for line in describe_differences(before, settings, remedy):
+            announce(line)
+    return settings_in_force(before, settings)
 
 
 def _as_recipe_says(request: _Request) -> BuildModel:
@@ -324,11 +354,12 @@ def _loop(
     request: _Request,
     export: Callable[[HostGroups], None] | None,
     selection: Selection,
+    settings: Mapping[str, Any],
 ) -> TrainingLoop | CoordinatorLoop:
     on_nan = OnNan(request.recipe.on_nan)
     recorder = Recorder(replica, plan, prints_lines=str(request.verbose) not in ("0", "1"))
     if isinstance(engine, CoordinatedEngine):
-        return CoordinatorLoop(replica, engine, plan, groups, on_nan, export, selection, recorder)
+        return CoordinatorLoop(replica, engine, plan, groups, on_nan, export, selection, recorder, settings)
     comparing, shows_bar = request.recipe.compare_weights, str(request.verbose) == "1"
     callbacks = Callbacks(
         request.callbacks,
@@ -338,7 +369,18 @@ def _loop(
         progress_bar=shows_bar,
     )
     return TrainingLoop(
-        replica, strategy, engine, plan, groups, on_nan, export, selection, comparing, callbacks, recorder
+        replica,
+        strategy,
+        engine,
+        plan,
+        groups,
+        on_nan,
+        export,
+        selection,
+        settings,
+        comparing,
+        callbacks,
+        recorder,
     )
 
 

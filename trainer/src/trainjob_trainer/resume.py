@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+
 from trainjob_trainer.checkpoint.final import FinalMarker
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
 from trainjob_trainer.reporting.progress import announce
@@ -245,3 +249,92 @@ def refuse_finished(start: Start, store: CheckpointStore, total_steps: int, or_e
 def _verdict(final: FinalMarker, job_uid: str) -> Verdict:
     same = bool(job_uid) and final.job_uid == job_uid
     return Verdict.FINISHED_BY_THIS_JOB if same else Verdict.FINISHED_BY_ANOTHER
+
+
+# What the script has changed since the checkpoint that training goes on from.
+
+
+SETTINGS = "settings"
+"""Group of a checkpoint of the library: `settings_of` the training; older ones have none."""
+
+
+IN_A_CALLBACK = "set model.optimizer.learning_rate in a callback's on_train_begin"
+"""Where a script has its own learning rate, which the checkpoint's has replaced: that is called later."""
+
+
+def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
+    """What a training was set to when it began, for `describe_differences`.
+
+    Args:
+        optimizer: compiled, as the script says it: nothing has been restored.
+        others: further settings by their names, such as the global batch; None where one isn't known.
+    """
+    scaled = getattr(optimizer, "inner_optimizer", None)  # of a loss scale, which mixed_float16 brings along
+    configs = [one.get_config() for one in (optimizer, scaled) if one is not None]
+    config = {name: value for one in configs for name, value in one.items()}
+    simple = {name: value for name, value in config.items() if isinstance(value, (bool, int, float))}
+    if isinstance(config.get("learning_rate"), Mapping):
+        simple["learning_rate"] = config["learning_rate"].get("class_name", "a schedule")
+    return {**simple, **{name: value for name, value in others.items() if value is not None}}
+
+
+def saved_settings(settings: Mapping[str, Any]) -> list[NamedArray]:
+    """Settings as a group of a checkpoint: JSON in bytes."""
+    return [NamedArray("settings", np.frombuffer(json.dumps(settings).encode(), np.uint8))]
+
+
+def read_settings(group: Sequence[NamedArray]) -> dict[str, Any]:
+    """What `saved_settings` was given; nothing for a group that isn't there."""
+    return {name: value for array in group for name, value in json.loads(array.value.tobytes()).items()}
+
+
+def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_have_it: str) -> list[str]:
+    """A line for each setting that the script has changed since its checkpoint: which value holds, and why.
+
+    What is a variable is restored, and holds its value of then; all else is the script's.
+
+    Args:
+        saved: `settings_of` the training that the checkpoint is of.
+        now: of the one that goes on from it.
+        to_have_it: what to do for the script's learning rate where the checkpoint's holds.
+    """
+    found = []
+    for name in sorted(set(saved) & set(now)):
+        then, here = saved[name], now[name]
+        if not _are_alike(then, here):
+            change = (
+                f"{name.replace('_', ' ')} is {_shown(here)} in the script and was {_shown(then)} until here"
+            )
+            found.append(f"{change}: {_what_holds(name, then, here, to_have_it)}")
+    return found
+
+
+def settings_in_force(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What training goes on with, for its next checkpoint: the script's settings, but what is restored."""
+    both = set(saved) & set(now)
+    return {**now, **{name: saved[name] for name in both if _is_restored(name, saved[name], now[name])}}
+
+
+def _is_restored(name: str, then: Any, here: Any) -> bool:
+    return name == "learning_rate" and not {str} & {type(then), type(here)}
+
+
+def _what_holds(name: str, then: Any, here: Any, to_have_it: str) -> str:
+    if _is_restored(name, then, here):
+        return f"training goes on with the checkpoint's. To have the script's, {to_have_it}"
+    if name == "seed":
+        return (
+            "the order of examples follows the script's, and dropout goes on from the checkpoint's; change "
+            "it back to have both of one seed"
+        )
+    return "training goes on with the script's; change it back to have the other"
+
+
+def _are_alike(then: Any, here: Any) -> bool:
+    if {float} & {type(then), type(here)} and not {str} & {type(then), type(here)}:
+        return math.isclose(then, here, rel_tol=1e-6)  # it may have been read back from a float32
+    return bool(then == here)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -32,6 +32,7 @@ from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.profiler import Profiler
+from trainjob_trainer.resume import SETTINGS, saved_settings
 
 
 @dataclass
@@ -148,6 +149,7 @@ class TrainingLoop:
         on_nan: OnNan = OnNan.STOP,
         export: Callable[[HostGroups], None] | None = None,
         selection: Selection | None = None,
+        settings: Mapping[str, Any] | None = None,
         compare_weights: bool = True,
         callbacks: Callbacks | None = None,
         recorder: Recorder | None = None,
@@ -164,6 +166,7 @@ class TrainingLoop:
             on_nan: what to do when a loss or a gradient is NaN or infinite.
             export: called by the writer with those that are handed over.
             selection: which checkpoint that is, and whether training ends early.
+            settings: `resume.settings_of` it.
             compare_weights: whether the workers' weights are compared before each checkpoint.
             callbacks: the user's.
             recorder: of the training.
@@ -174,6 +177,7 @@ class TrainingLoop:
         self._engine = engine
         self._plan = plan
         self._groups = groups
+        self._settings = saved_settings(settings or {})
         self._watch = FiniteWatch(on_nan, replica.task)
         if callbacks is None:
             callbacks = Callbacks((), engine.model, plan, is_writer=False, progress_bar=False)
@@ -282,4 +286,5 @@ class TrainingLoop:
             METRICS: self._engine.metric_state,
             LAST_EPOCH: saved_results(self._last_epoch),
             **self._callbacks.groups,
+            SETTINGS: self._settings,
         }

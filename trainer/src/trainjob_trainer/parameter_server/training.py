@@ -17,6 +17,7 @@ from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
+from trainjob_trainer.resume import SETTINGS, saved_settings
 
 # How many steps a worker is handed at a time.
 
@@ -58,6 +59,7 @@ class CoordinatorLoop:
         export: Callable[[HostGroups], None] | None = None,
         selection: Selection | None = None,
         recorder: Recorder | None = None,
+        settings: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Put the parts together, as `training.TrainingLoop` does."""
@@ -65,6 +67,7 @@ class CoordinatorLoop:
         self._engine = engine
         self._plan = plan
         self._groups = groups
+        self._settings = saved_settings(settings or {})
         self._watch = FiniteWatch(on_nan, replica.task)
         self._clock = clock
         self._workers = replica.task.num_workers
@@ -148,4 +151,5 @@ class CoordinatorLoop:
             **values,
             METRICS: self._engine.metric_state,
             LAST_EPOCH: saved_results(self._last_epoch),
+            SETTINGS: self._settings,
         }

@@ -9,7 +9,6 @@ its last whole epoch, and later ones train as usual.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -60,7 +59,7 @@ class FitState:
         complete: whether the call has ended.
         past: the calls so far, this one last.
         callbacks: what Keras's deciding callbacks remember, by position.
-        settings: `settings_of` the call.
+        settings: `resume.settings_of` the call.
     """
 
     call: int
@@ -160,7 +159,7 @@ class FitCall:
         epochs_run: numbers of the epochs that its `History` holds, earlier attempts' included.
         history: what it holds of them.
         batch_size: rows of a global batch, when known.
-        settings: `settings_of` it, once the model is built.
+        settings: `resume.settings_of` it, once the model is built.
         pace: batches of a call, where they are ours to choose.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
         sees_tests: whether a callback of the evaluation under way looks at its batches.
@@ -187,54 +186,3 @@ class FitCall:
     own_time: OwnTime | None = None
     watch: FiniteWatch | None = None
     weights: WeightsWatch | None = None
-
-
-def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
-    """What a training was set to when it began, for `tell_differences`.
-
-    Args:
-        optimizer: compiled, as the script says it: nothing has been restored.
-        others: further settings by their names, such as the global batch; None where one isn't known.
-    """
-    config = {} if optimizer is None else optimizer.get_config()
-    simple = {name: value for name, value in config.items() if isinstance(value, (bool, int, float))}
-    if isinstance(config.get("learning_rate"), Mapping):
-        simple["learning_rate"] = config["learning_rate"].get("class_name", "a schedule")
-    return {**simple, **{name: value for name, value in others.items() if value is not None}}
-
-
-def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each setting that the script has changed since its checkpoint: which value holds, and why.
-
-    What is a variable is restored, and holds its value of then; all else is the script's.
-
-    Args:
-        saved: `settings_of` the call that the checkpoint is of.
-        now: of the call that goes on from it.
-    """
-    found = []
-    for name in sorted(set(saved) & set(now)):
-        then, here = saved[name], now[name]
-        if _are_alike(then, here):
-            continue
-        is_variable = name == "learning_rate" and not {str} & {type(then), type(here)}
-        holds = _HOLDS_CHECKPOINTS if is_variable else "training goes on with the script's"
-        words = name.replace("_", " ")
-        found.append(f"{words} is {_shown(here)} in the script and was {_shown(then)} until here: {holds}")
-    return found
-
-
-_HOLDS_CHECKPOINTS = (
-    "training goes on with the checkpoint's. To have the script's, set model.optimizer.learning_rate in a "
-    "callback's on_train_begin, or start over in a new folder"
-)
-
-
-def _are_alike(then: Any, here: Any) -> bool:
-    if {float} & {type(then), type(here)} and not {str} & {type(then), type(here)}:
-        return math.isclose(then, here, rel_tol=1e-6)  # it may have been read back from a float32
-    return bool(then == here)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

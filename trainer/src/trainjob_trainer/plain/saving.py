@@ -19,13 +19,20 @@ from trainjob_trainer.plain.fit_call import (
     PastCall,
     Turn,
     choose_turn,
-    describe_differences,
-    settings_of,
 )
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
 from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.resume import ARRIVAL_SECONDS, read_agreed, refuse_lost, set_aside_damaged
+from trainjob_trainer.resume import (
+    ARRIVAL_SECONDS,
+    IN_A_CALLBACK,
+    describe_differences,
+    read_agreed,
+    refuse_lost,
+    set_aside_damaged,
+    settings_in_force,
+    settings_of,
+)
 
 
 def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
@@ -143,9 +150,16 @@ def restore(
         if finished and call.turn is Turn.RESUME:
             store.clear_final()
         _announce(call, state, checkpoint)
-        if call.turn is Turn.RESUME and call.number == state.call:
-            for line in describe_differences(state.settings, call.settings):
-                announce(line)
+    if call.turn is Turn.RESUME and call.number == state.call:
+        _go_on_with_settings(process, call, state)
+
+
+def _go_on_with_settings(process: PlainProcess, call: FitCall, state: FitState) -> None:
+    remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
+    if process.is_writer:
+        for line in describe_differences(state.settings, call.settings, remedy):
+            announce(line)
+    call.settings = settings_in_force(state.settings, call.settings)
 
 
 def _settings(call: FitCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
