@@ -1,4 +1,4 @@
-"""How long a worker takes from its process's start to its first step.
+"""How long a worker takes from its process's start to its first step, and from its last step to its end.
 
     python benchmarks/startup.py [--workers N] [--variables N] [--rounds N]
 
@@ -23,7 +23,7 @@ from workers import told_by_the_first
 
 SCRIPT = Path(__file__).parent / "jobs" / "startup.py"
 WAYS = ("library", "hand")
-KEYS = ("import_seconds", "to_first_step_seconds")
+KEYS = ("import_seconds", "to_first_step_seconds", "end_seconds")
 
 
 def run_all(options: argparse.Namespace) -> dict[str, Any]:
@@ -32,7 +32,10 @@ def run_all(options: argparse.Namespace) -> dict[str, Any]:
     for number in range(options.rounds):
         for way in WAYS:
             command = [str(SCRIPT), way, str(options.variables)]
-            told[way].append(told_by_the_first(command, options.workers, KEYS[0], with_us=way == "library"))
+            one = told_by_the_first(
+                command, options.workers, KEYS[0], with_us=way == "library", wait_for_all=True
+            )
+            told[way].append(one | {"end_seconds": round(one.pop("ended_at") - one.pop("last_step_at"), 2)})
             turn = f"{number + 1} of {options.rounds}: {way}: {told[way][-1]}"
             print(f"benchmark: {turn}", file=sys.stderr, flush=True)
     return {

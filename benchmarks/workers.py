@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ GUARD_SECONDS = 600
 
 
 def told_by_the_first(
-    command: Sequence[str], workers: int, key: str, *, with_us: bool = True, cores: Sequence[int] = ()
+    command: Sequence[str],
+    workers: int,
+    key: str,
+    *,
+    with_us: bool = True,
+    cores: Sequence[int] = (),
+    wait_for_all: bool = False,
 ) -> dict[str, Any]:
     """Run a script as every worker of a cluster, and return what the first one prints as a line of JSON.
 
@@ -27,6 +34,8 @@ def told_by_the_first(
         key: the first key of that line.
         with_us: whether they have what a container of a TrainJob has; else TF_CONFIG alone.
         cores: the only processor that each worker may use, with one thread; without them, all.
+        wait_for_all: let the others end by themselves too, and add `ended_at`, on the monotonic clock, when
+            the last one has.
     """
     with tempfile.TemporaryDirectory(prefix="trainjob-workers-") as name:
         folder, addresses = Path(name), free_addresses(workers)
@@ -43,6 +52,10 @@ def told_by_the_first(
         ]
         try:
             told = processes[0].communicate(timeout=GUARD_SECONDS)[0]
+            if wait_for_all:
+                for process in processes:
+                    process.wait(GUARD_SECONDS)
+            ended_at = time.monotonic()
         finally:
             for process in processes:
                 process.kill()
@@ -52,7 +65,7 @@ def told_by_the_first(
             log.seek(0)
             raise SystemExit(f"{command} told nothing\n{log.read()[-4000:].decode(errors='replace')}")
         found: dict[str, Any] = json.loads(lines[-1])
-        return found
+        return {**found, "ended_at": ended_at} if wait_for_all else found
 
 
 def pinned(index: int, cores: Sequence[int]) -> list[str]:

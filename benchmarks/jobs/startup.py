@@ -1,5 +1,7 @@
 """One worker of the start-up benchmark: worker 0 prints how long it took to import, and to the first step.
 
+It ends as a script does, and not at once: how long that takes is measured too.
+
     python startup.py library|hand VARIABLES
 
 Every worker runs it, with TF_CONFIG.
@@ -22,34 +24,37 @@ STEPS, GLOBAL_BATCH, UNITS = 10, 64, 32
 
 
 def main() -> None:
-    """Train; print {"import_seconds": ..., "to_first_step_seconds": ...}, the latter after the imports."""
+    """Train; print {"import_seconds": ..., "to_first_step_seconds": ..., "last_step_at": ...}.
+
+    The second is counted from the imports, the third on the monotonic clock, which all processes share.
+    """
     import keras  # noqa: F401
     import tensorflow as tf  # noqa: F401
 
     if WAY == "library":
         import trainjob_trainer  # noqa: F401
     imported = age()
-    stepped = {"library": library, "hand": by_hand}[WAY]()
+    stepped, last_step_at = {"library": library, "hand": by_hand}[WAY]()
     if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
         took = {
             "import_seconds": round(imported, 2),
             "to_first_step_seconds": round(stepped - imported, 2),
+            "last_step_at": last_step_at,
         }
         print(json.dumps(took), flush=True)
-    os._exit(0)  # a peer may be gone: the runtime's end would wait for it
 
 
-def library() -> float:
-    """Return this process's age after its first step."""
+def library() -> tuple[float, float]:
+    """Return this process's age after its first step, and when its last one ended."""
     from trainjob_trainer import train_and_evaluate
 
-    stepped: list[float] = []
-    after_each_call(lambda _: stepped.append(age()))
+    stepped: list[tuple[float, float]] = []
+    after_each_call(lambda _: stepped.append((age(), time.monotonic())))
     train_and_evaluate(model, examples, examples, steps=STEPS, global_batch=GLOBAL_BATCH, export=False)
-    return stepped[0]
+    return stepped[0][0], stepped[-1][1]
 
 
-def by_hand() -> float:
+def by_hand() -> tuple[float, float]:
     """The same with a loop that a person would write, twenty steps a call; the first call takes one."""
     import keras
     import tensorflow as tf
@@ -76,7 +81,7 @@ def by_hand() -> float:
             strategy.run(one_step, args=(next(iterator),))
 
     call(iterator, tf.constant(1))
-    return age()
+    return age(), time.monotonic()
 
 
 def model() -> Any:
