@@ -55,7 +55,9 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "_symbolic_build": (keras.Model, "(self, iterator=None, data_batch=None)"),
     "_tf_apply": (LossScale, "(self, grads, trainable_variables=None)"),
     "_use_merge_call": (mirrored_strategy.MirroredExtended, "(self)"),
+    "get_config_key_value": (context.Context, "(self, key, timeout_in_ms=0)"),
     "reduce_per_replica": (keras_trainer, "(values, strategy, reduction)"),
+    "set_config_key_value": (context.Context, "(self, key, value)"),
 }
 NEWER = {"_autoconvert_optionals"}
 """Not in every Keras that is supported; the package asks whether it is there."""
@@ -116,6 +118,7 @@ def test_what_has_no_underscore_and_may_not_be_imported_all_the_same() -> None:
     assert callable(saving_api.load_weights)
     assert callable(losses.scale_loss_for_distribution)
     assert callable(backend.compute_output_spec)
+    assert isinstance(context.Context.coordination_service, property)
 
 
 def test_every_private_name_of_others_is_in_these_tables() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import os
 import time
@@ -18,6 +19,7 @@ from trainjob_trainer.checkpoint_manager import Saver
 from trainjob_trainer.data.part import part_of
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
+from trainjob_trainer.distribution.listening import end_with_first_worker
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.parameter_server.server import serve
@@ -183,6 +185,7 @@ class Run:
         self._summaries.close()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()
+        atexit.register(end_with_first_worker, task)
 
     def report(self, **metrics: Any) -> None:
         """Say how training goes; cheap enough for every step, since most calls are dropped.

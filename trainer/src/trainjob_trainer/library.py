@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from trainjob_trainer.data.batches import TrainingData, measure
 from trainjob_trainer.data.reading import distributed_batches, open_training_data, policy_of
 from trainjob_trainer.data.source import TrainingSource, as_function, with_class_weight
 from trainjob_trainer.distribution.collective import check_same_plan
+from trainjob_trainer.distribution.listening import end_with_first_worker
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
 from trainjob_trainer.early_stopping.stopping import Source, build_monitoring, find_source, is_monitored
@@ -298,6 +300,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     loop.resume(saved, start.step)
     batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
     ending = loop.run(batches, start.step)
+    atexit.register(end_with_first_worker, replica.task)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, ending.step, ending.metrics, ending.model_step)

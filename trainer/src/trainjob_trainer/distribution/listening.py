@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from trainjob_trainer.task import Task
 
@@ -72,3 +74,63 @@ def wait_for_first_worker(
             return False
         sleep(_SECONDS_BETWEEN_LOOKS)
     return True
+
+
+# Ending: the other workers' processes outlive the first one's script.
+#
+# TensorFlow's coordination service is in the first worker's process, and no worker tells it that it has
+# ended. Ten seconds after a worker's last heartbeat the service prints "The tasks have crashed", in the
+# middle of what the first worker still does after training, such as an export.
+
+
+MOST_SECONDS_TO_OUTLIVE = 45.0
+"""Then the process ends: a first worker that waits for it in a collective learns of it by that. Agents take a
+finished process that is still there after `stall.LEAVING_SECONDS` for one that hangs."""
+_ENDED = "trainjob/first-worker-ended"
+_MILLISECONDS_A_QUESTION = 5000
+
+
+def end_with_first_worker(
+    task: Task,
+    service: Any = None,
+    *,
+    is_gone: Callable[[str | None], bool] = is_gone,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """To be called at the process's end, if training is over: wait until the first worker is as far.
+
+    Args:
+        task: this replica; the first worker itself tells the others, and waits for nobody.
+        service: TensorFlow's context, by which workers exchange words; replaced by tests, as the next ones.
+        is_gone: whether nobody listens at an address.
+        clock: seconds.
+    """
+    service = service or _coordination()
+    if service is None or not task.is_distributed or task.has_parameter_servers or task.num_workers == 1:
+        return
+    until = clock() + MOST_SECONDS_TO_OUTLIVE
+    try:
+        if task.is_writer:
+            service.set_config_key_value(_ENDED, "yes")
+            return
+        while clock() < until and not is_gone(task.writer_address) and not _has_ended(service):
+            continue
+    except Exception:  # noqa: BLE001 - the first worker is gone, or TensorFlow's connection to it
+        return
+
+
+def _has_ended(service: Any) -> bool:
+    try:
+        service.get_config_key_value(_ENDED, timeout_in_ms=_MILLISECONDS_A_QUESTION)
+    except Exception as error:
+        if type(error).__name__ != "DeadlineExceededError":
+            raise
+        return False
+    return True
+
+
+def _coordination() -> Any:
+    """TensorFlow's context, if this process has joined a cluster by it."""
+    module: Any = sys.modules.get("tensorflow.python.eager.context")
+    context = module.context() if module is not None else None
+    return context if context is not None and context.coordination_service is not None else None

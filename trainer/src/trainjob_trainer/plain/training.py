@@ -15,6 +15,7 @@ import keras
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
+from trainjob_trainer.distribution.listening import end_with_first_worker
 from trainjob_trainer.edge import leave
 from trainjob_trainer.engine.callbacks import isolate, remove_private_folder
 from trainjob_trainer.engine.model_state import tell_unsynchronized
@@ -44,6 +45,8 @@ def expect_end(process: PlainProcess, record: ModelRecord) -> None:
 
 
 def _finish(process: PlainProcess, record: ModelRecord) -> None:
+    if process.is_writer:
+        end_with_first_worker(process.task)  # however it ends: the others needn't stay for it
     if process.failed or len(record.past) < record.calls:
         return
     if process.is_writer:
@@ -55,6 +58,8 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
             leave(process.task, process.progress, error)
     process.progress.update(state="finished", step=process.step)
     process.progress.flush()
+    if not process.is_writer:
+        end_with_first_worker(process.task)
 
 
 def _note_exit_codes(process: PlainProcess) -> None:
