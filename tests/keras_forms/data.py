@@ -217,32 +217,134 @@ def py_dataset_as_validation(scope):
     return seen(model, history, predictions=model.predict(Pieces(), verbose=0))
 
 
+class Records:
+    """Rows of numbers in files that each worker makes for itself, and removes."""
+
+    def __init__(self, rows_of_files):
+        self.folder = Path("records")
+        self.folder.mkdir(exist_ok=True)
+        x, y = numbers(sum(rows_of_files))
+        turns = [
+            file
+            for turn in range(max(rows_of_files))
+            for file, rows in enumerate(rows_of_files)
+            if turn < rows
+        ]
+        writers = [
+            tf.io.TFRecordWriter(str(self.folder / f"{file}.tfrecord"))
+            for file, _ in enumerate(rows_of_files)
+        ]
+        for file, features, label in zip(turns, x, y, strict=True):
+            facts = {
+                "x": tf.train.Feature(float_list=tf.train.FloatList(value=features)),
+                "y": tf.train.Feature(float_list=tf.train.FloatList(value=label)),
+            }
+            writers[file].write(
+                tf.train.Example(features=tf.train.Features(feature=facts)).SerializeToString()
+            )
+        for writer in writers:
+            writer.close()
+        self.files = len(writers)
+
+    def read(self, **shuffled):
+        spec = {"x": tf.io.FixedLenFeature((4,), tf.float32), "y": tf.io.FixedLenFeature((1,), tf.float32)}
+
+        def parse(text):
+            parsed = tf.io.parse_single_example(text, spec)
+            return parsed["x"], parsed["y"]
+
+        files = tf.data.Dataset.list_files("records/*.tfrecord", **(shuffled or {"shuffle": False}))
+        return files.interleave(tf.data.TFRecordDataset, cycle_length=self.files).map(parse)
+
+    def remove(self):
+        for file in self.folder.iterdir():
+            file.unlink()
+
+
+def by_file(data):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    return data.with_options(options)
+
+
 @form()
 def records(scope):
-    x, y = numbers()
-    folder = Path("records")
-    folder.mkdir()
-    for part in range(3):
-        with tf.io.TFRecordWriter(str(folder / f"{part}.tfrecord")) as writer:
-            for features, label in zip(x[part::3], y[part::3]):
-                facts = {
-                    "x": tf.train.Feature(float_list=tf.train.FloatList(value=features)),
-                    "y": tf.train.Feature(float_list=tf.train.FloatList(value=label)),
-                }
-                writer.write(tf.train.Example(features=tf.train.Features(feature=facts)).SerializeToString())
-    spec = {"x": tf.io.FixedLenFeature((4,), tf.float32), "y": tf.io.FixedLenFeature((1,), tf.float32)}
-
-    def parse(text):
-        parsed = tf.io.parse_single_example(text, spec)
-        return parsed["x"], parsed["y"]
-
-    files = tf.data.Dataset.list_files("records/*.tfrecord", shuffle=False)
-    data = files.interleave(tf.data.TFRecordDataset, cycle_length=3).map(parse).batch(24).prefetch(1)
-    model = dense(scope)
-    outcome = seen(model, model.fit(data, epochs=2, verbose=0))
-    for file in folder.iterdir():
-        file.unlink()  # every worker has made its own
+    found, model = Records([32, 32, 32]), dense(scope)
+    outcome = seen(model, model.fit(found.read().batch(24).prefetch(1), epochs=2, verbose=0))
+    found.remove()
     return outcome
+
+
+@form(killed=True)
+def records_by_file(scope):
+    found, model = Records([25, 25, 25, 25]), dense(scope)
+    data = by_file(found.read().batch(24).prefetch(1))
+    history = model.fit(data, validation_data=data, epochs=2, verbose=0)
+    outcome = seen(
+        model, history, evaluated=model.evaluate(data, verbose=0), predictions=model.predict(data, verbose=0)
+    )
+    found.remove()
+    return outcome
+
+
+@form(workers=3, killed=True)
+def endless_records_by_file(scope):
+    found, model = Records([32, 32, 32]), dense(scope)
+    history = model.fit(by_file(found.read().batch(24).repeat()), steps_per_epoch=3, epochs=2, verbose=0)
+    found.remove()
+    return seen(model, history)
+
+
+@form(
+    workers=3,
+    differs={
+        "weights": ("other rows share a batch where each worker reads its own files", 0.5),
+        "history": ("what the largest worker has beyond the smallest is left out", 1.0),
+        "predictions": ("other rows share a batch where each worker reads its own files", 1.0),
+    },
+)
+def unequal_records_by_file(scope):
+    found, model = Records([30, 20, 17, 15, 19]), dense(scope)
+    history = model.fit(by_file(found.read(seed=3).shuffle(20, seed=4).batch(10)), epochs=2, verbose=0)
+    outcome = seen(model, history, predictions=model.predict(by_file(found.read().batch(10)), verbose=0))
+    found.remove()
+    return outcome
+
+
+@form(workers=3)
+def evaluation_of_unequal_records_by_file(scope):
+    found, model = Records([30, 20, 17, 15, 19]), dense(scope)
+    data = by_file(found.read().batch(10))
+    x, y = numbers(101)
+    history = model.fit(x, y, shuffle=False, validation_data=data, epochs=2, verbose=0)
+    outcome = seen(model, history, evaluated=model.evaluate(data, verbose=0))
+    found.remove()
+    return outcome
+
+
+@form(
+    differs={
+        "weights": ("the workers' batches hold other words than those of one process", 0.5),
+        "history": ("the workers' batches hold other words than those of one process", 0.5),
+    }
+)
+def padded_records_by_file(scope):
+    found, model = Records([12, 17]), words(scope)
+    sentences = found.read().map(
+        lambda x, y: (tf.range(1, 3 + tf.cast(tf.abs(x[0]) * 5, tf.int32)), tf.cast(y > 0, tf.float32))
+    )
+    outcome = seen(model, model.fit(by_file(sentences.padded_batch(8)), epochs=2, verbose=0))
+    found.remove()
+    return outcome
+
+
+@form(
+    workers=3,
+    refused="the data lies in 2 files, and auto_shard_policy FILE gives each of 3 workers files of its own",
+)
+def fewer_files_than_workers(scope):
+    found, model = Records([48, 48]), dense(scope)
+    return seen(model, model.fit(by_file(found.read().batch(24)), epochs=2, verbose=0))
 
 
 @form()

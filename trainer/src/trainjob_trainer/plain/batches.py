@@ -3,8 +3,9 @@
 Every worker reads the same batches in the same order and cuts its own rows out of each: what TensorFlow's
 sharding policy DATA means, but exact for batches that the replicas don't divide. In training each replica's
 loss counts by its rows (`replica_share`); in evaluation every row counts once, and a last batch of fewer rows
-than replicas is filled up from the batch before, so that none goes without. Where the user has chosen another
-policy (FILE, HINT, OFF), TensorFlow shards as ever.
+than replicas is filled up from the batch before, so that none goes without. Where the user has chosen the
+policy FILE, each worker trains and evaluates on files of its own (`file_shards`). With HINT and OFF,
+TensorFlow shards as ever.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import reorders_itself
+from trainjob_trainer.data.batches import equally_many, reorders_itself
+from trainjob_trainer.data.part import part_of as part_of_worker
 from trainjob_trainer.engine.replica_share import Part, weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.plain import file_shards
 from trainjob_trainer.plain.calls import Use
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
@@ -196,14 +199,19 @@ def share_batches(trainer: ModuleType) -> None:
         self._trainjob_order = Order()
         with self._trainjob_order.applied_to(self.data_adapter):
             dataset = self.data_adapter.get_tf_dataset()
-        if training and collective and _is_reordered(self, dataset):
-            self._trainjob_order.follow(dataset)
         size = _size_of(self.data_adapter, dataset)
+        self._trainjob_files = OwnFiles.of(self, dataset, size) if collective else None
+        if training and collective and _is_reordered(self, dataset):
+            self._trainjob_order.follow(_read_here(self, dataset))
         if training and current_process().call is not None:
             current_process().call.batch_size = size  # type: ignore[union-attr]
-        if collective and not self.steps_per_epoch:
+        if self._trainjob_files is not None:
+            self._trainjob_files.declare_length(self)
+        elif collective and not self.steps_per_epoch:
             dataset = _counted(self.data_adapter, dataset)
             self._num_batches = self.data_adapter.num_batches
+        if training and collective and current_process().is_writer and current_process().task.num_workers > 1:
+            _tell_once(_sentence(self, dataset))
         self._trainjob_endless = training and collective and _may_go_on(self, dataset)
         self._distributed_dataset = _distributed(self, dataset, size)
         self._trainjob_resumable = (dataset, size) if training and _is_endless(self, dataset) else None
@@ -213,7 +221,7 @@ def share_batches(trainer: ModuleType) -> None:
         passed = self._trainjob_order.begin_epoch()
         if passed and self._trainjob_resumable is not None and self._current_iterator is None:
             dataset, size = self._trainjob_resumable
-            self._distributed_dataset = _distributed(self, _after(self, dataset, passed), size)
+            self._distributed_dataset = _distributed(self, dataset, size, after=_passed_batches(self, passed))
         return base_get(self)
 
     iterator.__init__ = __init__
@@ -313,55 +321,193 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
     call = current_process().call
     is_known = call is not None and call.pace is not None and not epoch.steps_per_epoch
     kind = type(epoch.data_adapter).__name__
-    is_known = is_known and not epoch._trainjob_order.needs_iterators
+    is_known = is_known and not epoch._trainjob_order.needs_iterators and epoch._trainjob_files is None
     return is_known and kind in ("ArrayDataAdapter", "TFDatasetAdapter") and _is_ours_to_share(dataset)
 
 
 def _is_reordered(epoch: Any, dataset: Any) -> bool:
-    """Whether it is a pipeline of the user's, of known length, that is read in another order each time."""
-    adapter = epoch.data_adapter
-    is_known = adapter.num_batches is not None and not epoch.steps_per_epoch
-    return type(adapter).__name__ == "TFDatasetAdapter" and is_known and reorders_itself(dataset)
+    """Whether it is a pipeline of the user's, read anew for each epoch, and in another order each time."""
+    adapter, files = epoch.data_adapter, epoch._trainjob_files
+    if type(adapter).__name__ != "TFDatasetAdapter" or not reorders_itself(dataset):
+        return False
+    if files is not None:
+        return files.plan.steps is not None
+    return adapter.num_batches is not None and not epoch.steps_per_epoch
+
+
+def _read_here(epoch: Any, dataset: Any) -> Any:
+    return dataset if epoch._trainjob_files is None else epoch._trainjob_files.sharded
 
 
 def _is_endless(epoch: Any, dataset: Any) -> bool:
     """Whether it is a pipeline of the user's without end, of which one iterator serves all epochs."""
+    if epoch._trainjob_files is not None:
+        return epoch._trainjob_files.plan.steps is None and bool(epoch.steps_per_epoch)
     is_ours = type(epoch.data_adapter).__name__ == "TFDatasetAdapter" and isinstance(dataset, tf.data.Dataset)
     return is_ours and bool(epoch.steps_per_epoch) and dataset.cardinality() == tf.data.INFINITE_CARDINALITY
 
 
-def _after(epoch: Any, dataset: Any, passed: int) -> Any:
-    """What is left of an endless pipeline after a restart."""
-    taken = passed * epoch.steps_per_epoch
+def _passed_batches(epoch: Any, passed: int) -> int:
+    """How many of an endless pipeline were trained before a restart."""
+    taken = int(passed * epoch.steps_per_epoch)
     if current_process().is_writer:
         announce(f"the {taken:,} batches that were trained before the restart are read over")
-    return dataset.skip(taken)
+    return taken
 
 
-def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
+def _distributed(epoch: Any, dataset: Any, size: int | None, *, after: int = 0) -> Any:
+    """Have each worker read its own, from the batch `after` on where the data set is endless."""
     strategy = epoch._distribute_strategy
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
     if not is_collective(strategy) or not _is_ours_to_share(dataset):
         return strategy.experimental_distribute_dataset(dataset)
     replicas = strategy.num_replicas_in_sync
+    files = epoch._trainjob_files
+    whole = _by_rows(epoch, dataset.skip(after) if after else dataset, size) if files is None else None
+
+    def own(context: Any) -> Any:
+        local = replicas // context.num_input_pipelines
+        mine = files.taken(after) if whole is None else whole(context.input_pipeline_id * local, local)
+        # Keras counts the batches and stops at the last one. Declared endless, the data set is not asked by
+        # all workers together before each step whether there is more; and the end, where some would leave
+        # a collective that others wait in, is never met.
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return mine.apply(endless).prefetch(tf.data.AUTOTUNE)
+
+    return strategy.distribute_datasets_from_function(own)
+
+
+def _by_rows(epoch: Any, dataset: Any, size: int | None) -> Callable[[int, int], Any]:
+    """What replicas take of batches that all workers read: so many, from the first one on."""
+    replicas = epoch._distribute_strategy.num_replicas_in_sync
     training = epoch._trainjob_use is Use.FIT
     whole = dataset if training else fill_rest(dataset, replicas)
     weighed = training and _are_weighed(epoch.data_adapter, dataset, size, replicas)
     if epoch._trainjob_endless:
         whole = whole.repeat()
+    return lambda first, count: part(whole, first=first, count=count, of=replicas, weighed=weighed)
 
-    def share(context: Any) -> Any:
-        local = replicas // context.num_input_pipelines
-        first = context.input_pipeline_id * local
-        own = part(whole, first=first, count=local, of=replicas, weighed=weighed)
-        # Keras counts the batches and stops at the last one. Declared endless, the data set is not asked by
-        # all workers together before each step whether there is more; and the end, where some would leave
-        # a collective that others wait in, is never met.
-        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return own.apply(endless).prefetch(tf.data.AUTOTUNE)
 
-    return strategy.distribute_datasets_from_function(share)
+class OwnFiles:
+    """Data of which each worker reads its own files.
+
+    Attributes:
+        sharded: batches of this worker's files, as the script's pipeline makes them.
+        plan: what the worker takes of them.
+        sentence: who reads what.
+    """
+
+    def __init__(self, sharded: Any, plan: file_shards.Plan, devices: int, sentence: str) -> None:
+        """Of a worker with so many devices."""
+        self.sharded, self.plan, self.sentence = sharded, plan, sentence
+        self._devices = devices
+
+    @classmethod
+    def of(cls, epoch: Any, dataset: Any, size: int | None) -> OwnFiles | None:
+        """Where the user wants it so; None where rows are shared. All workers call it together.
+
+        Predicted rows come in the order of the data set, so each worker reads all of it; and so it does where
+        the rows of an evaluation can't be spread over equally many steps.
+
+        Raises:
+            InvalidConfiguration: the data set can't be trained on in this way.
+        """
+        use, own = epoch._trainjob_use, part_of_worker(current_process().task)
+        if use is Use.PREDICT or not file_shards.is_by_file(dataset) or not has_rows(dataset):
+            return None
+        batch = size if _can_be_joined(dataset) else None
+        is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+        if use is Use.EVALUATE and (epoch.steps_per_epoch or is_endless or batch is None):
+            return None
+        try:
+            sharded = file_shards.shard(dataset, own)
+        except tf.errors.OpError as error:
+            if use is Use.FIT:
+                raise InvalidConfiguration(file_shards.NO_FILES) from error
+            return None
+        steps = epoch.steps_per_epoch or epoch.data_adapter.num_batches
+        is_counted = use is Use.EVALUATE or not (steps or is_endless)
+        found = _exchange(epoch, dataset, file_shards.count_files(sharded, reads=True), batch, is_counted)
+        devices = epoch._distribute_strategy.num_replicas_in_sync // own.count
+        choose = found.plan_training if use is Use.FIT else found.plan_evaluation
+        plan = choose(own, devices)
+        sentence = "" if plan is None else found.sentence(plan.steps, reorders=reorders_itself(dataset))
+        return None if plan is None else cls(sharded, plan, devices, sentence)
+
+    def declare_length(self, epoch: Any) -> None:
+        """Have Keras know how many steps an epoch has."""
+        adapter = epoch.data_adapter
+        if self.plan.steps is None:
+            epoch.steps_per_epoch = epoch.steps_per_epoch or adapter.num_batches
+        length = tf.data.INFINITE_CARDINALITY if self.plan.steps is None else self.plan.steps
+        adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(length))
+        epoch._num_batches = adapter.num_batches
+
+    def taken(self, after: int) -> Any:
+        """What the worker's devices take one after the other, from a step on."""
+        plan, devices = self.plan, self._devices
+        if plan.sizes is not None:
+            batches = file_shards.joined(self.sharded, plan, devices)
+            if plan.shares is not None:
+                batches = batches.map(Part)
+        else:
+            replicas = devices * current_process().task.num_workers
+            source = self.sharded if plan.steps is not None else self.sharded.repeat()
+            parts = part(source, first=0, count=replicas, of=replicas, weighed=True)
+            batches = parts.map(lambda one: one.rows)
+            batches = batches if plan.steps is None else batches.take(plan.steps * devices)
+        return batches.skip(after * devices) if after else batches
+
+
+def _exchange(
+    epoch: Any, dataset: Any, lists: list[int] | None, batch: int | None, is_counted: bool
+) -> file_shards.Found:
+    """What each worker finds in its files."""
+    from trainjob_trainer.distribution.collective import gather_all  # noqa: PLC0415 - needs all of Keras
+
+    task = current_process().task
+    own, unknown = part_of_worker(task), file_shards.UNKNOWN
+    is_enough = lists is None or min(lists) >= own.count
+    files = unknown if lists is None else sum(lists) if is_enough else min(lists)
+    count = unknown
+    if is_counted and is_enough:
+        announce("counting the records of this worker's files; `steps_per_epoch` saves that")
+        if batch is None:
+            count = file_shards.count_batches(dataset, own)
+        else:
+            count = file_shards.count_rows(dataset, own, batch, _count)
+    mine = [files, unknown if lists is None else file_shards.files_of(lists, own), count]
+    all_files, all_reads, counts = zip(*gather_all(epoch._distribute_strategy, task, mine))
+    return file_shards.Found(all_files, all_reads, counts, batch)
+
+
+def _can_be_joined(dataset: Any) -> bool:
+    """Whether rows of one batch and of the next one can be put into one."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    return all(
+        isinstance(one, tf.TensorSpec) and _is_batched(one) and one.shape[1:].is_fully_defined()
+        for one in specs
+    )
+
+
+@functools.cache
+def _tell_once(sentence: str) -> None:
+    """Not again where a script trains on the same data again and again."""
+    announce(sentence)
+
+
+def _sentence(epoch: Any, dataset: Any) -> str:
+    """What each worker reads."""
+    if epoch._trainjob_files is not None:
+        return str(epoch._trainjob_files.sentence)
+    if not isinstance(dataset, tf.data.Dataset) or not _is_ours_to_share(dataset):
+        return "training data: TensorFlow shares it among the workers, by its auto_shard_policy"
+    files, own = None, part_of_worker(current_process().task)
+    if file_shards.has_readers(dataset):
+        with contextlib.suppress(tf.errors.OpError):
+            files = file_shards.count_files(file_shards.shard(equally_many(dataset), own), reads=False)
+    return file_shards.by_rows_sentence(own.count, files)
 
 
 def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) -> bool:
@@ -413,4 +559,4 @@ def _counted(adapter: Any, dataset: Any) -> Any:
 def _is_ours_to_share(dataset: Any) -> bool:
     policies = tf.data.experimental.AutoShardPolicy
     chosen = dataset.options().experimental_distribute.auto_shard_policy
-    return chosen in (policies.AUTO, policies.DATA) and has_rows(dataset)
+    return chosen in (policies.AUTO, policies.DATA, policies.FILE) and has_rows(dataset)

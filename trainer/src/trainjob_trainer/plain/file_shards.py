@@ -1,0 +1,385 @@
+"""Which files each worker reads, where the script shards its data by file (`auto_shard_policy` FILE).
+
+Worker i of n reads every n-th file from the i-th on; TensorFlow rewrites the pipeline for that. Its rows are
+put into batches anew, so that all workers together take one global batch a step. Files hold different numbers
+of rows, and no worker may run out of them while others wait for it in a collective. So the steps of an epoch
+are planned from the rows of all workers, or the script says them, and then files are read over and over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainjob_trainer.data.batches import equally_many
+from trainjob_trainer.data.part import Part
+from trainjob_trainer.errors import InvalidConfiguration
+
+_POLICY = tf.data.experimental.AutoShardPolicy.FILE
+_IGNORE_STATE = 1
+_BATCHES = ("BatchDataset", "ParallelBatchDataset")
+UNKNOWN = -1
+"""A number of files or rows that isn't known, where only integers can be exchanged."""
+
+
+def is_by_file(dataset: Any) -> bool:
+    """Whether the user has chosen that each worker reads files of its own."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    return bool(dataset.options().experimental_distribute.auto_shard_policy == _POLICY)
+
+
+# What a worker reads: TensorFlow decides on it, and is asked.
+
+
+def shard(dataset: Any, part: Part) -> Any:
+    """The same pipeline on one worker's files.
+
+    Raises:
+        tf.errors.OpError: TensorFlow finds no files in it.
+    """
+    specs = [
+        one if isinstance(one, tf.TensorSpec) else tf.TensorSpec([], tf.variant)
+        for one in tf.nest.flatten(dataset.element_spec)
+    ]
+    variant = tf.raw_ops.AutoShardDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        num_workers=part.count,
+        index=part.index,
+        auto_shard_policy=_POLICY.value,
+        num_replicas=part.count,
+        output_types=[one.dtype for one in specs],
+        output_shapes=[one.shape for one in specs],
+    )
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
+def has_readers(dataset: Any) -> bool:
+    """Whether it seems to read files; asking TensorFlow of others fills the log with errors."""
+    ahead = [dataset]
+    while ahead:
+        one = ahead.pop()
+        kind, inputs = type(one).__name__, one._inputs() if hasattr(one, "_inputs") else ()
+        takes_names = any(_is_name(each.element_spec) for each in inputs)
+        if "Record" in kind or "TextLine" in kind or (takes_names and kind.endswith(_OPENS)):
+            return True
+        ahead.extend(inputs)
+    return False
+
+
+_OPENS = ("InterleaveDataset", "FlatMapDataset")
+
+
+def _is_name(spec: Any) -> bool:
+    return isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape.rank in (0, None)
+
+
+def count_files(sharded: Any, *, reads: bool) -> list[int] | None:
+    """How many files each list of them has that the workers share; None where that can't be known.
+
+    Args:
+        sharded: by `shard`.
+        reads: whether to read their names where TensorFlow doesn't know their number.
+    """
+    graph = tf.compat.v1.GraphDef.FromString(
+        tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(sharded),
+            external_state_policy=_IGNORE_STATE,
+            strip_device_assignment=True,
+        ).numpy()
+    )
+    inserted = [node for node in graph.node if node.op == "ShardDataset" and node.attr["require_non_empty"].b]
+    counts = [_elements(_upstream(graph, node), reads=reads) for node in inserted]
+    known = [one for one in counts if one is not None]
+    return known if known and len(known) == len(counts) else None
+
+
+def files_of(lists: Sequence[int], part: Part) -> int:
+    """How many files one worker reads; of each list every n-th."""
+    return sum(len(range(part.index, files, part.count)) for files in lists)
+
+
+def _upstream(graph: Any, node: Any) -> Any:
+    """What is sharded: the names of the files, as a rule."""
+    cut = tf.compat.v1.GraphDef()
+    cut.CopyFrom(graph)
+    (end,) = [one for one in cut.node if one.op == "_Retval"]
+    end.input[0] = node.input[0]
+    variant = tf.raw_ops.DatasetFromGraph(graph_def=cut.SerializeToString())
+    types = node.attr["output_types"].list.type
+    specs = tuple(tf.TensorSpec(None, tf.as_dtype(one)) for one in types)
+    return tf.data.experimental.from_variant(variant, specs)
+
+
+def _elements(dataset: Any, *, reads: bool) -> int | None:
+    count = int(dataset.cardinality())
+    if count == tf.data.UNKNOWN_CARDINALITY and reads:
+        return int(dataset.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+    return count if count >= 0 else None
+
+
+def count_rows(dataset: Any, part: Part, batch: int, rows_of: Callable[[Any], Any]) -> int:
+    """Rows in one worker's files; neither parsed nor batched, where the pipeline lets one see that.
+
+    Args:
+        dataset: batches, as the script has them.
+        part: the worker's.
+        batch: rows of a full one.
+        rows_of: counts those of an element.
+    """
+    none = tf.constant(0, tf.int64)
+    stage = equally_many(dataset)
+    if type(stage).__name__.lstrip("_") not in _BATCHES:
+        return int(shard(stage, part).reduce(none, lambda total, *one: total + rows_of(one)))
+    records = equally_many(*stage._inputs())
+    rows = int(shard(records, part).reduce(none, lambda total, *_: total + 1))
+    drops_rest = tf.nest.flatten(stage.element_spec)[0].shape[0] is not None
+    return rows - rows % batch if drops_rest else rows
+
+
+def count_batches(dataset: Any, part: Part) -> int:
+    """Batches that the pipeline makes of one worker's files."""
+    sharded = shard(equally_many(dataset), part)
+    return int(sharded.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+
+
+# What all take together.
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a worker takes of its files in an epoch, or again and again.
+
+    Attributes:
+        steps: of an epoch; None where files are read over and over.
+        sizes: rows of what its devices take, one after the other; where there are no steps, over and over.
+            None where batches can't be joined, so that each is cut into as many parts as there are replicas.
+        shares: of the rows of a step, for each of the sizes; None where they are all equal.
+    """
+
+    steps: int | None
+    sizes: Sequence[int] | None
+    shares: Sequence[float] | None = None
+
+
+def split(rows: int, parts: int) -> list[int]:
+    """As evenly as can be."""
+    return [rows * (number + 1) // parts - rows * number // parts for number in range(parts)]
+
+
+def plan_endless(batch: int, part: Part, devices: int) -> Plan:
+    """Of each global batch every replica takes its part, over and over.
+
+    Args:
+        batch: rows of a global batch.
+        part: this worker's.
+        devices: of each worker.
+    """
+    sizes = _of_replicas(batch, part.count * devices)
+    own = sizes[part.index * devices : (part.index + 1) * devices]
+    return _weighed(None, own, [sum(sizes)] * devices, part.count * devices)
+
+
+def plan_epoch(rows: Sequence[int], batch: int, part: Part, devices: int) -> Plan:
+    """As many steps as the worker with the fewest rows has; its last one may be smaller, and counts for less.
+
+    Args:
+        rows: of each worker's files, at least 1.
+        batch: rows of a global batch.
+        part: this worker's.
+        devices: of each worker.
+
+    Raises:
+        InvalidConfiguration: a worker has fewer rows than devices.
+    """
+    full = _of_replicas(batch, part.count * devices)
+    takes = [sum(full[worker * devices : (worker + 1) * devices]) for worker in range(part.count)]
+    steps = min(-(-have // take) for have, take in zip(rows, takes))
+    last = [min(take, have - (steps - 1) * take) for have, take in zip(rows, takes)]
+    if min(last) < devices:  # not each device would have a row
+        steps, last = steps - 1, takes
+    if steps == 0:
+        fewest = min(rows)
+        raise InvalidConfiguration(
+            f"worker {list(rows).index(fewest)}'s files hold {fewest} rows, and each worker has {devices} "
+            "devices: share the rows among the files more evenly"
+        )
+    own = full[part.index * devices : (part.index + 1) * devices]
+    sizes = own * (steps - 1) + split(last[part.index], devices)
+    totals = [sum(full)] * (devices * (steps - 1)) + [sum(last)] * devices
+    return _weighed(steps, sizes, totals, part.count * devices)
+
+
+def plan_evaluation(rows: Sequence[int], batch: int, part: Part, devices: int) -> Plan | None:
+    """Every row once, in as many steps as the most rows need; workers with fewer take fewer at a time.
+
+    Args:
+        rows: of each worker's files.
+        batch: rows of a global batch.
+        part: this worker's.
+        devices: of each worker.
+
+    Returns:
+        None where some worker hasn't a row for each of its devices in each step.
+    """
+    full = _of_replicas(batch, part.count * devices)
+    takes = [sum(full[worker * devices : (worker + 1) * devices]) for worker in range(part.count)]
+    steps = max(-(-have // take) for have, take in zip(rows, takes))
+    if min(rows) < steps * devices:
+        return None
+    return Plan(steps, split(rows[part.index], steps * devices))
+
+
+def _of_replicas(batch: int, replicas: int) -> list[int]:
+    return [max(1, size) for size in split(batch, replicas)]
+
+
+def _weighed(steps: int | None, sizes: Sequence[int], totals: Sequence[int], replicas: int) -> Plan:
+    is_equal = all(size * replicas == total for size, total in zip(sizes, totals))
+    return Plan(steps, sizes, None if is_equal else [size / total for size, total in zip(sizes, totals)])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the workers find, one number for each; all see the same, and so decide the same.
+
+    Attributes:
+        files: in all, as each worker sees them; `UNKNOWN` where it can't tell.
+        reads: how many each worker reads.
+        counts: rows in each worker's files, batches where these can't be joined; `UNKNOWN` where not counted.
+        batch: rows of a global batch; None where batches can't be joined.
+    """
+
+    files: Sequence[int]
+    reads: Sequence[int]
+    counts: Sequence[int]
+    batch: int | None
+
+    def plan_training(self, part: Part, devices: int) -> Plan:
+        """What a worker takes.
+
+        Raises:
+            InvalidConfiguration: there are fewer files than workers, workers see different ones, or one has
+                no whole batch.
+        """
+        trouble = self.trouble()
+        if trouble:
+            raise InvalidConfiguration(trouble)
+        is_counted = UNKNOWN not in self.counts
+        if self.batch is None:
+            return Plan(min(self.counts) * part.count if is_counted else None, None)
+        if is_counted:
+            return plan_epoch(self.counts, self.batch, part, devices)
+        return plan_endless(self.batch, part, devices)
+
+    def plan_evaluation(self, part: Part, devices: int) -> Plan | None:
+        """What a worker takes; None where it can't be done with files of its own."""
+        if self.trouble() or UNKNOWN in self.counts or self.batch is None:
+            return None
+        return plan_evaluation(self.counts, self.batch, part, devices)
+
+    def trouble(self) -> str | None:
+        """Why the files can't be shared."""
+        workers, files = len(self.files), self.files[0]
+        if len(set(self.files)) > 1:
+            other = next(worker for worker, count in enumerate(self.files) if count != files)
+            return (
+                f"worker 0 finds {files} files of training data, and worker {other} finds "
+                f"{self.files[other]}: each is to read its own of the same files; do all see the same volume?"
+            )
+        if 0 <= files < workers:
+            return (
+                f"the data lies in {files} file{'' if files == 1 else 's'}, and auto_shard_policy FILE gives "
+                f"each of {workers} workers files of its own: write it to at least {workers} files, train "
+                "with fewer workers, or leave the policy out; then each reads all of it and takes its rows"
+            )
+        if 0 in self.counts:
+            rows = f" of {self.batch} rows" if self.batch else ""
+            return (
+                f"worker {list(self.counts).index(0)}'s files hold no batch{rows}, and auto_shard_policy "
+                "FILE gives it no others: spread the rows more evenly, or leave the policy out"
+            )
+        return None
+
+    def sentence(self, steps: int | None, *, reorders: bool) -> str:
+        """What each worker reads.
+
+        Args:
+            steps: of an epoch; None where files are read over and over.
+            reorders: whether each epoch has another order.
+        """
+        workers, files = len(self.files), self.files[0]
+        if files == UNKNOWN:
+            read = f"each of {workers} workers reads files of its own"
+        elif workers <= _NAMED:
+            rest = [f"worker {worker} reads {count}" for worker, count in enumerate(self.reads)][1:]
+            read = ", ".join([f"worker 0 reads {self.reads[0]} of {files} files", *rest])
+        else:
+            least, most = min(self.reads), max(self.reads)
+            span = f"{least}" if least == most else f"{least} to {most}"
+            read = f"each of {workers} workers reads {span} of {files} files"
+        return f"training data: {read}; {self._epoch(steps, reorders=reorders)}"
+
+    def _epoch(self, steps: int | None, *, reorders: bool) -> str:
+        if steps is None:
+            return "a worker that has read its own begins them again"
+        least, most = min(self.counts), max(self.counts)
+        if least == most:
+            return f"an epoch is {steps:,} steps"
+        rest = "another rest in each epoch" if reorders else "without a shuffle() the same rest in each epoch"
+        return (
+            f"they hold {least:,} to {most:,} {'rows' if self.batch else 'batches'} each, and an epoch is "
+            f"{steps:,} steps, as many as the smallest part has; what larger parts have beyond that is left "
+            f"out ({rest})"
+        )
+
+
+_NAMED = 3
+"""Up to so many workers are named one by one."""
+
+
+NO_FILES = (
+    "auto_shard_policy is FILE, and TensorFlow finds no files in the data set (it knows TFRecordDataset, "
+    "TextLineDataset and FixedLengthRecordDataset, in an interleave or flat_map too): leave the policy out; "
+    "then each worker reads all of it and takes its rows"
+)
+
+
+def by_rows_sentence(workers: int, lists: Sequence[int] | None) -> str:
+    """What each worker reads where all read the same.
+
+    Args:
+        workers: that train.
+        lists: files that could be shared instead; None where there are none, or it isn't known.
+    """
+    read = f"training data: each of {workers} workers reads all of it and takes its rows of each batch"
+    if lists is None or min(lists) < workers:
+        return read
+    return (
+        f"{read}; with auto_shard_policy FILE (tf.data.Options) each reads its own of the {sum(lists)} files"
+    )
+
+
+# What a worker's devices take, of its files.
+
+
+def joined(sharded: Any, plan: Plan, devices: int) -> Any:
+    """Batches of the plan's sizes, one element a device; pairs of a batch and its share where it has shares.
+
+    Args:
+        sharded: batches of any size, of rows of one shape.
+        plan: what the worker takes, with sizes.
+        devices: of the worker.
+    """
+    source = sharded if plan.steps is not None else sharded.repeat()
+    sizes = np.array(plan.sizes, np.int64)
+    is_uniform = bool((sizes == sizes[0]).all())
+    batches = source.rebatch(int(sizes[0]), drop_remainder=True) if is_uniform else source.rebatch(sizes)
+    if plan.shares is not None:
+        shares = tf.data.Dataset.from_tensor_slices(np.array(plan.shares, np.float32))
+        batches = tf.data.Dataset.zip((batches, shares if plan.steps is not None else shares.repeat()))
+    return batches if plan.steps is None else batches.take(plan.steps * devices)
