@@ -181,6 +181,7 @@ def build_epoch(use: Use = Use.FIT, batches: int | None = None, seen: int = 0) -
         _current_iterator=iter(()),
         warned=False,
         data_adapter=SimpleNamespace(),
+        _trainjob_files=None,
         steps_per_execution=1,
     )
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from trainjob_trainer.data.part import Part
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
+from trainjob_trainer.plain.batches import OwnFiles
+from trainjob_trainer.plain.calls import Shapes
 from trainjob_trainer.plain.file_shards import UNKNOWN, Found, Plan
 
 
@@ -236,6 +238,18 @@ def test_batches_are_made_anew(plan: Plan, expected: list[list[int]]) -> None:
 def test_batches_come_with_their_shares() -> None:
     found = file_shards.joined(tf.data.Dataset.range(7).batch(4), Plan(2, [3, 1], [0.5, 0.25]), 1)
     assert [(one.numpy().tolist(), float(share)) for one, share in found] == [([0, 1, 2], 0.5), ([3], 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "shapes"),
+    [
+        (Plan(2, [3, 3]), Shapes.LAST_SMALLER),
+        (Plan(None, [3]), Shapes.EQUAL),
+        (Plan(2, None), Shapes.UNKNOWN),
+    ],
+)
+def test_workers_agree_on_which_batches_have_one_shape(plan: Plan, shapes: Shapes) -> None:
+    assert OwnFiles(None, plan, 1, "").shapes is shapes
 
 
 @pytest.mark.parametrize(

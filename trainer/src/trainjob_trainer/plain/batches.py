@@ -24,7 +24,7 @@ from trainjob_trainer.data.part import part_of as part_of_worker
 from trainjob_trainer.engine.replica_share import Part, weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
-from trainjob_trainer.plain.calls import Use
+from trainjob_trainer.plain.calls import Shapes, Use
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
 from trainjob_trainer.reporting.progress import announce
@@ -434,6 +434,13 @@ class OwnFiles:
         plan = choose(own, devices)
         sentence = "" if plan is None else found.sentence(plan.steps, reorders=reorders_itself(dataset))
         return None if plan is None else cls(sharded, plan, devices, sentence)
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of what devices take; the same on all workers, who make equal calls."""
+        if self.plan.sizes is None:
+            return Shapes.UNKNOWN
+        return Shapes.EQUAL if self.plan.steps is None else Shapes.LAST_SMALLER
 
     def declare_length(self, epoch: Any) -> None:
         """Have Keras know how many steps an epoch has."""

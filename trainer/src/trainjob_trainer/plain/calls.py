@@ -297,7 +297,10 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
 def _stretches(epoch: Any, steps: int, pace: Pace, call: FitCall) -> Iterator[tuple[int, int, Stretch]]:
     """The calls of one epoch: numbers of the first and the last batch, and the data."""
     trains = epoch._trainjob_use is Use.FIT
-    shapes = Shapes.of(epoch.data_adapter) if trains else Shapes.EQUAL
+    files = epoch._trainjob_files
+    shapes = Shapes.of(epoch.data_adapter) if trains and files is None else Shapes.EQUAL
+    if trains and files is not None:
+        shapes = files.shapes
     is_seen = pace.is_fixed if trains else call.sees_tests
     step = 0
     while step < steps:
