@@ -25,7 +25,10 @@ _PLACES = [str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "
 _NOT_THE_USERS = tuple({os.path.realpath(place) for place in _PLACES} | set(_PLACES))
 _DEFINED_AT = re.compile(r'^\s*File "(.+)", line (\d+), in .*$')
 _OF_SEVERAL = re.compile(r"^\(\d+\)\s+(?:[A-Z_]+:\s+)?")
-_NODE = re.compile(r"\s*\[(?:\[\{\{|Op:).*$")
+_NODE = re.compile(r"\s*(?:\[\[|\[Op:| for '\{\{node ).*$")
+_BOLD = re.compile(r"\x1b\[[0-9;]*m")
+_CALL = "Arguments received by "
+"""Keras closes an error within a layer by what the layer was called with."""
 
 
 def install_hook(process: PlainProcess) -> None:
@@ -85,12 +88,12 @@ def explain(error: BaseException, process: PlainProcess) -> TrainerError | None:
 
 def describe(error: BaseException, trace: TracebackType | None) -> str:
     """One sentence, with the line of the user's script that led to the error."""
-    words = str(error)
+    words = _BOLD.sub("", str(error)).partition(_CALL)[0]
     place = _last_of_user((frame.filename, frame.lineno) for frame in traceback.extract_tb(trace))
     if any(kind.__name__ == "OpError" for kind in type(error).__mro__):
         words, frames = read_graph_error(words)
         place = _last_of_user(frames) or place
-    words = " ".join(words.split())
+    words = _NODE.sub("", " ".join(words.split()))
     text = f"{type(error).__name__}: {words}" if words else type(error).__name__
     shown = text if len(text) <= 500 else text[:497] + "..."
     return f"{Path(place[0]).name}:{place[1]}: {shown}" if place else shown

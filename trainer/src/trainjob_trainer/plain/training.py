@@ -92,6 +92,8 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         Fenced: a newer start of this job writes it.
         SystemExit: this job did.
     """
+    if not model.compiled:
+        return fit(model, **arguments)  # Keras says what is missing
     process.progress.keep_fresh()
     if process.count:  # the first fit of all is part of the start
         process.progress.update(state="preparing")
