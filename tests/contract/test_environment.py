@@ -14,7 +14,7 @@ from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
 from trainjob.core.render import build_pod
 from trainjob_trainer import Environment, ExitCode, Task
 from trainjob_trainer.checkpoint.fence import build_fence
-from trainjob_trainer.environment import Epoch
+from trainjob_trainer.environment import Generation
 
 
 def environment_of(role: str, **job: Any) -> dict[str, str]:
@@ -40,9 +40,9 @@ def test_an_evaluators_folders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "role", "epoch", "has_agent"),
+    ("strategy", "role", "generation", "has_agent"),
     [
-        ("Recreate", "worker", Epoch(2, 2), False),
+        ("Recreate", "worker", Generation(2, 2), False),
         ("Recreate", "evaluator", None, False),
         # The agent has a new one for each start.
         ("InPlace", "worker", None, True),
@@ -50,13 +50,13 @@ def test_an_evaluators_folders() -> None:
     ],
 )
 def test_every_start_has_its_generation_and_knows_of_its_agent(
-    strategy: str, role: str, epoch: Epoch | None, *, has_agent: bool
+    strategy: str, role: str, generation: Generation | None, *, has_agent: bool
 ) -> None:
     variables = environment_of(role, restartStrategy=strategy)
     task = Task.from_environment(variables)
     read = Environment.from_environment(variables, task)
-    assert (read.epoch, read.has_agent) == (epoch, has_agent)
-    assert (build_fence(task, read) is not None) is (epoch is not None)
+    assert (read.generation, read.has_agent) == (generation, has_agent)
+    assert (build_fence(task, read) is not None) is (generation is not None)
 
 
 @pytest.mark.parametrize("role", ["worker", "evaluator"])

@@ -15,7 +15,7 @@ from support_alone import replica
 
 from trainjob_trainer import InvalidConfiguration, PeerLost, Preempted, Task, WeightsDiverged
 from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
-from trainjob_trainer.checkpoint_manager import Course
+from trainjob_trainer.checkpoint_manager import CheckpointManager
 from trainjob_trainer.distribution import divergence
 from trainjob_trainer.distribution.divergence import (
     Apart,
@@ -329,7 +329,7 @@ class Steps:
         self.apart_at = apart_at
         self.compared: list[int] = []
         plan = TrainingPlan(total_steps=10, epoch_steps=5, checkpoint_every=4, global_batch=1)
-        self.course = Course(
+        self.checkpoints = CheckpointManager(
             self.replica,
             plan,
             Selection(),
@@ -346,13 +346,13 @@ class Steps:
             raise WeightsDiverged("apart")
 
     def saved(self) -> list[int]:
-        self.course._saver.settle()
+        self.checkpoints._writer.settle()
         return self.replica.store.steps()
 
     def run(self) -> None:
         for step in range(1, 11):
-            self.course.between_steps(step)
-        self.course.end(10, {})
+            self.checkpoints.between_steps(step)
+        self.checkpoints.end(10, {})
 
 
 def test_each_checkpoint_is_compared_before_it_is_written(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_so_is_what_is_saved_because_the_process_is_to_end(
     steps = Steps(tmp_path, apart_at)
     steps.replica.stop._requested.set()
     with pytest.raises(error):
-        steps.course.between_steps(3)
+        steps.checkpoints.between_steps(3)
     assert (steps.compared, steps.saved()) == ([3], saved)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainjob_trainer import Environment, InvalidConfiguration, Task
 from trainjob_trainer.checkpoint.fence import build_fence
-from trainjob_trainer.environment import Epoch, script_name
+from trainjob_trainer.environment import Generation, script_name
 
 WORKER = Task("worker", 0, {})
 EVALUATOR = Task("evaluator", 0, {})
@@ -84,7 +84,7 @@ def test_what_the_job_says_holds() -> None:
     }
 
     assert Environment.from_environment(env, WORKER) == Environment(
-        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Epoch(2, 3), 0, 3000
+        "digits", "u", 3, Path("/out"), Path("/c"), Path("/l"), Generation(2, 3), 0, 3000
     )
 
 

@@ -24,7 +24,7 @@ from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.environment import Epoch
+from trainjob_trainer.environment import Generation
 
 T = TypeVar("T")
 OLD, NEW = "old", "new"
@@ -124,12 +124,14 @@ class InterleavedFiles(Files):
 class Writer(threading.Thread):
     """A life of a writer that runs in turn with another's."""
 
-    def __init__(self, who: str, folder: Path, epoch: str, uid: str, turns: Turns, record: Record) -> None:
+    def __init__(
+        self, who: str, folder: Path, generation: str, uid: str, turns: Turns, record: Record
+    ) -> None:
         super().__init__(daemon=True)
         self.who, self.error = who, None
         self._uid, self._turns, self._record = uid, turns, record
         files = InterleavedFiles(who, turns, record)
-        self._fence = Fence(folder, Epoch.parse(epoch), uid, files)
+        self._fence = Fence(folder, Generation.parse(generation), uid, files)
         keep = {OLD: 1, NEW: 9}[who]  # there is always something that the old one would drop
         self._store = CheckpointStore(folder, keep, files=files, fence=self._fence, now=lambda: NUMBERS[who])
 
@@ -171,7 +173,7 @@ def compete(
     folder: Path, schedule: Iterator[str], old: tuple[str, str], new: tuple[str, str]
 ) -> tuple[Writer, Writer, Record, Turns]:
     """Run both to their ends, after an earlier training, and a start that crashed and left its claim."""
-    crashed = Fence(folder, Epoch(0, 1), old[1])
+    crashed = Fence(folder, Generation(0, 1), old[1])
     crashed.claim()
     (crashed.folder / "part").mkdir()
     for step in (3, 4):
@@ -244,13 +246,13 @@ def test_a_writer_stopped_anywhere_wakes_up_when_its_successor_is_through() -> N
 
 
 @settings(max_examples=40, deadline=None)
-@given(runs=RUNS, epochs=st.sampled_from(STARTS))
+@given(runs=RUNS, generations=st.sampled_from(STARTS))
 def test_of_two_starts_the_newer_one_alone_goes_on(
-    runs: Sequence[tuple[str, int]], epochs: tuple[str, str]
+    runs: Sequence[tuple[str, int]], generations: tuple[str, str]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         schedule = (who for who, count in runs for _ in range(count))
-        writers = compete(Path(name), schedule, (epochs[0], "uid"), (epochs[1], "uid"))
+        writers = compete(Path(name), schedule, (generations[0], "uid"), (generations[1], "uid"))
         check_one_job(Path(name), *writers[:3])
 
 
@@ -325,7 +327,7 @@ def test_a_claim_counts_once_the_older_one_is_gone(
 ) -> None:
     """As on NFS, with a folder that is busy for a while: its removal is refused so many times."""
     files = HandleFiles(tmp_path)
-    old = Fence(tmp_path, Epoch(1, 1), "uid", files)
+    old = Fence(tmp_path, Generation(1, 1), "uid", files)
     old.claim()
     files.hold(old.folder)
     left, naps, remove = iter(range(refusals)), [], os.rmdir
@@ -336,7 +338,7 @@ def test_a_claim_counts_once_the_older_one_is_gone(
         remove(path, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "rmdir", refuse)
-    new = Fence(tmp_path, Epoch(1, 2), "uid", sleep=naps.append)
+    new = Fence(tmp_path, Generation(1, 2), "uid", sleep=naps.append)
     error = None
     try:
         new.claim()
@@ -368,7 +370,7 @@ def test_a_claim_that_only_appears_late_is_taken_away_too(tmp_path: Path) -> Non
             hidden = path == tmp_path and next(looks, None) is not None
             return [name for name in names if name != late.folder.name] if hidden else names
 
-    Fence(tmp_path, Epoch(1, 2), "uid", LateFiles(), sleep=lambda _: None).claim()
+    Fence(tmp_path, Generation(1, 2), "uid", LateFiles(), sleep=lambda _: None).claim()
 
     assert not late.folder.exists()
 
@@ -384,7 +386,7 @@ def test_after_a_claim_on_a_network_file_system_listings_are_let_become_current(
 
     Fence(
         folder,
-        Epoch(1, 1),
+        Generation(1, 1),
         "uid",
         files,
         listing_delay=lambda path: 7.0 * (path == folder),
@@ -395,8 +397,8 @@ def test_after_a_claim_on_a_network_file_system_listings_are_let_become_current(
     assert (("remove", folder) in changes) is is_there  # of an entry of its own, which makes NFS look again
 
 
-def fence(folder: Path, epoch: str, uid: str = "uid") -> Fence:
-    return Fence(folder, Epoch.parse(epoch), uid)
+def fence(folder: Path, generation: str, uid: str = "uid") -> Fence:
+    return Fence(folder, Generation.parse(generation), uid)
 
 
 def test_a_claim_is_told_apart_and_stays(tmp_path: Path) -> None:
@@ -438,8 +440,8 @@ def test_a_folder_that_somebody_has_deleted_is_no_successors(tmp_path: Path) -> 
 def test_an_empty_folder_is_not_claimed_where_an_earlier_start_has_trained(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
 
-    def again(epoch: str) -> Fence:
-        return Fence(folder, Epoch.parse(epoch), "uid", trained_step=4)
+    def again(generation: str) -> Fence:
+        return Fence(folder, Generation.parse(generation), "uid", trained_step=4)
 
     with pytest.raises(
         OutputUnwritable, match=r"checkpoints is empty or not there.* has written into it, up to step 4"
@@ -494,9 +496,9 @@ def test_a_damaged_one_is_set_aside_until_there_are_enough_newer_ones(tmp_path: 
 @pytest.mark.parametrize("text", ["1", "1.", ".1", "1.2.3", "-1.2", "a.b", "1.2\n", " 1.2", "\u0663.\u0661"])
 def test_a_malformed_epoch_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfiguration, match="TRAINJOB_EPOCH"):
-        Epoch.parse(text)
+        Generation.parse(text)
 
 
 def test_epochs_are_compared_as_pairs() -> None:
     texts = ["1.1", "1.2", "1.10", "2.1", "10.0"]
-    assert sorted(map(Epoch.parse, reversed(texts))) == [Epoch.parse(text) for text in texts]
+    assert sorted(map(Generation.parse, reversed(texts))) == [Generation.parse(text) for text in texts]

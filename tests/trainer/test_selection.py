@@ -15,7 +15,7 @@ from support_alone import STRATEGY, replica
 from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Recipe, Task
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.checkpoint_manager import Course, Ending
+from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.early_stopping.selection import EVALUATOR_PATIENCE, MonitoredSelection
 from trainjob_trainer.early_stopping.stopping import Monitoring, Rule, Source, find_source
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, saved_results
@@ -60,7 +60,7 @@ class Training:
             clock=lambda: self.now,
             sleep=self._sleep,
         )
-        self.course = Course(
+        self.checkpoints = CheckpointManager(
             self.replica,
             plan,
             self.selection,
@@ -84,7 +84,7 @@ class Training:
         saved = self.replica.store.read(newest) if newest else {}
         step = newest.step if newest else 0
         self.weight.assign(step)
-        self.is_over = self.course.resume(saved, step)
+        self.is_over = self.checkpoints.resume(saved, step)
         return step
 
     def scored(self, step: int, loss: float) -> None:
@@ -101,8 +101,8 @@ class Training:
         """Train up to `step`, and return whether that is the end."""
         self.weight.assign(step)
         self.metrics = {"loss": loss}
-        self.course.epoch_ended(step, self.metrics)
-        return self.course.between_steps(step)
+        self.checkpoints.epoch_ended(step, self.metrics)
+        return self.checkpoints.between_steps(step)
 
     def run(self, values: list[float], *, until: int = TOTAL) -> Ending | None:
         """Train on as a process would, with an epoch's value each; None if it is cut off at `until`."""
@@ -112,9 +112,9 @@ class Training:
             step += EPOCH
             self.is_over = self.epoch(step, values[step // EPOCH - 1])
         if step == until and not self.is_over and until < 10 * len(values):
-            self.course._saver.settle()
+            self.checkpoints._writer.settle()
             return None
-        return self.course.end(step, self.metrics)
+        return self.checkpoints.end(step, self.metrics)
 
 
 def training(
@@ -230,7 +230,7 @@ def test_an_evaluators_results_decide_once_they_are_there(tmp_path: Path) -> Non
     assert not one.epoch(50)
     one.scored(50, 3.0)
     assert one.epoch(60)
-    one.course._saver.settle()
+    one.checkpoints._writer.settle()
     # 10 had gone when its result came, 30 was being scored.
     assert one.replica.store.steps() == [30, 50, 60]
 
@@ -243,7 +243,7 @@ def test_the_last_checkpoints_result_is_waited_for(tmp_path: Path) -> None:
     one.meanwhile = [lambda: None, lambda: one.scored(20, 1.0)]
     reports = []
     one.meanwhile.insert(0, lambda: reports.append(one.replica.progress.last.state))
-    assert one.course.end(20, {}).model_step == 20
+    assert one.checkpoints.end(20, {}).model_step == 20
     assert (reports, one.replica.progress.last.state) == (["waiting"], "saving")
     assert one.now == 180
 
@@ -256,7 +256,7 @@ def test_an_evaluator_that_shows_no_sign_of_life_is_not_waited_for_any_longer(
     one.scored(10, 2.0)
     one.epoch(20)
     one.meanwhile = [lambda: None, lambda: tell_scoring(tmp_path / "evaluator", 20)]
-    assert one.course.end(20, {}).model_step == 10
+    assert one.checkpoints.end(20, {}).model_step == 10
     assert one.now == 120 + EVALUATOR_PATIENCE
     assert "no result for step 20, and nothing from the evaluator for 10 minutes" in capsys.readouterr().err
 
@@ -266,7 +266,7 @@ def test_asked_to_stop_while_it_waits_it_does(tmp_path: Path) -> None:
     one.epoch(10)
     one.meanwhile = [one.replica.stop._requested.set]
     with pytest.raises(Preempted, match="saved step 10"):
-        one.course.end(10, {})
+        one.checkpoints.end(10, {})
     assert one.replica.store.final() is None
 
 
@@ -283,7 +283,7 @@ def test_a_result_of_a_checkpoint_that_was_lost_is_passed_over(tmp_path: Path) -
     one = by_evaluator(tmp_path)
     for step in (10, 20):
         one.epoch(step)
-    one.course._saver.settle()
+    one.checkpoints._writer.settle()
     one.scored(20, 1.0)
     one.scored(30, 0.5)
     again = by_evaluator(tmp_path)

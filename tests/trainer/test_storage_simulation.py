@@ -50,7 +50,7 @@ from trainjob_trainer.checkpoint.files import RETRY_SECONDS
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.environment import Epoch
+from trainjob_trainer.environment import Generation
 from trainjob_trainer.errors import CheckpointUnreadable, Fenced, OutputUnwritable, TrainerError
 from trainjob_trainer.resume import Verdict, choose_start
 from trainjob_trainer.scoring.evaluation import follow, once_available
@@ -324,7 +324,7 @@ class Stage:
         if pod.is_over:
             return None
         if not pod.lives or pod.lives[-1].is_over:
-            epoch = Epoch(pod.incarnation, len(pod.lives) + 1)
+            epoch = Generation(pod.incarnation, len(pod.lives) + 1)
             reported = self.reported or None  # which the agent and the controller know of
             pod.lives.append(
                 Process(
@@ -362,7 +362,7 @@ class Stage:
 
     # What the programs do
 
-    def _train(self, process: Process, epoch: Epoch, reported: int | None) -> None:
+    def _train(self, process: Process, epoch: Generation, reported: int | None) -> None:
         fence = Fence(
             FOLDER,
             epoch,
@@ -472,7 +472,7 @@ def judged(manifest: bytes, index: bytes, data: bytes) -> tuple[int, float] | No
     return (facts["step"], values["writer"]) if is_whole else None
 
 
-def groups(epoch: Epoch, step: int) -> dict[str, list[NamedArray]]:
+def groups(epoch: Generation, step: int) -> dict[str, list[NamedArray]]:
     writer = epoch.incarnation * 100 + epoch.attempt
     return {"model": [NamedArray("writer", np.float32(writer)), NamedArray("step", np.float32(step))]}
 

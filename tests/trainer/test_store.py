@@ -31,7 +31,7 @@ from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
 from trainjob_trainer.checkpoint.store import CheckpointStore, dropped_steps
 from trainjob_trainer.checkpoint_manager import BackgroundWriter
-from trainjob_trainer.environment import Epoch
+from trainjob_trainer.environment import Generation
 
 Groups = dict[str, list[NamedArray]]
 
@@ -278,7 +278,7 @@ def test_a_failure_of_a_moment_ends_neither_a_start_nor_a_save(
         files = FaultyFiles(
             lambda *_, at=failed, calls=calls: STALE if next(calls) == at else None, is_after=is_after
         )
-        fence = Fence(folder, Epoch(1, 2), "uid", files, sleep=lambda _: None) if is_fenced else None
+        fence = Fence(folder, Generation(1, 2), "uid", files, sleep=lambda _: None) if is_fenced else None
         store = CheckpointStore(folder, keep=1, files=files, fence=fence, sleep=lambda _: None)
 
         store.prepare()
@@ -293,7 +293,7 @@ def test_a_failure_of_a_moment_ends_neither_a_start_nor_a_save(
         assert found.steps() == [2]
         assert found.latest() == found.checked(2)
         assert found.final() == FinalMarker(2, "uid")
-        again = CheckpointStore(folder, fence=Fence(folder, Epoch(1, 3), "uid") if is_fenced else None)
+        again = CheckpointStore(folder, fence=Fence(folder, Generation(1, 3), "uid") if is_fenced else None)
         again.prepare()
         assert again.known_steps() == {2, 3}
         assert len(list(folder.glob(".claim-*"))) == is_fenced
@@ -302,7 +302,7 @@ def test_a_failure_of_a_moment_ends_neither_a_start_nor_a_save(
 
 def leave_in_the_middle(folder: Path, *, is_fenced: bool) -> None:
     """With a claim and what was being written there, a damaged checkpoint and a final marker."""
-    fence = Fence(folder, Epoch(1, 1), "uid") if is_fenced else None
+    fence = Fence(folder, Generation(1, 1), "uid") if is_fenced else None
     store = CheckpointStore(folder, fence=fence)
     store.prepare()
     for step in (1, 3):
@@ -330,7 +330,7 @@ def test_what_is_set_aside_outlives_a_crash_at_any_point(tmp_path: Path) -> None
         at, is_through = 0, False
         while not is_through:
             folder = tmp_path / f"{fence}-{at}"
-            own = None if fence is None else Fence(folder, Epoch.parse(fence), "uid")
+            own = None if fence is None else Fence(folder, Generation.parse(fence), "uid")
             for step in (1, 2):
                 CheckpointStore(folder).save(step, 0, groups(step), "uid")
             (folder / "step-00000002" / "variables.index").write_bytes(b"")
@@ -341,7 +341,7 @@ def test_what_is_set_aside_outlives_a_crash_at_any_point(tmp_path: Path) -> None
                 is_through = True
             except Crash:
                 at += 1
-            again = CheckpointStore(folder, fence=own and Fence(folder, Epoch(1, 2), "uid"))
+            again = CheckpointStore(folder, fence=own and Fence(folder, Generation(1, 2), "uid"))
             again.prepare()
             assert again.known_steps() == {1, 2}, at
         assert at > 3
@@ -481,10 +481,10 @@ def test_a_failed_write_says_what_to_do_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("epoch", [None, Epoch(1, 1)], ids=["without a fence", "with a fence"])
+@pytest.mark.parametrize("epoch", [None, Generation(1, 1)], ids=["without a fence", "with a fence"])
 @pytest.mark.parametrize("left", ["nothing", "an empty folder"])
 def test_on_a_volume_that_is_unmounted_nothing_is_begun_anew(
-    tmp_path: Path, epoch: Epoch | None, left: str
+    tmp_path: Path, epoch: Generation | None, left: str
 ) -> None:
     volume, elsewhere = tmp_path / "volume", tmp_path / "elsewhere"
     folder = volume / "job" / "checkpoints"

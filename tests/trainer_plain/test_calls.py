@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.pace import Pace
+from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.plain.callbacks import Scoring
 from trainjob_trainer.plain.calls import (
     EVALUATION_BATCHES,
     TEST_METHODS,
     Shapes,
     Use,
-    _stretches,
+    _executions_of,
     are_keras_own,
     has_expected_shape,
     most_at_once,
@@ -202,14 +202,16 @@ def build_call(*, gathers: bool = False, sees_tests: bool = False) -> Any:
 def test_an_epoch_is_cut_into_calls(
     use: Use, wanted: int, steps: int, expected: list[tuple[int, int]]
 ) -> None:
-    calls = list(_stretches(build_epoch(use), steps, Pace.fixed(wanted), build_call()))
+    calls = list(_executions_of(build_epoch(use), steps, StepsPerExecution.fixed(wanted), build_call()))
     assert [(first, last) for first, last, _ in calls] == expected
-    assert [stretch.count for _, _, stretch in calls] == [last - first + 1 for first, last in expected]
+    assert [batches.count for _, _, batches in calls] == [last - first + 1 for first, last in expected]
 
 
 def test_a_callback_that_looks_at_batches_of_an_evaluation_gets_each() -> None:
-    calls = list(_stretches(build_epoch(Use.EVALUATE), 3, Pace.fixed(1), build_call(sees_tests=True)))
-    assert [(first, last, stretch.is_seen) for first, last, stretch in calls] == [
+    calls = list(
+        _executions_of(build_epoch(Use.EVALUATE), 3, StepsPerExecution.fixed(1), build_call(sees_tests=True))
+    )
+    assert [(first, last, batches.is_seen) for first, last, batches in calls] == [
         (0, 0, True),
         (1, 1, True),
         (2, 2, True),
@@ -217,17 +219,17 @@ def test_a_callback_that_looks_at_batches_of_an_evaluation_gets_each() -> None:
 
 
 def test_the_pace_may_change_within_an_epoch() -> None:
-    pace = Pace(lambda number: number)
+    executions = StepsPerExecution(lambda number: number)
     counts = []
-    for _, _, stretch in _stretches(build_epoch(), 100, pace, build_call()):
-        counts.append(stretch.count)
-        pace.record(stretch.count, stretch.count * 0.01)
+    for _, _, batches in _executions_of(build_epoch(), 100, executions, build_call()):
+        counts.append(batches.count)
+        executions.record(batches.count, batches.count * 0.01)
     assert counts == [1, 4, 50, 45]
 
 
 def test_data_that_ends_before_the_epoch_does_ends_it_with_a_warning() -> None:
     epoch = build_epoch(batches=12, seen=5)
-    calls = list(_stretches(epoch, 10, Pace.fixed(4), build_call()))
+    calls = list(_executions_of(epoch, 10, StepsPerExecution.fixed(4), build_call()))
     assert [(first, last) for first, last, _ in calls] == [(0, 3), (4, 6)]
     assert epoch.warned
 

@@ -9,8 +9,8 @@ from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.plain.fit_call import (
     FitState,
     PastCall,
-    Turn,
-    choose_turn,
+    ResumePlan,
+    choose_plan,
 )
 
 CHECKPOINT = Checkpoint(step=40, epoch=4, job_uid="u", path=Path("c"), written=0.0)
@@ -21,24 +21,24 @@ def state(call: int = 1, done: int = 2, asked: int = 4, complete: bool = False) 
 
 
 @pytest.mark.parametrize(
-    ("saved", "number", "epochs", "finished", "turn"),
+    ("saved", "number", "epochs", "finished", "plan"),
     [
-        (None, 1, 4, False, Turn.TRAIN),
-        (state(), 1, 4, False, Turn.RESUME),
-        (state(), 2, 4, False, Turn.TRAIN),
-        (state(call=2), 1, 4, False, Turn.SKIP),
-        (state(complete=True), 1, 4, False, Turn.SKIP),  # stopped early: not begun again
-        (state(complete=True), 1, 5, False, Turn.RESUME),
-        (state(done=4, complete=True), 1, 4, True, Turn.FINISHED),
-        (state(done=4, complete=True), 1, 9, True, Turn.RESUME),
-        (state(call=3, done=4, complete=True), 2, 4, True, Turn.SKIP),
-        (state(call=3, done=4, complete=True), 3, 4, True, Turn.FINISHED),
+        (None, 1, 4, False, ResumePlan.TRAIN),
+        (state(), 1, 4, False, ResumePlan.RESUME),
+        (state(), 2, 4, False, ResumePlan.TRAIN),
+        (state(call=2), 1, 4, False, ResumePlan.SKIP),
+        (state(complete=True), 1, 4, False, ResumePlan.SKIP),  # stopped early: not begun again
+        (state(complete=True), 1, 5, False, ResumePlan.RESUME),
+        (state(done=4, complete=True), 1, 4, True, ResumePlan.FINISHED),
+        (state(done=4, complete=True), 1, 9, True, ResumePlan.RESUME),
+        (state(call=3, done=4, complete=True), 2, 4, True, ResumePlan.SKIP),
+        (state(call=3, done=4, complete=True), 3, 4, True, ResumePlan.FINISHED),
     ],
 )
 def test_what_a_call_has_to_do(
-    saved: FitState | None, number: int, epochs: int, finished: bool, turn: Turn
+    saved: FitState | None, number: int, epochs: int, finished: bool, plan: ResumePlan
 ) -> None:
-    assert choose_turn(saved, number=number, epochs=epochs, script_finished=finished) is turn
+    assert choose_plan(saved, number=number, epochs=epochs, script_finished=finished) is plan
 
 
 @given(st.integers(1, 5), st.integers(0, 9), st.dictionaries(st.text(max_size=5), st.lists(st.floats())))

@@ -78,7 +78,7 @@ SECONDS_BETWEEN_CHECKS = 10.0
 """Between looks whether a successor has claimed the output, so that a writer that is cut off stops soon."""
 
 
-class Saver:
+class CheckpointWriter:
     """Checkpoints of one training. On replicas other than the writer every method does almost nothing."""
 
     def __init__(self, replica: Replica) -> None:
@@ -263,7 +263,7 @@ def _not_compared(step: int) -> None:
     """There is nobody to compare with."""
 
 
-class Course:
+class CheckpointManager:
     """Checkpoints of one training, and what is decided by them."""
 
     def __init__(
@@ -298,15 +298,15 @@ class Course:
         self._export = export
         self._agree = agree
         self._compare = compare
-        self._saver = Saver(replica)
+        self._writer = CheckpointWriter(replica)
 
     def patient(self) -> AbstractContextManager[None]:
-        """While steps are taken; as `Saver.patient`."""
-        return self._saver.patient()
+        """While steps are taken; as `CheckpointWriter.patient`."""
+        return self._writer.patient()
 
     def watch(self) -> None:
-        """As `Saver.watch`."""
-        self._saver.watch()
+        """As `CheckpointWriter.watch`."""
+        self._writer.watch()
 
     def resume(self, saved: HostGroups, step: int) -> bool:
         """Go on at `step`, whose checkpoint holds `saved`.
@@ -316,7 +316,7 @@ class Course:
         """
         self._selection.resume(saved, step)
         if step and step % self._plan.checkpoint_every == 0:
-            self._selection.score(step, self._saver.settle)
+            self._selection.score(step, self._writer.settle)
         return self._selection.is_over() if step else False
 
     def epoch_ended(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -327,18 +327,18 @@ class Course:
         """Save if it is time to, and say whether training ends here; the same on all workers.
 
         Raises:
-            OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `Saver.between_steps`.
+            OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `CheckpointWriter.between_steps`.
             WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
         """
         is_due = step % self._plan.checkpoint_every == 0
         is_boundary = is_due or self._plan.is_epoch_end(step)
         is_stopping = self._replica.stop.requested
         if is_boundary or is_stopping:
-            self._selection.look(step, self._saver.settle)
+            self._selection.look(step, self._writer.settle)
         is_saving, is_stopping = self._agreed(is_due or self._selection.wants_checkpoint(step), is_stopping)
         if is_saving or is_stopping:
             self._compare(step)
-        self._saver.between_steps(
+        self._writer.between_steps(
             step,
             self._plan.epochs_done(step),
             is_saving,
@@ -349,7 +349,7 @@ class Course:
         if not is_boundary:
             return False
         if is_due:
-            self._selection.score(step, self._saver.settle)
+            self._selection.score(step, self._writer.settle)
         return self._selection.is_over()
 
     def end(self, step: int, metrics: Mapping[str, float], reason: str = "") -> Ending:
@@ -361,7 +361,7 @@ class Course:
             reason: why training ends before its planned end, unless the selection knows.
 
         Raises:
-            OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `Saver`.
+            OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `CheckpointWriter`.
             WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
         """
         is_writer = self._replica.task.is_writer
@@ -369,11 +369,11 @@ class Course:
         trained: HostGroups = {}
         if is_writer:
             epoch = self._plan.epochs_done(step)
-            trained = self._saver.save_last(step, epoch, self._snapshot, self._selection.spared())
+            trained = self._writer.save_last(step, epoch, self._snapshot, self._selection.spared())
         # Before the last checkpoint's score is there, which might be an improvement after all.
         is_early = is_writer and step < self._plan.total_steps
         reason = (self._selection.reason() or reason) if is_early else ""
-        chosen = self._selection.choose(step, lambda: self._saver.watch_last(step))
+        chosen = self._selection.choose(step, lambda: self._writer.watch_last(step))
         if chosen != step:
             trained = self._selection.put_back(self._groups, chosen)
             metrics = read_results(trained.get(LAST_EPOCH, ()))
@@ -391,7 +391,7 @@ class Course:
         if self._export is not None:
             self._export(trained)
         uid, total = self._replica.environment.uid, self._plan.total_steps
-        self._saver.mark(FinalMarker(ending.model_step, uid, ending.step, total, ending.stopped_early))
+        self._writer.mark(FinalMarker(ending.model_step, uid, ending.step, total, ending.stopped_early))
 
     def _snapshot(self) -> HostGroups:
         return {**self._snapshot_of_training(), **self._selection.groups()}

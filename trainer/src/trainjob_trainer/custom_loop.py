@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import read
 from trainjob_trainer.checkpoint.store import Checkpoint
-from trainjob_trainer.checkpoint_manager import Saver
+from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.data.part import part_of
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
@@ -163,9 +163,9 @@ class Run:
         self._replica.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
-        saver, clock = Saver(self._replica), StepClock()
+        writer, clock = CheckpointWriter(self._replica), StepClock()
         profiler = Profiler(task, self._replica.environment, total)
-        with saver.patient():
+        with writer.patient():
             for step in range(self._done, total):
                 profiler.between_calls(step, 1)
                 with profiler.mark(step):
@@ -176,12 +176,12 @@ class Run:
                 if is_due:
                     weights.compare(self._groups, self._done)
                 is_stopping = self._replica.stop.requested  # the others don't know: nothing compares then
-                saver.between_steps(
+                writer.between_steps(
                     self._done, 0, is_due, lambda: read(self._groups), is_stopping=is_stopping
                 )
             profiler.finish(self._done)
             weights.compare(self._groups, self._done)
-            saver.finish(self._done, 0, lambda: read(self._groups))
+            writer.finish(self._done, 0, lambda: read(self._groups))
         self._summaries.close()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()

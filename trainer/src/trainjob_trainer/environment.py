@@ -19,7 +19,7 @@ _TEXT = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
-class Epoch:
+class Generation:
     """Compared as a pair: the writer's pod first, then the starts within it.
 
     Attributes:
@@ -31,7 +31,7 @@ class Epoch:
     attempt: int
 
     @classmethod
-    def parse(cls, text: str) -> Epoch:
+    def parse(cls, text: str) -> Generation:
         """Read `<incarnation>.<attempt>`.
 
         Raises:
@@ -58,7 +58,7 @@ class Environment:
         output_dir: the folder that this replica may write into.
         checkpoint_dir: where every role finds the checkpoints.
         log_dir: TensorBoard events of this replica.
-        epoch: of this start, by which an earlier one's writer is kept from writing; None without a job.
+        generation: of this start, by which an earlier one's writer is kept from writing; None without a job.
         reported_step: that an earlier start has told the agent of, in this very pod; None without one.
         reported_checkpoint: step of the checkpoint that was last reported as the newest, in this pod or, on a
             volume that outlives pods, in an earlier one; None without one.
@@ -71,7 +71,7 @@ class Environment:
     output_dir: Path
     checkpoint_dir: Path
     log_dir: Path
-    epoch: Epoch | None = None
+    generation: Generation | None = None
     reported_step: int | None = None
     reported_checkpoint: int | None = None
     has_agent: bool = False
@@ -116,7 +116,7 @@ class Environment:
             output_dir=own,
             checkpoint_dir=Path(env.get("TRAINJOB_CHECKPOINT_DIR") or root / "checkpoints").absolute(),
             log_dir=Path(env.get("TRAINJOB_LOG_DIR") or logs).absolute(),
-            epoch=Epoch.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
+            generation=Generation.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
             reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
             has_agent=bool(env.get("TRAINJOB_STATE_DIR")),

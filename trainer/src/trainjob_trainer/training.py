@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
-from trainjob_trainer.checkpoint_manager import Course, Ending
+from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.early_stopping.selection import Selection
@@ -27,7 +27,7 @@ from trainjob_trainer.engine.callbacks import (
 from trainjob_trainer.engine.engine import Engine
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
-from trainjob_trainer.engine.pace import Pace, next_stop
+from trainjob_trainer.engine.steps_per_execution import StepsPerExecution, next_stop
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
@@ -40,7 +40,7 @@ class _State:
     """Where the loop stands; the same on every worker."""
 
     step: int
-    pace: Pace
+    executions: StepsPerExecution
 
 
 MEMORY = "callbacks"
@@ -184,7 +184,7 @@ class TrainingLoop:
         self._callbacks = callbacks
         self._clock = clock
         weights = WeightsWatch(strategy, replica.task, wanted=compare_weights)
-        self._course = Course(
+        self._checkpoints = CheckpointManager(
             replica,
             plan,
             selection or Selection(),
@@ -205,7 +205,7 @@ class TrainingLoop:
         self._engine.resume_metrics(saved.get(METRICS, ()), is_writer=self._replica.task.is_writer)
         self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
         self._callbacks.resume(saved)
-        self._is_over = self._course.resume(saved, step)
+        self._is_over = self._checkpoints.resume(saved, step)
 
     def run(self, iterator: Any, start_step: int) -> Ending:
         """Train, save, report.
@@ -220,24 +220,30 @@ class TrainingLoop:
             NotFinite: a loss, a gradient or a weight is NaN or infinite, and that is to end the training.
             WeightsDiverged, PeerLost: the workers' weights are no longer the same.
         """
-        pace = Pace.fixed(1) if self._callbacks.see_batches else Pace(self._writers)
-        state = _State(start_step, pace)
+        executions = (
+            StepsPerExecution.fixed(1) if self._callbacks.see_batches else StepsPerExecution(self._writers)
+        )
+        state = _State(start_step, executions)
         self._recorder.begin(start_step)
         self._callbacks.begin()
-        with self._course.patient():
+        with self._checkpoints.patient():
             while state.step < self._plan.total_steps and not self._is_over:
                 self._call(iterator, state)
                 self._end_epoch(state)
-                self._is_over = self._course.between_steps(state.step) or self._is_asked_to_stop(state.step)
+                self._is_over = self._checkpoints.between_steps(state.step) or self._is_asked_to_stop(
+                    state.step
+                )
             self._profiler.finish(state.step)
             self._callbacks.end(self._last_epoch)
-            ending = self._course.end(state.step, self._last_epoch, self._stopped_by_callback)
+            ending = self._checkpoints.end(state.step, self._last_epoch, self._stopped_by_callback)
         self._recorder.end(ending)
         return ending
 
     def _call(self, iterator: Any, state: _State) -> None:
         periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
-        count = state.pace.next_call(next_stop(state.step, self._plan.total_steps, periods) - state.step)
+        count = state.executions.next_call(
+            next_stop(state.step, self._plan.total_steps, periods) - state.step
+        )
         self._profiler.between_calls(state.step, count)
         self._callbacks.call_begins(state.step)
         began = self._clock()
@@ -246,7 +252,7 @@ class TrainingLoop:
         seconds = self._clock() - began
         self._watch.look(self._engine.found, state.step)
         state.step += count
-        state.pace.record(count, seconds)
+        state.executions.record(count, seconds)
         logs = {**logs, **self._watch.metrics}
         self._recorder.record_call(state.step, count, seconds, self._engine.own_time, logs)
         if self._callbacks.see_batches:
@@ -259,7 +265,7 @@ class TrainingLoop:
     def _end_epoch(self, state: _State) -> None:
         if self._plan.is_epoch_end(state.step):
             self._close_epoch(state.step)
-            self._course.epoch_ended(state.step, self._last_epoch)
+            self._checkpoints.epoch_ended(state.step, self._last_epoch)
 
     def _close_epoch(self, step: int) -> None:
         self._last_epoch = {**self._engine.reduced_metrics(), **self._watch.metrics}

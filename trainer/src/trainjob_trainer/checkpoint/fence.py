@@ -10,7 +10,7 @@ be looked at before each write, which would leave a window between the look and 
 * A successor makes its own claim, and then takes all others away: by a rename into its own, so that of two
   that do it to each other one alone succeeds; then what was in them is deleted. It reads and writes nothing
   before a listing shows that no other is left.
-* Newer is the greater epoch of one job. Between two jobs epochs say nothing; the later one takes over.
+* Newer is the greater generation of one job. Between two jobs they say nothing; the later one takes over.
 
 Guaranteed, on a file system where mkdir and rename are atomic and looked-up paths are current (a local
 disk; others that keep to POSIX): once `claim` has returned, no operation of an older writer changes anything
@@ -35,7 +35,7 @@ from typing import NoReturn
 
 from trainjob_trainer.atomic_file import TEMPORARY
 from trainjob_trainer.checkpoint.files import TAKEN, Files, explain_write_error, gone, patiently
-from trainjob_trainer.environment import Environment, Epoch
+from trainjob_trainer.environment import Environment, Generation
 from trainjob_trainer.errors import Fenced, OutputTaken, OutputUnwritable
 from trainjob_trainer.task import Task
 
@@ -132,7 +132,7 @@ _SET_ASIDE = re.compile(rf"(.+?)-({DAMAGED}step-.+)")
 @dataclass(frozen=True)
 class _Claim:
     job: str
-    epoch: Epoch
+    generation: Generation
     name: str
 
 
@@ -142,7 +142,7 @@ class Fence:
     def __init__(
         self,
         directory: Path,
-        epoch: Epoch,
+        generation: Generation,
         job_uid: str,
         files: Files | None = None,
         *,
@@ -154,15 +154,15 @@ class Fence:
 
         Args:
             directory: of the checkpoints; it need not exist yet.
-            epoch: of this start.
-            job_uid: of this job; epochs of other jobs are not compared with.
+            generation: of this start.
+            job_uid: of this job; generations of other jobs are not compared with.
             files: the file operations, for tests.
             trained_step: a step that an earlier start has taken with this folder, if one is known of.
             listing_delay: seconds after which a listing of a folder is current, replaced by tests.
             sleep: replaced by tests.
         """
         job = f"{zlib.crc32(job_uid.encode()):08x}"
-        self._mine = _Claim(job, epoch, f".claim-{epoch}-{job}")
+        self._mine = _Claim(job, generation, f".claim-{generation}-{job}")
         self._directory = directory
         self._files = files or Files()
         self._trained_step = trained_step
@@ -182,7 +182,7 @@ class Fence:
         """Take the folder over; again, it only checks.
 
         Raises:
-            Fenced: a newer start of this job has claimed it, or another process with this very epoch.
+            Fenced: a newer start of this job has claimed it, or another process with this very generation.
             OutputTaken: another job took it over meanwhile.
             OutputUnwritable, OutputFull: the claim can't be made; or nothing is there of what is known to
                 have been there.
@@ -229,7 +229,7 @@ class Fence:
             self._files.create_folder(self.folder)
         except OSError as error:
             if error.errno in TAKEN:
-                raise Fenced(f"another process writes {self._directory} as {self._mine.epoch}") from None
+                raise Fenced(f"another process writes {self._directory} as {self._mine.generation}") from None
             self._is_unsure = True
             raise
         self._is_made = True
@@ -323,14 +323,14 @@ class Fence:
     def _claims(self) -> frozenset[_Claim]:
         names = patiently(lambda: self._files.names(self._directory), self._sleep)
         found = (_CLAIM.fullmatch(name) for name in names)
-        return frozenset(_Claim(m[3], Epoch(int(m[1]), int(m[2])), m[0]) for m in found if m)
+        return frozenset(_Claim(m[3], Generation(int(m[1]), int(m[2])), m[0]) for m in found if m)
 
     def _refuse_newer(self, claims: frozenset[_Claim]) -> None:
-        newer = [claim.epoch for claim in claims if claim.job == self._mine.job]
-        if newer and max(newer) > self._mine.epoch:
+        newer = [claim.generation for claim in claims if claim.job == self._mine.job]
+        if newer and max(newer) > self._mine.generation:
             raise Fenced(
                 f"a newer start of this job ({max(newer)}) writes {self._directory} now; "
-                f"this one ({self._mine.epoch}) leaves it alone"
+                f"this one ({self._mine.generation}) leaves it alone"
             )
 
     def _refuse_emptied(self) -> None:
@@ -351,17 +351,19 @@ class Fence:
 
 
 def build_fence(task: Task, environment: Environment) -> Fence | None:
-    """The fence of a writer whose start has an epoch, with or without an agent; others need none.
+    """The fence of a writer whose start has a generation, with or without an agent; others need none.
 
     A process has one: the library, and the help for scripts that don't know it, write in turns.
     """
-    if environment.epoch is None or not task.is_writer:
+    if environment.generation is None or not task.is_writer:
         return None
     return _fence_of_this_process(
-        environment.checkpoint_dir, environment.epoch, environment.uid, environment.reported_step
+        environment.checkpoint_dir, environment.generation, environment.uid, environment.reported_step
     )
 
 
 @functools.lru_cache(maxsize=1)
-def _fence_of_this_process(directory: Path, epoch: Epoch, job_uid: str, trained_step: int | None) -> Fence:
-    return Fence(directory, epoch, job_uid, trained_step=trained_step)
+def _fence_of_this_process(
+    directory: Path, generation: Generation, job_uid: str, trained_step: int | None
+) -> Fence:
+    return Fence(directory, generation, job_uid, trained_step=trained_step)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
-from trainjob_trainer.checkpoint_manager import Course, Ending
+from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.early_stopping.selection import Selection
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
 from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
-from trainjob_trainer.engine.pace import Pace, next_stop
+from trainjob_trainer.engine.steps_per_execution import StepsPerExecution, next_stop
 from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
 from trainjob_trainer.plan import TrainingPlan
@@ -71,8 +71,10 @@ class CoordinatorLoop:
         self._watch = FiniteWatch(on_nan, replica.task)
         self._clock = clock
         self._workers = replica.task.num_workers
-        self._pace = Pace(lambda number: number)
-        self._course = Course(replica, plan, selection or Selection(), groups, self._snapshot, export)
+        self._executions = StepsPerExecution(lambda number: number)
+        self._checkpoints = CheckpointManager(
+            replica, plan, selection or Selection(), groups, self._snapshot, export
+        )
         self._recorder = recorder or Recorder(replica, plan)
         self._recorded = (0, 0.0)
         self._last_epoch: Mapping[str, float] = {}
@@ -82,7 +84,7 @@ class CoordinatorLoop:
         """Go on at `step` with what the run that wrote its checkpoint knew; nothing in it changes nothing."""
         self._engine.resume_metrics(saved.get(METRICS, ()))
         self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
-        self._is_over = self._course.resume(saved, step)
+        self._is_over = self._checkpoints.resume(saved, step)
 
     def run(self, iterators: Any, start_step: int) -> Ending:
         """Train, save, report.
@@ -99,13 +101,13 @@ class CoordinatorLoop:
         step, total = start_step, self._plan.total_steps
         self._recorder.begin(step)
         self._recorded = step, self._clock()
-        with self._course.patient():
+        with self._checkpoints.patient():
             while step < total and not self._is_over:
                 periods = self._plan.epoch_steps, self._plan.checkpoint_every
                 step = self._meet(iterators, step, next_stop(step, total, periods))
                 self._end_epoch(step)
-                self._is_over = self._course.between_steps(step)
-            ending = self._course.end(step, self._last_epoch)
+                self._is_over = self._checkpoints.between_steps(step)
+            ending = self._checkpoints.end(step, self._last_epoch)
         self._recorder.end(ending)
         return ending
 
@@ -114,7 +116,7 @@ class CoordinatorLoop:
         handed_out = step
         while True:
             while self._may_hand_out(handed_out, until):
-                count = next_block(until - handed_out, self._pace.wanted, self._workers)
+                count = next_block(until - handed_out, self._executions.wanted, self._workers)
                 self._engine.hand_out(iterators, count)
                 handed_out += count
             if not self._engine.outstanding:
@@ -122,9 +124,9 @@ class CoordinatorLoop:
             block = self._engine.take_back()
             self._watch.look(Found([0, *block.faults]), step)  # the chief, who takes no steps, is the first
             step += block.steps
-            self._pace.record(block.steps, block.seconds)
+            self._executions.record(block.steps, block.seconds)
             self._record(step, is_meeting=step == until)
-            self._course.watch()
+            self._checkpoints.watch()
 
     def _may_hand_out(self, handed_out: int, until: int) -> bool:
         is_full = self._engine.outstanding >= BLOCKS_AHEAD * self._workers
@@ -142,7 +144,7 @@ class CoordinatorLoop:
             self._last_epoch = self._engine.metrics()
             self._engine.reset()
             self._recorder.record_epoch(step, self._last_epoch)
-            self._course.epoch_ended(step, self._last_epoch)
+            self._checkpoints.epoch_ended(step, self._last_epoch)
 
     def _snapshot(self) -> HostGroups:
         values = read(self._groups)

@@ -319,7 +319,7 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
     Data that Python makes is told of each epoch's end, and may change then.
     """
     call = current_process().call
-    is_known = call is not None and call.pace is not None and not epoch.steps_per_epoch
+    is_known = call is not None and call.executions is not None and not epoch.steps_per_epoch
     kind = type(epoch.data_adapter).__name__
     is_known = is_known and not epoch._trainjob_order.needs_iterators and epoch._trainjob_files is None
     return is_known and kind in ("ArrayDataAdapter", "TFDatasetAdapter") and _is_ours_to_share(dataset)

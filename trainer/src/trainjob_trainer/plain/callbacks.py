@@ -9,7 +9,7 @@ import keras
 
 from trainjob_trainer.engine.callbacks import put_back
 from trainjob_trainer.engine.metric_state import scalars
-from trainjob_trainer.plain.fit_call import FitCall, Turn
+from trainjob_trainer.plain.fit_call import FitCall, ResumePlan
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import compare_weights, save
 from trainjob_trainer.reporting.profiler import Profiler
@@ -87,7 +87,7 @@ class AtEnd(Scoring):
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; by now the user's callbacks have forgotten everything."""
         resumed = self._call.resumed
-        if resumed is not None and self._call.turn is Turn.RESUME and not resumed.complete:
+        if resumed is not None and self._call.plan is ResumePlan.RESUME and not resumed.complete:
             put_back(self._users, resumed.callbacks, self._call.resumed_groups)
         self._call.resumed_groups = {}
 
@@ -117,7 +117,9 @@ class AtEnd(Scoring):
             **self._clock.look(self._process.step, self._call.batch_size),
             **self._figures(logs),
         )
-        self._profiler.between_calls(self._process.step, self._call.pace.longest if self._call.pace else 1)
+        self._profiler.between_calls(
+            self._process.step, self._call.executions.longest if self._call.executions else 1
+        )
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; the script may go on with another `fit`."""

@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
-from trainjob_trainer.engine.pace import Pace
 from trainjob_trainer.engine.replica_share import by_share
+from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, current_process
@@ -33,7 +33,7 @@ from trainjob_trainer.reporting.progress import announce
 
 
 @dataclass
-class Stretch:
+class Batches:
     """What Keras's loop passes on as the iterator.
 
     Attributes:
@@ -46,7 +46,7 @@ class Stretch:
     count: int
     is_seen: bool = False
 
-    def __iter__(self) -> Stretch:
+    def __iter__(self) -> Batches:
         """Return itself: Keras reads a first batch for the shapes."""
         return self
 
@@ -142,7 +142,7 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
     return all(method is None or method.__module__.startswith("keras.") for method in found)
 
 
-def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> Pace | None:
+def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
     """How many batches the calls of a `fit` take; None leaves them to Keras.
 
     Args:
@@ -156,8 +156,8 @@ def build_pace(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> P
 
     strategy = model.distribute_strategy
     if any(sees_batches(callback) for callback in callbacks):
-        return Pace.fixed(model.steps_per_execution)
-    return Pace(lambda value: broadcast(strategy, process.task, [value])[0])
+        return StepsPerExecution.fixed(model.steps_per_execution)
+    return StepsPerExecution(lambda value: broadcast(strategy, process.task, [value])[0])
 
 
 def see_tests(callbacks: Any) -> bool:
@@ -175,7 +175,7 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         steps = _trace(self, step_function) if takes_many(self) else None
 
         def function(iterator: Any) -> Any:
-            if not isinstance(iterator, Stretch):
+            if not isinstance(iterator, Batches):
                 return one_call(iterator)
             if steps is not None:
                 return steps.take(iterator)
@@ -248,7 +248,7 @@ def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
 def _over_all(model: Any) -> Any:
     """Of a model whose calls take many batches; else None."""
     call = current_process().call
-    if call is None or call.pace is None:
+    if call is None or call.executions is None:
         return None
     return getattr(model.train_function or model.test_function, "over_all", None)
 
@@ -278,13 +278,13 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
     def _enumerate_iterator(self: Any) -> Iterator[tuple[int, int, Any]]:
         call = current_process().call
         steps = self.steps_per_epoch or self._num_batches or 0
-        if call is None or call.pace is None or steps <= 0 or self._trainjob_use is Use.PREDICT:
+        if call is None or call.executions is None or steps <= 0 or self._trainjob_use is Use.PREDICT:
             yield from original(self)
             return
         self.data_adapter.on_epoch_begin()
         if self._current_iterator is None or not (self.steps_per_epoch or self._trainjob_endless):
             self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
-        yield from _stretches(self, steps, call.pace, call)
+        yield from _executions_of(self, steps, call.executions, call)
         if self._num_batches and self._steps_seen >= self._num_batches:
             self._steps_seen = 0
             if not self._trainjob_endless:
@@ -294,14 +294,16 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
     return _enumerate_iterator
 
 
-def _stretches(epoch: Any, steps: int, pace: Pace, call: FitCall) -> Iterator[tuple[int, int, Stretch]]:
+def _executions_of(
+    epoch: Any, steps: int, executions: StepsPerExecution, call: FitCall
+) -> Iterator[tuple[int, int, Batches]]:
     """The calls of one epoch: numbers of the first and the last batch, and the data."""
     trains = epoch._trainjob_use is Use.FIT
     files = epoch._trainjob_files
     shapes = Shapes.of(epoch.data_adapter) if trains and files is None else Shapes.EQUAL
     if trains and files is not None:
         shapes = files.shapes
-    is_seen = pace.is_fixed if trains else call.sees_tests
+    is_seen = executions.is_fixed if trains else call.sees_tests
     step = 0
     while step < steps:
         left = (epoch._num_batches or math.inf) - epoch._steps_seen
@@ -310,11 +312,11 @@ def _stretches(epoch: Any, steps: int, pace: Pace, call: FitCall) -> Iterator[tu
             break
         left = int(min(left, steps - step))
         if trains:
-            count = pace.next_call(most_at_once(left, shapes, gathers=call.gathers))
+            count = executions.next_call(most_at_once(left, shapes, gathers=call.gathers))
         else:
             count = min(left, epoch.steps_per_execution if is_seen else EVALUATION_BATCHES)
         epoch._steps_seen += count
-        yield step, step + count - 1, Stretch(epoch._current_iterator, count, is_seen)
+        yield step, step + count - 1, Batches(epoch._current_iterator, count, is_seen)
         step += count
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.engine.not_finite import FiniteWatch
-from trainjob_trainer.engine.pace import Pace
+from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 
 if TYPE_CHECKING:
     from trainjob_trainer.distribution.divergence import WeightsWatch
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
     return str(value) if array.dtype.hasobject else array.tolist()
 
 
-class Turn(Enum):
+class ResumePlan(Enum):
     """What a call has to do."""
 
     TRAIN = "train"
@@ -104,7 +104,7 @@ class Turn(Enum):
     """It had ended, and so had the script: the output folder is a finished one."""
 
 
-def choose_turn(state: FitState | None, *, number: int, epochs: int, script_finished: bool) -> Turn:
+def choose_plan(state: FitState | None, *, number: int, epochs: int, script_finished: bool) -> ResumePlan:
     """Decide from the newest checkpoint.
 
     Args:
@@ -114,12 +114,12 @@ def choose_turn(state: FitState | None, *, number: int, epochs: int, script_fini
         script_finished: whether the folder carries the final marker.
     """
     if state is None or number > state.call:
-        return Turn.TRAIN
+        return ResumePlan.TRAIN
     if number < state.call:
-        return Turn.SKIP
+        return ResumePlan.SKIP
     if state.complete and epochs <= state.epochs_asked:
-        return Turn.FINISHED if script_finished else Turn.SKIP
-    return Turn.RESUME
+        return ResumePlan.FINISHED if script_finished else ResumePlan.SKIP
+    return ResumePlan.RESUME
 
 
 @dataclass
@@ -152,7 +152,7 @@ class FitCall:
         number: of the call on this model.
         epochs: asked for.
         epoch: Keras's number of the epoch under way, from 0.
-        turn: what there is to do.
+        plan: what there is to do.
         skipped_to: step of the checkpoint that it had left at its end, where it is skipped.
         resumed: the state it started from.
         resumed_groups: everything in the checkpoint it started from, until all has been put back.
@@ -160,7 +160,7 @@ class FitCall:
         history: what it holds of them.
         batch_size: rows of a global batch, when known.
         settings: `resume.settings_of` it, once the model is built.
-        pace: batches of a call, where they are ours to choose.
+        executions: batches of a call, where they are ours to choose.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
         sees_tests: whether a callback of the evaluation under way looks at its batches.
         own_time: what a step of the last call took this worker by itself, where that is measured.
@@ -172,7 +172,7 @@ class FitCall:
     number: int
     epochs: int
     epoch: int = 0
-    turn: Turn = Turn.TRAIN
+    plan: ResumePlan = ResumePlan.TRAIN
     skipped_to: int = 0
     resumed: FitState | None = None
     resumed_groups: HostGroups = field(default_factory=dict)
@@ -180,7 +180,7 @@ class FitCall:
     history: dict[str, list[Any]] = field(default_factory=dict)
     batch_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    pace: Pace | None = None
+    executions: StepsPerExecution | None = None
     gathers: bool = True
     sees_tests: bool = False
     own_time: OwnTime | None = None

@@ -17,8 +17,8 @@ from trainjob_trainer.plain.fit_call import (
     FitCall,
     FitState,
     PastCall,
-    Turn,
-    choose_turn,
+    ResumePlan,
+    choose_plan,
 )
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
@@ -132,10 +132,10 @@ def restore(
         return
     checkpoint, host = read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
     state = FitState.from_groups(host, checkpoint, finished=finished)
-    call.turn = choose_turn(state, number=call.number, epochs=call.epochs, script_finished=finished)
-    if call.turn is Turn.FINISHED:
+    call.plan = choose_plan(state, number=call.number, epochs=call.epochs, script_finished=finished)
+    if call.plan is ResumePlan.FINISHED:
         raise _finished(process, call, state, step)
-    if call.turn is Turn.TRAIN:
+    if call.plan is ResumePlan.TRAIN:
         return
     _check_built(model, store)
     if call.number < state.call:
@@ -145,12 +145,12 @@ def restore(
     _go_on_from(process, call, state, checkpoint.step)
     call.resumed_groups = host
     keep_files(users)
-    model._initial_epoch = call.epochs if call.turn is Turn.SKIP else state.epochs_done
+    model._initial_epoch = call.epochs if call.plan is ResumePlan.SKIP else state.epochs_done
     if process.is_writer:
-        if finished and call.turn is Turn.RESUME:
+        if finished and call.plan is ResumePlan.RESUME:
             store.clear_final()
         _announce(call, state, checkpoint)
-    if call.turn is Turn.RESUME and call.number == state.call:
+    if call.plan is ResumePlan.RESUME and call.number == state.call:
         _go_on_with_settings(process, call, state)
 
 
@@ -251,6 +251,6 @@ def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int
 
 def _announce(call: FitCall, state: FitState, checkpoint: Checkpoint) -> None:
     where = f"epoch {state.epochs_done} of {call.epochs}"
-    if call.turn is Turn.SKIP:
+    if call.plan is ResumePlan.SKIP:
         where = f"fit {call.number} had ended"
     announce(f"resumed from step {checkpoint.step} ({where}, {checkpoint.path})")

@@ -11,7 +11,7 @@ from trainjob_trainer.engine.metric_state import MetricState, OverAll
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.stepping import ManySteps, build_step
-from trainjob_trainer.plain.calls import Stretch
+from trainjob_trainer.plain.calls import Batches
 from trainjob_trainer.plain.process import current_process
 
 
@@ -42,7 +42,7 @@ class TracedSteps:
         self._seen = ManySteps(self._strategy, step, self._results_over_all, path)
         self.over_all = OverAll(self._strategy, model)
 
-    def take(self, stretch: Stretch) -> dict[str, Any]:
+    def take(self, batches: Batches) -> dict[str, Any]:
         """Take the batches; return figures of this worker, or of all where somebody sees each batch.
 
         Raises:
@@ -50,13 +50,13 @@ class TracedSteps:
         """
         process = current_process()
         call = process.call
-        pace = call.pace if call is not None and self._trains else None
-        steps = self._seen if stretch.is_seen else self._local
+        executions = call.executions if call is not None and self._trains else None
+        steps = self._seen if batches.is_seen else self._local
         began = time.perf_counter()
-        results = steps.take(stretch.iterator, stretch.count)
+        results = steps.take(batches.iterator, batches.count)
         logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}
-        if call is not None and pace is not None:
-            pace.record(stretch.count, time.perf_counter() - began)
+        if call is not None and executions is not None:
+            executions.record(batches.count, time.perf_counter() - began)
             call.gathers = any(getattr(one, "is_gathered", False) for one in self._model.trainable_variables)
             call.own_time = steps.own_time
             if call.watch is not None:

@@ -23,8 +23,8 @@ from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
 from trainjob_trainer.engine.stepping import reason_against
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.plain.calls import build_pace
-from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, Turn
+from trainjob_trainer.plain.calls import build_executions
+from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, ResumePlan
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import compare_weights, restore, save
@@ -106,7 +106,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
     call.watch = FiniteWatch(reaction, process.task)
     call.weights = _weights_watch(process, model)
-    call.pace = build_pace(process, model, users)
+    call.executions = build_executions(process, model, users)
     if not process.is_writer:
         isolate(users)
     arguments["callbacks"] = with_ours(
@@ -183,9 +183,9 @@ def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
 
 def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
     """Save what the call leaves behind: callbacks may have put other weights back at its end."""
-    step = call.skipped_to if call.turn is Turn.SKIP else process.step
+    step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
     call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step))
-    if call.turn is Turn.SKIP:
+    if call.plan is ResumePlan.SKIP:
         return
     compare_weights(process, call, model)
     if process.is_writer:

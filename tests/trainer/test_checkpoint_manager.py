@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from trainjob_trainer import Environment, Task
-from trainjob_trainer.checkpoint_manager import AGENT_PATIENCE, PEER_PATIENCE, WRITER_PATIENCE, Saver
+from trainjob_trainer.checkpoint_manager import (
+    AGENT_PATIENCE,
+    PEER_PATIENCE,
+    WRITER_PATIENCE,
+    CheckpointWriter,
+)
 
 GENERATION = {"TRAINJOB_EPOCH": "2.2"}
 AGENT = {"TRAINJOB_STATE_DIR": "/run/trainjob/state"}
@@ -32,6 +37,6 @@ def test_only_with_an_agent_a_step_may_take_the_whole_grace(
     replica: Any = SimpleNamespace(
         task=task, stop=stop, store=None, environment=Environment.from_environment(env, task)
     )
-    with Saver(replica).patient():
+    with CheckpointWriter(replica).patient():
         assert stop.patience_seconds == seconds
     assert stop.patience_seconds == 0.0

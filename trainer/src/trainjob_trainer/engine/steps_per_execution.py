@@ -17,7 +17,7 @@ _MAX_STEPS = 1000
 _NANOSECONDS = 1_000_000_000
 
 
-class Pace:
+class StepsPerExecution:
     """Steps of the next call, by the writer's clock: each worker has its own, and all must make equal calls.
 
     Attributes:
@@ -39,11 +39,11 @@ class Pace:
         self._seconds = 0.0
 
     @classmethod
-    def fixed(cls, steps: int) -> Pace:
+    def fixed(cls, steps: int) -> StepsPerExecution:
         """Always so many."""
-        pace = cls(lambda number: number)
-        pace.wanted, pace.is_fixed = steps, True
-        return pace
+        executions = cls(lambda number: number)
+        executions.wanted, executions.is_fixed = steps, True
+        return executions
 
     @property
     def longest(self) -> int:

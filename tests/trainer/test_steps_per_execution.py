@@ -6,15 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.engine.pace import CALLS_A_LOOK, TIMED_STEPS, Pace, next_stop, steps_a_call
+from trainjob_trainer.engine.steps_per_execution import (
+    CALLS_A_LOOK,
+    TIMED_STEPS,
+    StepsPerExecution,
+    next_stop,
+    steps_a_call,
+)
 
 
-def run(pace: Pace, seconds_a_step: Sequence[float]) -> list[int]:
+def run(executions: StepsPerExecution, seconds_a_step: Sequence[float]) -> list[int]:
     """The steps of calls whose steps take so long each."""
     counts = []
     for seconds in seconds_a_step:
-        counts.append(pace.wanted)
-        pace.record(pace.wanted, pace.wanted * seconds)
+        counts.append(executions.wanted)
+        executions.record(executions.wanted, executions.wanted * seconds)
     return counts
 
 
@@ -30,7 +36,7 @@ def run(pace: Pace, seconds_a_step: Sequence[float]) -> list[int]:
 def test_it_begins_with_one_and_comes_to_half_a_second(
     seconds_a_step: Sequence[float], expected: list[int]
 ) -> None:
-    assert run(Pace(lambda number: number), seconds_a_step) == expected
+    assert run(StepsPerExecution(lambda number: number), seconds_a_step) == expected
 
 
 def test_workers_of_unequal_clocks_make_equal_calls() -> None:
@@ -40,7 +46,7 @@ def test_workers_of_unequal_clocks_make_equal_calls() -> None:
         writers.append(number)
         return number
 
-    fast, slow = Pace(tell), Pace(lambda _: writers[-1])
+    fast, slow = StepsPerExecution(tell), StepsPerExecution(lambda _: writers[-1])
     for _ in range(3):
         assert fast.wanted == slow.wanted
         fast.record(fast.wanted, fast.wanted * 0.002)
@@ -50,31 +56,33 @@ def test_workers_of_unequal_clocks_make_equal_calls() -> None:
 
 
 def test_the_speed_is_looked_at_soon_and_then_now_and_then() -> None:
-    counts = run(Pace(lambda number: number), [1.0, *[0.05] * 2, *[0.01] * 5, *[0.1] * CALLS_A_LOOK])
+    counts = run(
+        StepsPerExecution(lambda number: number), [1.0, *[0.05] * 2, *[0.01] * 5, *[0.1] * CALLS_A_LOOK]
+    )
     assert counts[:9] == [1, TIMED_STEPS, 10, 10, *[16] * 4, 50]  # the fourth call's look sees 20 steps
     assert counts[8:17] == [50] * 8 + [5]
 
 
 def test_a_look_sees_all_steps_since_the_last_one() -> None:
     """A call that an epoch's end has cut short is not the measure of all."""
-    pace = Pace(lambda number: number)
+    executions = StepsPerExecution(lambda number: number)
     for count, seconds in ((1, 9.0), (4, 0.04), (49, 0.49), (1, 0.51)):
-        pace.record(count, seconds)
-    assert pace.wanted == 25
+        executions.record(count, seconds)
+    assert executions.wanted == 25
 
 
 def test_a_fixed_one_stays() -> None:
-    pace = Pace.fixed(7)
-    assert run(pace, [1.0, 0.001, 0.001]) == [7, 7, 7]
-    assert pace.is_fixed
-    assert [pace.next_call(left) for left in (3, 7, 8)] == [3, 7, 7]
+    executions = StepsPerExecution.fixed(7)
+    assert run(executions, [1.0, 0.001, 0.001]) == [7, 7, 7]
+    assert executions.is_fixed
+    assert [executions.next_call(left) for left in (3, 7, 8)] == [3, 7, 7]
 
 
 def test_a_short_rest_is_taken_along() -> None:
-    pace = Pace(lambda number: number)
-    run(pace, [1.0, 0.025])
-    assert pace.wanted == 20
-    assert [pace.next_call(left) for left in (100, 31, 30, 20, 1)] == [20, 20, 30, 20, 1]
+    executions = StepsPerExecution(lambda number: number)
+    run(executions, [1.0, 0.025])
+    assert executions.wanted == 20
+    assert [executions.next_call(left) for left in (100, 31, 30, 20, 1)] == [20, 20, 30, 20, 1]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +104,11 @@ def test_where_something_else_is_to_be_done(
 
 @given(left=st.integers(1, 3000), seconds=st.floats(1e-5, 2.0))
 def test_a_call_never_passes_an_end(left: int, seconds: float) -> None:
-    pace = Pace(lambda number: number)
+    executions = StepsPerExecution(lambda number: number)
     while left:
-        count = pace.next_call(left)
-        assert 1 <= count <= min(left, pace.longest)
-        pace.record(count, count * seconds)
+        count = executions.next_call(left)
+        assert 1 <= count <= min(left, executions.longest)
+        executions.record(count, count * seconds)
         left -= count
 
 
