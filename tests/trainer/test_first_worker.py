@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from trainjob_trainer.agent.stall import LEAVING_SECONDS
-from trainjob_trainer.distribution.listening import (
+from trainjob_trainer.distribution.first_worker import (
     MOST_SECONDS_TO_OUTLIVE,
     PATIENCE_SECONDS,
     end_with_first_worker,

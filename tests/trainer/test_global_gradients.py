@@ -44,7 +44,7 @@ def test_only_settings_that_look_at_gradients_change_their_way(
 
 
 def test_canary_keras_and_tensorflow_have_what_is_replaced() -> None:
-    """When this fails, look at `global_gradients` with the new release at hand."""
+    """When this fails, look at `apply_globally` with the new release at hand."""
     scaling = keras.optimizers.LossScaleOptimizer
     parameters = ["self", "grads", "trainable_variables"]
     for name in ("_tf_apply", "_common_apply", "apply"):

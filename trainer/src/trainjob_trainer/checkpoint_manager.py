@@ -15,7 +15,7 @@ from typing import NoReturn
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainjob_trainer.distribution.listening import is_gone
+from trainjob_trainer.distribution.first_worker import is_gone
 from trainjob_trainer.early_stopping.selection import Selection
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, read_results
 from trainjob_trainer.errors import Preempted

@@ -19,7 +19,7 @@ from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.data.part import part_of
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
-from trainjob_trainer.distribution.listening import end_with_first_worker
+from trainjob_trainer.distribution.first_worker import end_with_first_worker
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.parameter_server.server import serve

@@ -19,7 +19,7 @@ from trainjob_trainer.data.batches import TrainingData, measure
 from trainjob_trainer.data.reading import distributed_batches, open_training_data, policy_of
 from trainjob_trainer.data.source import TrainingSource, as_function, with_class_weight
 from trainjob_trainer.distribution.collective import check_same_plan
-from trainjob_trainer.distribution.listening import end_with_first_worker
+from trainjob_trainer.distribution.first_worker import end_with_first_worker
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
 from trainjob_trainer.early_stopping.stopping import Source, build_monitoring, find_source, is_monitored

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,10 +9,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-
 from trainjob_trainer.checkpoint.final import FinalMarker
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, assign
+from trainjob_trainer.checkpoint.snapshot import (
+    HostGroups,
+    NamedArray,
+    VariableGroups,
+    assign,
+    json_group,
+    read_json,
+)
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
 from trainjob_trainer.reporting.progress import announce
@@ -280,12 +284,12 @@ def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
 
 def saved_settings(settings: Mapping[str, Any]) -> list[NamedArray]:
     """Settings as a group of a checkpoint: JSON in bytes."""
-    return [NamedArray("settings", np.frombuffer(json.dumps(settings).encode(), np.uint8))]
+    return json_group("settings", settings)
 
 
 def read_settings(group: Sequence[NamedArray]) -> dict[str, Any]:
     """What `saved_settings` was given; nothing for a group that isn't there."""
-    return {name: value for array in group for name, value in json.loads(array.value.tobytes()).items()}
+    return dict(read_json(group)) if group else {}
 
 
 def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_have_it: str) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, json_group, read, read_json
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch
@@ -86,11 +84,8 @@ class Callbacks:
         """What a checkpoint is to hold of them."""
         if not self.are_there:
             return {}
-        text = json.dumps(remembered(self._users), default=float).encode()
-        return {
-            MEMORY: [NamedArray("state", np.frombuffer(text, np.uint8))],
-            **remembered_weights(self._users),
-        }
+        memory = json_group("state", remembered(self._users), default=float)
+        return {MEMORY: memory, **remembered_weights(self._users)}
 
     @property
     def ask_to_stop(self) -> bool:
@@ -108,8 +103,7 @@ class Callbacks:
         self._model.stop_training = False
         self._list.on_train_begin()
         if MEMORY in self._resumed:
-            memory = json.loads(self._resumed[MEMORY][0].value.tobytes())
-            put_back(self._users, memory, self._resumed)
+            put_back(self._users, read_json(self._resumed[MEMORY]), self._resumed)
         self._resumed = {}
 
     def call_begins(self, step: int) -> None:

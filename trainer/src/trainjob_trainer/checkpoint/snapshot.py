@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,16 @@ class NamedArray:
 
 
 HostGroups = Mapping[str, Sequence[NamedArray]]
+
+
+def json_group(name: str, facts: Any, default: Callable[[Any], Any] | None = None) -> list[NamedArray]:
+    """Facts as a group of a checkpoint: JSON in bytes; `default` is that of `json.dumps`."""
+    return [NamedArray(name, np.frombuffer(json.dumps(facts, default=default).encode(), np.uint8))]
+
+
+def read_json(group: Sequence[NamedArray]) -> Any:
+    """What `json_group` was given."""
+    return json.loads(group[0].value.tobytes())
 
 
 def read(groups: VariableGroups) -> dict[str, list[NamedArray]]:

@@ -16,8 +16,8 @@ from trainjob_trainer.distribution.early_operation import (
     is_early_operation,
     watch_first_operation,
 )
-from trainjob_trainer.distribution.listening import listens as is_listening
-from trainjob_trainer.distribution.listening import wait_for_first_worker
+from trainjob_trainer.distribution.first_worker import listens as is_listening
+from trainjob_trainer.distribution.first_worker import wait_for_first_worker
 from trainjob_trainer.errors import InvalidConfiguration, PortInUse, first_line
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task

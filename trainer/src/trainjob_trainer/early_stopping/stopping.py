@@ -5,16 +5,13 @@ The values are kept in each checkpoint, so that a run that was cut off decides a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.checkpoint.snapshot import NamedArray, json_group, read_json
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
@@ -90,14 +87,14 @@ class History:
 
     def to_arrays(self) -> list[NamedArray]:
         """As a group of a checkpoint: JSON in bytes."""
-        return [NamedArray("history", np.frombuffer(json.dumps(asdict(self)).encode(), np.uint8))]
+        return json_group("history", asdict(self))
 
     @classmethod
     def from_arrays(cls, group: Sequence[NamedArray], monitor: str) -> History | None:
         """Read it back; None if there is none, or if it is another metric's."""
         if not group:
             return None
-        facts = json.loads(group[0].value.tobytes())
+        facts = read_json(group)
         if facts["monitor"] != monitor:
             return None
         facts["values"] = tuple(Value(step, value) for step, value in facts["values"])

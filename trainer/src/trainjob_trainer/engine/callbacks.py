@@ -146,7 +146,7 @@ def remove_private_folder() -> None:
 def isolate(callbacks: Iterable[Any]) -> None:
     """Turn Keras's own writing callbacks to the private folder; what they read stays where it is."""
     for callback in callbacks:
-        kinds = {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
+        kinds = _keras_kinds(callback)
         for kind, attribute in _WRITTEN_PATHS.items():
             if kind in kinds:
                 setattr(callback, attribute, private_path(getattr(callback, attribute)))

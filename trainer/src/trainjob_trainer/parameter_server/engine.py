@@ -106,7 +106,7 @@ class CoordinatedEngine:
         """Let whichever worker has time take so many steps.
 
         Args:
-            iterators: from `shares.worker_iterators`.
+            iterators: from `reading.worker_iterators`.
             steps: at least 1.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.distribution.listening import is_gone
+from trainjob_trainer.distribution.first_worker import is_gone
 from trainjob_trainer.distribution.strategy import explained, training_cluster
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.errors import OutputUnwritable

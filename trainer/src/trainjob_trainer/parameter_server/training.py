@@ -90,7 +90,7 @@ class CoordinatorLoop:
         """Train, save, report.
 
         Args:
-            iterators: from `shares.worker_iterators`, positioned at `start_step`.
+            iterators: from `reading.worker_iterators`, positioned at `start_step`.
             start_step: steps done before.
 
         Raises:

@@ -300,9 +300,9 @@ def _executions_of(
     """The calls of one epoch: numbers of the first and the last batch, and the data."""
     trains = epoch._trainjob_use is Use.FIT
     files = epoch._trainjob_files
-    shapes = Shapes.of(epoch.data_adapter) if trains and files is None else Shapes.EQUAL
-    if trains and files is not None:
-        shapes = files.shapes
+    shapes = Shapes.EQUAL
+    if trains:
+        shapes = Shapes.of(epoch.data_adapter) if files is None else files.shapes
     is_seen = executions.is_fixed if trains else call.sees_tests
     step = 0
     while step < steps:

@@ -8,7 +8,6 @@ its last whole epoch, and later ones train as usual.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read_json
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.engine.not_finite import FiniteWatch
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
@@ -72,8 +71,7 @@ class FitState:
 
     def to_arrays(self) -> list[NamedArray]:
         """As a group of a checkpoint: JSON in bytes."""
-        text = json.dumps(asdict(self), default=_plain)
-        return [NamedArray("state", np.frombuffer(text.encode(), np.uint8))]
+        return json_group("state", asdict(self), default=_plain)
 
     @classmethod
     def from_groups(cls, groups: HostGroups, checkpoint: Checkpoint, *, finished: bool) -> FitState:
@@ -81,7 +79,7 @@ class FitState:
         if GROUP not in groups:
             epoch = checkpoint.epoch
             return cls(1, epoch, epoch, finished, (PastCall(),))
-        facts = json.loads(groups[GROUP][0].value.tobytes())
+        facts = read_json(groups[GROUP])
         facts.pop("first_step", None)  # checkpoints of earlier versions have it
         facts["past"] = tuple(PastCall(**past) for past in facts["past"])
         return cls(**facts)

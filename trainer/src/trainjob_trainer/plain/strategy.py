@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
-from trainjob_trainer.distribution.listening import wait_for_first_worker
+from trainjob_trainer.distribution.first_worker import wait_for_first_worker
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.errors import PortInUse

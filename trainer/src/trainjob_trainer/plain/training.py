@@ -15,7 +15,7 @@ import keras
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
-from trainjob_trainer.distribution.listening import end_with_first_worker
+from trainjob_trainer.distribution.first_worker import end_with_first_worker
 from trainjob_trainer.edge import leave
 from trainjob_trainer.engine.callbacks import isolate, remove_private_folder
 from trainjob_trainer.engine.model_state import tell_unsynchronized

@@ -1,4 +1,4 @@
-"""Whether somebody listens at an address, and who waits for it."""
+"""The first worker: others wait for it at the start, notice that it is gone, and outlive it at the end."""
 
 from __future__ import annotations
 
