@@ -21,7 +21,7 @@ run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. 
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
 
 test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
-	@$(BIN)/pytest -n auto --maxprocesses 4 --no-loadscope-reorder --durations=10 $(ARGS)
+	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 $(ARGS)
 
 check: $(SYNCED)  ## Style, types, layers, and that generated files are up to date.
 	@$(BIN)/ruff check $(PACKAGES)

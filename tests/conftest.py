@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -31,6 +32,15 @@ CLUSTERS = (f"{CLUSTER}node/", CLUSTER)
 """Folders of tests that share a cluster: one with pods, one without."""
 FORMS = "tests/keras_forms/"
 """Its tests' parameters begin with the group whose processes they share."""
+LONG = (
+    *CLUSTERS,
+    FORMS,
+    *(
+        f"tests/{name}/"
+        for name in ("multiprocess", "versions", "trainer_plain", "trainer", "scenarios", "operator")
+    ),
+)
+"""Folders whose files take longest, in the order in which they begin: what is short fills up the end."""
 
 # A shell ignores them for what it starts with `&`, and processes that tests start would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -40,7 +50,7 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: pods."""
-    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in CLUSTERS])
+    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in LONG])
 
 
 class ClusterScheduling(LoadScopeScheduling):
@@ -51,6 +61,12 @@ class ClusterScheduling(LoadScopeScheduling):
             return FORMS + nodeid.partition("[")[2].rpartition("/")[0]
         clusters = (folder for folder in CLUSTERS if nodeid.startswith(folder))
         return next(clusters, nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Called by pytest-xdist. One more than there are cores, since tests also wait; memory is for four."""
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -135,11 +134,11 @@ def test_a_process_that_lost_its_peer_is_not_to_blame(tmp_path: Path) -> None:
 def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}, stallTimeoutSeconds=1) as job:
         job.start()
-        first = job.wait_started(1)
-        for seat in first:
-            job.report(seat, step=7, stepSeconds=0.1)
+        job.wait_started(1)
+        job.report("worker-1", step=7, stepSeconds=0.1)
+        job.order("worker-1", "stand-still")
         job.wait_report("worker-1", step=7)
-        os.kill(first["worker-1"]["pid"], signal.SIGSTOP)
+        job.report("worker-0", step=7, stepSeconds=0.1)
         job.wait_started(2)
 
         failure = job.ask()["failure"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +65,7 @@ def test_the_agent_ends_with_an_evaluation_that_stands_still(stops: bool, tmp_pa
         process = until(job.events, "the evaluator's start")[0]["pid"]
         job.report("evaluator-0", state="evaluating", step=5, evaluatedBatches=3)
         if stops:
-            until((tmp_path / "state-evaluator-0-1" / "progress.json").exists, "its report")
-            os.kill(process, signal.SIGSTOP)
+            job.order("evaluator-0", "stand-still")
 
         assert job.agents["evaluator-0"].wait() == 88
         assert "most recent call first" in job.agents["evaluator-0"].output

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support_processes import free_ports
+from testbed.ports import free_ports
 
 from trainjob.cluster.agents.wire import GREETING, LARGEST_FRAME, NONCE_BYTES, Opener, Sealer, session_key
 from trainjob_trainer.agent import listener as listening
@@ -209,6 +209,33 @@ async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
         assert await silent.is_refused()
         assert await slow.is_refused()
         assert serving.met == []
+
+
+class Paused(asyncio.SelectorEventLoop):
+    """Its machine can be paused."""
+
+    paused_for = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.paused_for
+
+
+def test_a_pause_of_the_machine_is_no_silence() -> None:
+    async def speak_again_after_a_pause() -> None:
+        async with server() as serving:
+            client = await serving.connect()
+            await client.greet()
+            for pause in (0, 3600):
+                loop.paused_for += pause
+                for _ in range(3):
+                    await asyncio.sleep(0)  # the loop sees what is due by now
+                client.writer.write(client.sealer.seal({"pause": pause}))
+                await client.answer()
+            assert serving.met == [{"pause": 0}, {"pause": 3600}]
+
+    loop = Paused()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(speak_again_after_a_pause())
 
 
 async def test_strangers_cannot_keep_others_out() -> None:

@@ -57,7 +57,8 @@ except OSError as error:
 """
 
 MISCONFIGURED = """
-leave(None, progress, InvalidConfiguration("global_batch: 10 can't be divided by 4 workers"))
+why = "global_batch: 10 examples can't be shared evenly by 4 workers or devices; use 8 or 12"
+leave(None, progress, InvalidConfiguration(why))
 """
 
 

@@ -1,5 +1,8 @@
 """Keras's callbacks, and the users' own."""
 
+import json
+import os
+
 import keras
 from support_form_values import dense, numbers, seen
 from support_forms import form
@@ -95,7 +98,7 @@ def lambda_callback(scope):
     return seen(model, history, told=told)
 
 
-@form()
+@form(killed=True)
 def swapped_averages(scope):
     model = dense(scope, lambda: keras.optimizers.Adam(0.01, use_ema=True))
     return seen(*fitted(scope, keras.callbacks.SwapEMAWeights(swap_on_epoch=True), model=model))
@@ -166,6 +169,50 @@ def every_batch_of_a_prediction(scope):
     x, _ = numbers()
     predictions = dense(scope).predict(x, batch_size=16, verbose=0, callbacks=[recorder])
     return seen(batches=recorder.numbers, predictions=predictions)
+
+
+class Looking(keras.callbacks.Callback):
+    """Does nothing with each batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+    def on_test_batch_end(self, batch, logs=None):
+        pass
+
+
+def is_first():
+    return json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"] == 0
+
+
+@form()
+def batches_looked_at_by_worker_0_alone(scope):
+    return seen(*fitted(scope, *([Looking()] if is_first() else [])))
+
+
+@form()
+def stopped_by_worker_0_alone(scope):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1 and is_first()
+
+    return seen(*fitted(scope, Stop()))
+
+
+@form(killed=True)
+def probe_fitted_in_a_callback(scope):
+    probe = dense(scope)
+    initial, losses = probe.get_weights(), []
+
+    class Probing(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            probe.set_weights(initial)
+            x, y = numbers(48)
+            done = probe.fit(x, y, batch_size=12, epochs=1, shuffle=False, verbose=0)
+            losses.append(done.history["loss"][0])
+
+    model, history = fitted(scope, Probing())
+    return seen(model, history, last_loss=losses[-1])
 
 
 @form()

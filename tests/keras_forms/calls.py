@@ -18,6 +18,14 @@ def two_fits(scope):
 
 
 @form()
+def trained_on_a_batch_before_fit(scope):
+    x, y = numbers()
+    model = dense(scope, lambda: keras.optimizers.SGD(0.1, clipnorm=0.05))
+    model.train_on_batch(x[:24], y[:24])
+    return seen(model, model.fit(x, y, epochs=2, **{**KEPT, "batch_size": 25}))
+
+
+@form()
 def second_fit_from_the_epoch_of_the_first(scope):
     x, y = numbers()
     model = dense(scope)

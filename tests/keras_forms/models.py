@@ -191,6 +191,34 @@ def embedding_with_a_smaller_last_batch(scope):
     return seen(model, model.fit(words, labels, batch_size=16, epochs=2, shuffle=False, verbose=0))
 
 
+@form()
+def embedding_of_positions(scope):
+    """Keras's optimizers square each row of a table's gradient by itself; these rows all workers have."""
+
+    class Positions(layers.Layer):
+        def __init__(self, length, width):
+            super().__init__()
+            self.table = layers.Embedding(length, width)
+
+        def call(self, inputs):
+            return inputs + self.table(keras.ops.arange(keras.ops.shape(inputs)[-2]))
+
+    random = np.random.default_rng(1)
+    words, labels = random.integers(0, 20, (84, 5)), random.integers(0, 2, 84)
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                layers.Embedding(20, 4),
+                Positions(5, 4),
+                layers.Flatten(),
+                layers.Dense(1, activation="sigmoid"),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+    return seen(model, model.fit(words, labels, batch_size=16, epochs=3, shuffle=False, verbose=0))
+
+
 @form(
     differs={
         "weights": ("each worker normalizes by its own part of the batch", 0.2),
@@ -234,6 +262,40 @@ def dropout(scope):
     x, y = numbers()
     with scope():
         model = keras.Sequential([keras.Input((4,)), layers.Dense(16), layers.Dropout(0.4), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
+
+
+@form(killed=True)
+def dropout_with_one_mask_for_all_rows(scope):
+    """Each worker draws what one process draws, so that what a restart makes of the random state is seen."""
+    x, y = numbers()
+    with scope():
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(16),
+                layers.Dropout(0.4, noise_shape=(1, 16)),
+                layers.Dense(8),
+                layers.Dropout(0.2, noise_shape=(1, 8), seed=11),
+                layers.Dense(1),
+            ]
+        )
+        model.compile("sgd", "mse")
+    return seen(model, model.fit(x, y, epochs=2, verbose=0))
+
+
+@form(killed=True)
+def random_numbers_without_a_seed(scope):
+    """Keras creates the state behind them where the first one is drawn."""
+
+    class Noise(layers.Layer):
+        def call(self, inputs, training=False):
+            return inputs + 0.5 * keras.random.normal((1, 4)) if training else inputs
+
+    x, y = numbers()
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), Noise(), layers.Dense(1)])
         model.compile("sgd", "mse")
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 

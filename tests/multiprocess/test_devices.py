@@ -14,11 +14,13 @@ from support_processes import REPOSITORY, jsonl
 SCRIPT = Path(__file__).parent / "scripts" / "two_devices.py"
 
 
-def test_two_devices_train_and_score_as_one(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("output")
     quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     support = {"PYTHONPATH": str(REPOSITORY / "tests" / "support")}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path)],
+        [sys.executable, str(SCRIPT), str(folder)],
         env={**os.environ, **quiet, **support},
         capture_output=True,
         text=True,
@@ -26,11 +28,16 @@ def test_two_devices_train_and_score_as_one(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    seen = json.loads((tmp_path / "seen.json").read_text())
+    return folder
+
+
+@pytest.mark.parametrize("model", ["keras", "own"])
+def test_two_devices_train_and_score_as_one(output: Path, model: str) -> None:
+    seen = json.loads((output / "seen.json").read_text())[model]
     two, one = seen["two"], seen["one"]
     assert (two["strategy"], two["devices"], one["devices"]) == ("MirroredStrategy", 2, 1)
     assert two["weights"] == pytest.approx(one["weights"], abs=1e-6)
     assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-6)
     for name in ("two", "one"):
-        (last,) = list(jsonl(tmp_path / name / "evaluator" / "evaluations.jsonl"))[-1:]
+        (last,) = list(jsonl(output / model / name / "evaluator" / "evaluations.jsonl"))[-1:]
         assert last["metrics"] == pytest.approx(seen[name]["scores"], abs=1e-5)

@@ -7,19 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support_checkpoints import newest_step
 from support_processes import Gang
 
-from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.errors import ExitCode
 
-HERE = Path(__file__).parent
-SCRIPT = HERE / "scripts" / "library_run.py"
+SCRIPT = Path(__file__).parent / "scripts" / "faulty_disk.py"
 EVER = "1000000"
 
 
 def training(output: Path, *, fault: str = "", epoch: str = "") -> Gang:
     env = {
-        "PYTHONPATH": str(HERE / "faulty_disk"),
         **({"DISK_FAULT": fault} if fault else {}),
         **({"TRAINJOB_EPOCH": epoch} if epoch else {}),
     }
@@ -30,12 +28,6 @@ def published(output: Path) -> Mapping[str, str]:
     """All that readers of the checkpoints see."""
     files = [path for path in (output / "checkpoints").glob("[!.]*/*") if path.is_file()]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def newest(output: Path) -> int:
-    found = CheckpointStore(output / "checkpoints").latest()
-    assert found is not None
-    return found.step
 
 
 def check_ended(gang: Gang, reason: str, words: str) -> None:
@@ -49,7 +41,7 @@ def test_a_folder_that_cannot_be_listed_is_neither_empty_nor_damaged(tmp_path: P
     output = tmp_path / "output"
     with training(output) as gang:
         gang["worker-0"].wait_for_line("accuracy", times=3)
-    before, step = published(output), newest(output)
+    before, step = published(output), newest_step(output)
 
     with training(output, fault=f"listdir EIO 2 {EVER} /checkpoints$") as gang:
         check_ended(
@@ -60,7 +52,7 @@ def test_a_folder_that_cannot_be_listed_is_neither_empty_nor_damaged(tmp_path: P
     with training(output, fault="listdir ESTALE 1 1 /checkpoints$") as gang:
         gang["worker-0"].wait_for_line(f"resumed from step {step} ")
         gang["worker-0"].wait_for_line("accuracy", times=2)  # the second waits for the first to be saved
-    assert newest(output) > step
+    assert newest_step(output) > step
 
 
 def test_a_writer_without_a_fence_leaves_its_successors_checkpoints_alone(tmp_path: Path) -> None:

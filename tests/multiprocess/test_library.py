@@ -177,29 +177,6 @@ def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has
     assert CheckpointStore(tmp_path / "output" / "checkpoints").steps() == []
 
 
-def test_a_flipped_bit_is_found_before_it_is_saved_and_training_goes_back(
-    two_workers: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "output"
-    store = CheckpointStore(output / "checkpoints")
-    flipped = ("--flip-bit-after", "14")
-    with Gang(SCRIPT, output, arguments=flipped) as gang:
-        assert set(gang.wait().values()) == {ExitCode.WEIGHTS_DIVERGED}, gang.report
-        for worker in ("worker-0", "worker-1"):
-            error = gang.progress(worker)["error"]
-            assert error["reason"] == "WeightsDiverged"
-            assert error["message"].startswith(
-                "worker-0's and worker-1's weights differ from each other's at step 18 (variable "
-            )
-            assert "sequential/hidden/kernel" in error["message"]
-    assert store.steps() == [6, 12]
-    with Gang(SCRIPT, output, attempt=2, arguments=flipped) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
-        assert "trainjob: resumed from step 12" in gang["worker-0"].output
-
-    assert largest_difference(two_workers, output) < 1e-6
-
-
 @dataclass(frozen=True)
 class Skipping:
     """Two workers with parts of 120 and 80 examples, of which one is NaN, and one worker with their batches.

@@ -85,7 +85,7 @@ def test_workers_that_die_are_started_again_alone(tmp_path: Path) -> None:
     assert "resumed from" not in printed
     assert applied_by(output, STEPS) >= STEPS
     check_handed_over(output, printed)
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
 
 
 def applied_by(output: Path, step: int) -> int:

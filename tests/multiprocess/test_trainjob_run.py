@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support_agent_job import until
+from support_checkpoints import newest_step
 from support_processes import jsonl
-from support_run import SCRIPTS, finished_run, processes_of, started_run, write_job
+from support_run import SCRIPTS, finished_run, pause, processes_of, started_run, write_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]
@@ -36,7 +38,7 @@ def test_the_main_job_trains_scores_and_is_not_trained_again(tmp_path: Path) -> 
     assert f"tensorboard --logdir {output}" in printed
     assert list((output / "logs" / "train").glob("events.*"))
     assert list((output / "evaluator" / "logs").glob("events.*"))
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
 
     code, printed = finished_run(EXAMPLES / "digits.yaml", tmp_path)
     assert code == 1
@@ -68,7 +70,7 @@ def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) 
     assert re.search(told, printed), printed
     assert "resumed from step 20" in printed
     assert evaluations(tmp_path / "runs" / "training" / "digits")[-1]["step"] == 60
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
 
 
 def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_saved(tmp_path: Path) -> None:
@@ -118,20 +120,27 @@ def test_restarts_end_at_the_budget_and_the_first_failure_is_named(tmp_path: Pat
     summary = printed[printed.index("digits failed") :]
     assert "worker-1" in summary
     assert "ValueError: told to crash" in summary
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == {}
 
 
-def test_an_interrupted_run_ends_clean_and_resumes(tmp_path: Path) -> None:
-    file = write_job(tmp_path, SCRIPTS / "small_job.py", {"STEPS": "100000"}, evaluator=False)
-    checkpoints = tmp_path / "runs" / "training" / "digits" / "checkpoints"
+PAUSE_SECONDS = 12.0
+"""TensorFlow by itself, and agents that go by a clock, would give each other up after ten."""
+
+
+def test_a_run_that_is_paused_and_interrupted_ends_clean_and_resumes(tmp_path: Path) -> None:
+    file = write_job(tmp_path, SCRIPTS / "small_job.py", {"STEPS": "1000000"}, evaluator=False)
+    output = tmp_path / "runs" / "training" / "digits"
     with started_run(file, tmp_path / "runs") as run:
         run.wait_for_line("a hundred steps are done")
+        pause(run, tmp_path, PAUSE_SECONDS)
+        paused_at = newest_step(output)
+        until(lambda: newest_step(output) > paused_at + 1000, "a step after the pause")
         run.kill(signal.SIGINT)
         assert run.wait(60) == 130, run.output
-        assert processes_of(tmp_path) == []
+        assert "restart" not in run.output
+        assert processes_of(tmp_path) == {}
         assert "with the same command" in run.output
-    saved = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
-    assert saved >= 100
+    saved = newest_step(output)
 
     file = write_job(tmp_path, SCRIPTS / "small_job.py", {"STEPS": str(saved + 20)}, evaluator=False)
     code, printed = finished_run(file, tmp_path / "runs")

@@ -18,14 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from support_processes import free_ports
+from testbed.ports import free_ports
 
 from trainjob.cluster.agents import AgentUnreachable, lay_out, sync
 from trainjob.core.agent import CHECKED_START
 
 T = TypeVar("T")
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 200.0
 """For anything to happen; only a hang reaches it."""
 
 TOKEN = "the token of the job"  # noqa: S105
@@ -72,13 +72,13 @@ while True:
             os._exit(int(rest))
         elif verb == "ignore":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        elif verb == "stand-still":
+            os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(0.01)
 '''
 
 
 class Agent:
-    """One running agent."""
-
     def __init__(self, seat: str, incarnation: int, popen: subprocess.Popen[bytes], log: Path) -> None:
         self.seat = seat
         self.incarnation = incarnation
@@ -266,7 +266,6 @@ class Job:
 
 
 def until(condition: Callable[[], T | None], what: str) -> T:
-    """Wait until the condition returns something."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         found = condition()

@@ -14,10 +14,8 @@ from support_world import World
 class Agents:
     """Agents that start training once all are there, restart it in place, and tell the controller.
 
-    Attributes:
-        failure: what started the latest restart.
-        away: seats without a pod that the training goes on without.
-        lost: seats that the leading agent can't reach, with the seconds since then.
+    `failure` started the latest restart. Training goes on without a pod for the seats `away`; the leading
+    agent can't reach those `lost`, for so many seconds.
     """
 
     world: World
@@ -67,7 +65,6 @@ class Agents:
         self.tell()
 
     def report(self, seat: str, **report: Any) -> None:
-        """A training process reports progress."""
         self.reports[seat] = report
         self.tell()
 

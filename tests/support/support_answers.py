@@ -8,7 +8,6 @@ from aiohttp import web
 
 
 def status_object(code: int, reason: str, message: str, **details: Any) -> dict[str, Any]:
-    """Return a `Status` as the API server writes it."""
     status: dict[str, Any] = {
         "kind": "Status",
         "apiVersion": "v1",
@@ -22,8 +21,6 @@ def status_object(code: int, reason: str, message: str, **details: Any) -> dict[
 
 
 class ApiError(Exception):
-    """An answer that isn't a success."""
-
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
         super().__init__(message)
         self.code, self.reason, self.message, self.details = code, reason, message, details
@@ -43,6 +40,5 @@ def gone() -> ApiError:
 def failing(
     code: int, reason: str, message: str = "injected", retry_after: str | None = None
 ) -> web.Response:
-    """Return an answer to inject."""
     headers = {"Retry-After": retry_after} if retry_after is not None else None
     return web.json_response(status_object(code, reason, message), status=code, headers=headers)

@@ -17,11 +17,7 @@ def copied(value: Any) -> Any:
 
 
 class ApiObjects:
-    """Objects by kind, namespace and name, with resourceVersions that grow over all kinds.
-
-    Attributes:
-        clock: gives the times that the server would write.
-    """
+    """Objects by kind, namespace and name, with resourceVersions that grow over all kinds."""
 
     def __init__(self) -> None:
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -90,7 +86,6 @@ class ApiObjects:
         self.oldest = self.version
 
     def now(self) -> str:
-        """Return the time as the server writes it."""
         return self.clock().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def happened(self, type_: str, manifest: Manifest, before: Manifest | None) -> None:

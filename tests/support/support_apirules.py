@@ -25,11 +25,7 @@ class Seen:
 
 
 class ApiRules(ApiObjects):
-    """See the module.
-
-    Attributes:
-        page_limit: the most items of one page, whatever the client asks for.
-    """
+    """A page has at most `page_limit` items, whatever the client asks for."""
 
     def __init__(self) -> None:
         super().__init__()

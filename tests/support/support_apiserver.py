@@ -24,8 +24,6 @@ from support_objects import Kind, matches, read_path
 
 @dataclass
 class Stream:
-    """One open watch."""
-
     kind: Kind
     namespace: str | None
     selector: str
@@ -35,11 +33,7 @@ class Stream:
 
 
 class FakeApiServer(FaultyServer, ApiRules):
-    """See the module.
-
-    Attributes:
-        tokens: the bearer tokens that are accepted; none means that anybody is.
-    """
+    """Anybody is accepted, unless there are bearer `tokens`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +72,6 @@ class FakeApiServer(FaultyServer, ApiRules):
             self._send(stream, "BOOKMARK", bookmark)
 
     def open_watches(self) -> Counter[str]:
-        """Return how many watches are open, by kind."""
         return Counter(stream.kind.kind for stream in self._streams if not stream.frozen)
 
     def writes(self) -> list[str]:

@@ -24,8 +24,6 @@ OF_CREATION = [rule for rule in RULES if not rule.is_about_changes]
 
 @dataclass(frozen=True)
 class Asked:
-    """A job, and what the API server says of it."""
-
     name: str
     raw: Manifest
     verdict: Verdict

@@ -26,8 +26,6 @@ NAMESPACED_KINDS = {
 
 
 class Objects(list[Manifest]):
-    """What was rendered."""
-
     def one(self, kind: str, name: str | None = None) -> Manifest:
         """The only object of this kind (and name)."""
         (found,) = (o for o in self if o["kind"] == kind and name in (None, o["metadata"]["name"]))

@@ -20,6 +20,13 @@ def final_variables(output: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {f"{group}/{array.name}": array.value for group, arrays in groups.items() for array in arrays}
 
 
+def newest_step(output: Path) -> int:
+    """Of an output folder's newest checkpoint; there must be one."""
+    found = CheckpointStore(output / "checkpoints").latest()
+    assert found is not None, f"no checkpoint in {output}"
+    return found.step
+
+
 def largest_difference(one: Path, other: Path, groups: Collection[str] = ()) -> float:
     """Between the final checkpoints of two output folders, over all variables, or those of these groups."""
 

@@ -68,7 +68,6 @@ def write_job(folder: Path, script: str = SUCCEED, *, name: str = "job.yaml", **
 def trainjob(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program to its end."""
     return subprocess.run(  # noqa: PLW1510 - the exit code is what tests look at
         command(arguments),
         cwd=cwd,
@@ -81,11 +80,7 @@ def trainjob(
 
 
 class Running:
-    """A run of the program that goes on.
-
-    Attributes:
-        lines: what it has printed so far, both streams together.
-    """
+    """A run of the program that goes on; `lines` are those of both streams together."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -130,11 +125,7 @@ def running(*arguments: str, cwd: Path) -> Iterator[Running]:
 
 
 class Screen:
-    """The other end of a terminal.
-
-    Attributes:
-        text: all that has been written to it.
-    """
+    """The other end of a terminal."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -148,7 +139,6 @@ class Screen:
             self.text += os.read(self._fd, 65536).decode(errors="replace")
 
     def type(self, keys: bytes) -> None:
-        """Press keys."""
         os.write(self._fd, keys)
 
     def numbers_after(self, word: str) -> list[int]:
@@ -156,7 +146,6 @@ class Screen:
         return sorted({int(number) for number in re.findall(rf"{word} (\d+)", self._plain)})
 
     def close(self) -> None:
-        """Close the terminal, as its window's button does."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -213,7 +202,6 @@ def build_replica(name: str = "worker-0", state: str = "training", **fields: Any
 
 
 def condition(kind: str, reason: str, message: str) -> dict[str, str]:
-    """Return a condition that holds."""
     return {
         "type": kind,
         "status": "True",

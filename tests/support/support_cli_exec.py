@@ -17,7 +17,6 @@ Program = Callable[[Sequence[str]], tuple[int | str, str, str]]
 
 
 def serve_exec(handler: BaseHTTPRequestHandler, program: Program) -> None:
-    """Answer one request."""
     code, output, complaint = program(parse_qs(urlsplit(handler.path).query)["command"])
     key = handler.headers["Sec-WebSocket-Key"] + _GUID
     accept = base64.b64encode(hashlib.sha1(key.encode(), usedforsecurity=False).digest()).decode()

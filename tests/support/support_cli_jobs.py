@@ -17,7 +17,6 @@ RUNNING = {"running": {"startedAt": "2026-01-02T03:04:05Z"}}
 
 
 def condition(kind: str, message: str = "", reason: str = "Because", status: str = "True") -> dict[str, str]:
-    """Return a condition."""
     return {
         "type": kind,
         "status": status,
@@ -72,7 +71,6 @@ def ended(exit_code: int = 0, **terminated: Any) -> dict[str, Any]:
 
 
 def call(*arguments: str, stdin: str | None = None) -> Result:
-    """Run a command to its end."""
     result = CliRunner().invoke(main, arguments, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -90,7 +88,6 @@ class Beside:
         self._thread.start()
 
     def finish(self) -> Result:
-        """Wait for its end."""
         self._thread.join(GUARD_SECONDS)
         assert self._results, "it has not ended"
         result = self._results[0]

@@ -13,8 +13,6 @@ KINDS = {"trainjobs": "TrainJob", "pods": "Pod"}
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, as it came."""
-
     method: str
     plural: str
     namespace: str | None
@@ -78,7 +76,6 @@ def matches(asked: Asked, manifest: Manifest) -> bool:
 
 
 def read_request(method: str, target: str, body: Manifest | None) -> Asked:
-    """Take a request apart."""
     url = urlsplit(target)
     steps = [unquote(step) for step in url.path.strip("/").split("/")]
     steps = steps[2:] if steps[0] == "api" else steps[3:]

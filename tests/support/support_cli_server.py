@@ -23,14 +23,9 @@ GUARD_SECONDS = 60.0
 
 
 class CliServer:
-    """See the module.
+    """Each of the `rules` is given every request, and may raise `Answer` or `Break`.
 
-    Attributes:
-        asked: every request so far.
-        rules: each is given every request, and may raise `Answer` or `Break`.
-        ends_watches_at_once: as some proxies do.
-        program: what runs in pods.
-        url: where it listens.
+    With `ends_watches_at_once` it ends watches as some proxies do; `program` runs in pods.
     """
 
     def __init__(self) -> None:
@@ -67,7 +62,6 @@ class CliServer:
             return deepcopy(stored)
 
     def delete(self, plural: str, name: str, namespace: str = "default") -> None:
-        """Remove an object, and tell whoever watches."""
         with self.changed:
             gone = deepcopy(self._objects.pop((plural, namespace, name)))
             self._version += 1
@@ -76,7 +70,6 @@ class CliServer:
             self.changed.notify_all()
 
     def get(self, plural: str, name: str, namespace: str = "default") -> Manifest | None:
-        """Return an object as stored."""
         return deepcopy(self._objects.get((plural, namespace, name)))
 
     def write_log(self, pod: str, *lines: str, whole: bool = False, end: str = "\n") -> None:
@@ -96,7 +89,6 @@ class CliServer:
             self.changed.notify_all()
 
     def cut_watches(self) -> None:
-        """Break off every open watch."""
         with self.changed:
             self.cuts += 1
             self.changed.notify_all()
@@ -107,11 +99,9 @@ class CliServer:
             assert self.changed.wait_for(condition, GUARD_SECONDS), self.asked
 
     def count(self, verb: str, plural: str = "trainjobs") -> int:
-        """Return how many such requests have come."""
         return sum((a.verb, a.plural) == (verb, plural) for a in self.asked)
 
     def write_kubeconfig(self, path: Path, namespace: str | None = None) -> Path:
-        """Write a kubeconfig for it."""
         context = {"cluster": "c", "user": "u", **({"namespace": namespace} if namespace else {})}
         config = {
             "apiVersion": "v1",

@@ -35,11 +35,7 @@ def _group(version: str) -> dict[str, Any]:
 
 
 class ControllerServer(FakeApiServer):
-    """An API server that kopf can explore; another group has a kind of the same name and plural.
-
-    Attributes:
-        paths: every path that was asked for.
-    """
+    """An API server that kopf can explore; another group has a kind of the same name and plural."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +62,6 @@ class ControllerServer(FakeApiServer):
 
 
 def write_kubeconfig(folder: Path, server: str, token: str = "") -> Path:
-    """Write a kubeconfig for the server, and return its path."""
     user = {"token": token} if token else {}
     path = folder / "kubeconfig"
     path.write_text(
@@ -83,12 +78,7 @@ def write_kubeconfig(folder: Path, server: str, token: str = "") -> Path:
 
 
 class ControllerProcess:
-    """`trainjob controller` as a process, and what it logs.
-
-    Attributes:
-        lines: its log so far.
-        url: where it serves health and metrics, once it has said so.
-    """
+    """`trainjob controller` as a process, and what it logs; `url`, once logged, serves health and metrics."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -132,13 +122,11 @@ class ControllerProcess:
         self._process.send_signal(number)
 
     async def ended(self, seconds: float = 60) -> int:
-        """Return the exit code, once it has ended."""
         async with asyncio.timeout(seconds):
             await self._reading
             return await self._process.wait()
 
     async def stop(self) -> None:
-        """Make sure that it has ended."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()

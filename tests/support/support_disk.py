@@ -70,11 +70,7 @@ READS = ("names", "kind", "size", "read", "read_tensors")
 
 
 class FailedReads(FaultyFiles):
-    """Fails `count` reading operations in a row.
-
-    Attributes:
-        seen: how many there have been.
-    """
+    """Fails `count` reading operations in a row, of all that have been `seen`."""
 
     def __init__(self, error: Exception, start: int, count: float, only: str | None) -> None:
         super().__init__(self._fail)

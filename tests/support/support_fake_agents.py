@@ -54,13 +54,7 @@ def build_witness(lost: float | None, seat: str = "worker-1") -> Report:
 
 
 class FakeAgent:
-    """One agent.
-
-    Attributes:
-        report: what it answers.
-        is_mute: it takes connections and says nothing.
-        orders: those it was told, oldest first.
-    """
+    """An agent that answers with `report`; one that `is_mute` takes connections and says nothing."""
 
     def __init__(self, token: str, report: Report | None = None) -> None:
         self.token = token
@@ -71,7 +65,6 @@ class FakeAgent:
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
-        """Listen, and give the port."""
         server = await asyncio.start_server(self._serve, host, port)
         try:
             yield int(server.sockets[0].getsockname()[1])

@@ -15,8 +15,6 @@ Fault = Callable[[Seen], web.StreamResponse | Exception | None]
 
 
 class OpenWatch(Protocol):
-    """One watch that a client reads."""
-
     transport: asyncio.BaseTransport | None
     frozen: bool
 
@@ -24,12 +22,8 @@ class OpenWatch(Protocol):
 class FaultyServer:
     """A server on a port of 127.0.0.1, and what tests spoil of it.
 
-    Attributes:
-        url: where it listens.
-        seen: every request, oldest first.
-        fault: asked before each request is worked on.
-        fault_after: asked after it has been: the work is done, its answer is lost or another one.
-        losing: while set, nothing that happens reaches a watch.
+    `fault` is asked before each request is worked on; `fault_after` when the work is done, and its answer is
+    lost or another one. While `losing` is set, nothing that happens reaches a watch.
     """
 
     _streams: Sequence[OpenWatch]
@@ -60,7 +54,6 @@ class FaultyServer:
             await runner.cleanup()
 
     def drop_watches(self) -> None:
-        """Break the connection of every watch."""
         for stream in list(self._streams):
             if isinstance(stream.transport, asyncio.WriteTransport):
                 stream.transport.abort()

@@ -44,13 +44,9 @@ def fail(number: int, path: object = "") -> NoReturn:
 
 @dataclass(eq=False)
 class File:
-    """An inode with bytes.
+    """An inode with bytes; a power cut leaves those that are durable.
 
-    Attributes:
-        data: what is read.
-        durable: what a power cut leaves.
-        gone: no name leads to it.
-        opened_on: how often each mount has it open.
+    No name leads to one that is gone. `opened_on` counts how often each mount has it open.
     """
 
     data: bytes = b""
@@ -153,11 +149,9 @@ class Tree:
         self._make_durable()
 
     def lose_power(self, survivors: int, keeps_data: bool) -> None:
-        """Go back to what was synced.
+        """Go back to what was synced, and the first `survivors` of the changes that were not.
 
-        Args:
-            survivors: how many of the first changes that were not synced are on the disk all the same.
-            keeps_data: whether the bytes that were not synced are.
+        With `keeps_data` the bytes that were not synced are on the disk, too.
         """
         for node in self._nodes:
             if isinstance(node, Folder):
@@ -250,8 +244,6 @@ def _descendants(folder: Folder) -> list[Node]:
 
 @dataclass
 class Handle:
-    """An open file."""
-
     path: Path
     node: Any
     folder: Any = None
@@ -834,12 +826,10 @@ def _key(path: Path, end: str = "") -> str:
 
 
 class SimulatedFiles(Files):
-    """The operations of `Files`, out of a mount's system calls.
+    """The operations of `Files`, out of the system calls of this machine's mount.
 
-    Args:
-        mount: this machine's.
-        call: runs one system call, given its name, its path and the call itself; or raises an OSError before
-            or after it, or lets others go first.
+    `call` runs one, given its name, its path and the call itself; or raises an OSError before or after it, or
+    lets others go first.
     """
 
     def __init__(self, mount: Mount, call: Callable[[str, Path, Callable[[], Any]], Any]) -> None:

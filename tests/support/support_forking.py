@@ -1,9 +1,9 @@
 """Training processes that need not import TensorFlow: they are forked from one that has.
 
 The import takes longer than what most tests train. The process that is forked has one thread and has used
-nothing of TensorFlow, so that a copy of it is what an interpreter is after the same imports. There are two:
-one as it is, and one of a job, with the bootstrap folder on its path; a copy of that one takes on its job's
-environment as a warm standby does. Whatever else has to be there before the imports, such as a variable that
+nothing of TensorFlow, so that a copy of it is what an interpreter is after the same imports. There is one for
+each PYTHONPATH: none, and the bootstrap folder; a copy of that one takes on its job's environment as a warm
+standby does. Whatever else has to be there before the imports, such as a variable that
 TensorFlow reads when it is loaded, wants an interpreter of its own.
 """
 
@@ -36,15 +36,13 @@ QUIET = {
 """Of every process here: it has been read before the fork."""
 
 READ_BEFORE = ("CUDA", "GRPC", "KERAS", "LD_", "MALLOC", "OMP", "PYTHON", "TF_CPP", "TF_ENABLE", "XLA")
+"""Beginnings of the names of variables that a copy can't take on; PYTHONPATH chooses what is copied."""
 
 
 class Forked:
     """One process, with the part of `subprocess.Popen` that tests use.
 
-    Attributes:
-        pid: its own, and that of its process group.
-        stdout: its output, errors included, if it goes nowhere else.
-        returncode: None while it lives; negative: a signal.
+    `pid` is that of its process group too; `stdout` has errors as well, and is None if they go elsewhere.
     """
 
     def __init__(self, output: int | None, news: int) -> None:
@@ -95,7 +93,8 @@ class Forked:
 
 def can_fork(interpreter: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether a copy does what this interpreter would with these variables."""
-    return tuple(interpreter) == (sys.executable,) and not any(name.startswith(READ_BEFORE) for name in env)
+    too_late = [name for name in env if name.startswith(READ_BEFORE) and name != "PYTHONPATH"]
+    return tuple(interpreter) == (sys.executable,) and not too_late
 
 
 def fork(
@@ -107,15 +106,9 @@ def fork(
     output: int | None = None,
     path: str = "",
 ) -> Forked:
-    """Start a script in a session of its own.
+    """Start a Python script in a session of its own; `env` is its whole environment.
 
-    Args:
-        script: a Python program.
-        arguments: its arguments.
-        env: its whole environment.
-        cwd: where it runs.
-        output: a descriptor for its output; None for a pipe.
-        path: its PYTHONPATH: the bootstrap folder, or nothing.
+    `output` is a descriptor, or None for a pipe; `path` is the bootstrap folder for PYTHONPATH, or nothing.
     """
     request = {"arguments": [str(script), *arguments], "env": dict(env), "cwd": str(cwd)}
     news, pipe = os.pipe(), os.pipe() if output is None else None

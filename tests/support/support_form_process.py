@@ -29,7 +29,7 @@ def run(request: dict[str, Any]) -> None:
     news = os.open(folder / "news", os.O_WRONLY)
     try:
         if os.environ.get("FORMS_KILL") == folder.name:
-            _die_in_the_second_epoch()
+            _die_within_the_second_epoch()
         scope = _scope(request["devices"], collective="TF_CONFIG" in os.environ)
         spec = importlib.util.spec_from_file_location("forms", request["file"])
         assert spec is not None
@@ -50,17 +50,29 @@ def run(request: dict[str, Any]) -> None:
     os._exit(1)
 
 
-def _die_in_the_second_epoch() -> None:
-    """By SIGKILL, when the first epoch's checkpoint has been written."""
+def _die_within_the_second_epoch() -> None:
+    """By SIGKILL, when the checkpoint of its first batch has been written; of one batch, at its end."""
     callbacks: Any = sys.modules["keras"].callbacks.CallbackList
-    begin = callbacks.on_epoch_begin
+    begin_epoch, begin_batch = callbacks.on_epoch_begin, callbacks.on_train_batch_begin
+
+    def die_from(epoch: int) -> None:
+        from trainjob_trainer.plain.process import current_process  # noqa: PLC0415 - only in a job
+
+        call = current_process().call
+        if call is not None and call.epoch >= epoch:
+            call.record.writer.settle()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
-        if epoch == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        begin(self, epoch, logs)
+        die_from(2)
+        begin_epoch(self, epoch, logs)
 
-    callbacks.on_epoch_begin = on_epoch_begin
+    def on_train_batch_begin(self: Any, batch: int, logs: Any = None) -> None:
+        if batch:
+            die_from(1)
+        begin_batch(self, batch, logs)
+
+    callbacks.on_epoch_begin, callbacks.on_train_batch_begin = on_epoch_begin, on_train_batch_begin
 
 
 def _scope(devices: int, *, collective: bool) -> Callable[[], Any]:
@@ -100,9 +112,9 @@ def _outcome(form: Callable[..., Any], scope: Callable[[], Any], folder: Path) -
     try:
         outcome = form(scope)
     except BaseException as error:  # noqa: BLE001 - sys.exit() and the like are outcomes too
-        return Failure(
-            " ".join(f"{type(error).__name__}: {error}".split())[:600], traceback.format_exc()[-3000:]
-        )
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        told = words if len(words) <= 900 else f"{words[:600]} … {words[-300:]}"  # TensorFlow's cause is last
+        return Failure(told, traceback.format_exc()[-3000:])
     print(f"took {time.process_time() - began:.1f} s of CPU", flush=True)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return {"files": [name for name in files if "tfevents" not in name], **outcome}

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support_checkpoints import newest_step
 from support_forking import Forked, fork
-from support_plain import BOOTSTRAP, clean_environment, free_ports
+from support_plain import BOOTSTRAP, clean_environment
+from testbed.ports import free_ports
 
 SCRIPT = Path(__file__).with_name("support_form_process.py")
 TOLERANCE = 1e-5
@@ -33,12 +35,9 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Differs:
-    """A difference that tf.distribute doesn't define away.
+    """A difference that tf.distribute doesn't define away, why, and bounds of the largest one of any number.
 
-    Attributes:
-        why: one sentence.
-        at_most: bound of the largest difference of any number.
-        at_least: below this the numbers would be equal, and the statement wrong.
+    Below `at_least` the numbers would be equal, and the statement wrong.
     """
 
     why: str
@@ -51,12 +50,10 @@ class Form:
     """One form, as its decorator states it.
 
     Attributes:
-        name: the function's.
-        file: where it is.
         workers: how many there are beside the one process.
         devices: logical devices of each worker.
         differs: by the outcome's name, what is not equal and why.
-        killed: whether it is run once more and killed in its second epoch, to go on in new processes.
+        killed: whether it is run once more and killed within its second epoch, to go on in new processes.
         apart: names of what each worker has of its own.
         tolerance: of all that is compared as equal.
         defect: what is wrong in the product, one sentence; then the form must fail.
@@ -121,10 +118,12 @@ def forms_in(file: Path) -> list[Form]:
 
 
 class Session:
-    """Processes that run forms one after the other, until the last is done or one has failed."""
+    """Processes that run forms one after the other, until the last is done or one has failed.
+
+    Results and logs go below `root`, what forms write below `files`.
+    """
 
     def __init__(self, root: Path, files: Path | None = None) -> None:
-        """Nothing runs yet; results and logs go below `root`, what forms write below `files`."""
         self.root = root
         self._files = files or root / "files"
         self._selector = selectors.DefaultSelector()
@@ -136,14 +135,7 @@ class Session:
     def start(
         self, replica: str, forms: Sequence[Form], env: Mapping[str, str] | None = None, *, path: str = ""
     ) -> None:
-        """Start a process.
-
-        Args:
-            replica: its name.
-            forms: of one group.
-            env: what a replica of a job is told.
-            path: its PYTHONPATH.
-        """
+        """Start a process of that name for forms of one group, with the environment of a job's replica."""
         folder = self.root / replica
         folder.mkdir(parents=True)
         pipe = folder / "news"
@@ -226,10 +218,12 @@ def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
 
 
 def run_killed(one: Form, root: Path) -> dict[str, Any]:
-    """Run a form whose first worker is killed when its second epoch begins; return what the next run sees."""
+    """Run a form whose first worker is killed within its second epoch; return what the next run sees."""
     files = root / "files"
     with _session(root / "killed", files) as session:
-        _start_workers(session, [one], root / "output", {"FORMS_KILL": "worker-0"})
+        _start_workers(
+            session, [one], root / "output", {"FORMS_KILL": "worker-0", "TRAIN_CHECKPOINT_EVERY": "1"}
+        )
         while "worker-0" not in session.ended and session.read(SILENCE_SECONDS):
             pass
         assert not session.done["worker-0"], f"{one.name} was through before it could be killed"
@@ -242,12 +236,8 @@ def run_killed(one: Form, root: Path) -> dict[str, Any]:
 def evaluator_differences(one: Form, reference: Mapping[str, Any], root: Path) -> list[str]:
     """Where an evaluator's figures aren't those of one process's last validation, if the form has one.
 
-    A metric that isn't one number is none of an evaluator's.
-
-    Args:
-        one: the form.
-        reference: the one process's outcome.
-        root: where `run_killed` has left a whole run's output.
+    A metric that isn't one number is none of an evaluator's. `run_killed` has left a whole run's output at
+    `root`.
     """
     history = reference.get("history", {})
     if "val_loss" not in history:
@@ -259,7 +249,7 @@ def evaluator_differences(one: Form, reference: Mapping[str, Any], root: Path) -
 
 def _score_last_checkpoint(one: Form, root: Path) -> dict[str, Any]:
     checkpoints, own = root / "output" / "checkpoints", root / "output" / "evaluator"
-    last = max(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*"))
+    last = newest_step(root / "output")
     (checkpoints / "final.json").write_text(json.dumps({"step": last, "jobUid": "uid-1"}))
     cluster = {"worker": ["127.0.0.1:1"], "evaluator": ["127.0.0.1:2"]}  # an evaluator meets nobody
     with _session(root / "scored") as session:
@@ -295,8 +285,7 @@ def _run_workers(session: Session, forms: Sequence[Form]) -> int:
 
 def _start_workers(session: Session, forms: Sequence[Form], output: Path, env: Mapping[str, str]) -> None:
     count = forms[0].workers
-    with free_ports(count) as ports:
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
     for index in range(count):
         replica = f"worker-{index}"
         job = _environment(output, session.root / replica, cluster, index)

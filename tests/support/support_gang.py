@@ -156,7 +156,6 @@ class Simulation:
         self.connect(self.own)
 
     def spawn(self, seat: str) -> SimulatedAgent:
-        """A new pod of the seat."""
         incarnation = 1 + max((a.incarnation for a in self.agents if a.seat == seat), default=0)
         agent = SimulatedAgent(seat, incarnation)
         self.agents.append(agent)
@@ -296,5 +295,4 @@ class Simulation:
 
     @property
     def attempts(self) -> list[int]:
-        """The attempts so far."""
         return list(dict.fromkeys(s.message["attempt"] for s in self.sent if s.message["type"] == "start"))

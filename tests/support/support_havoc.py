@@ -12,8 +12,6 @@ from support_faulty import Fault
 
 
 class Faulty(Protocol):
-    """What can be spoilt; see `FakeApiServer`."""
-
     fault: Fault
     fault_after: Fault
     losing: bool
@@ -26,11 +24,7 @@ class Faulty(Protocol):
 
 
 class Havoc:
-    """Spoils some of what a server does, at random, until it has done so often enough.
-
-    Attributes:
-        left: how many faults are still to come.
-    """
+    """Spoils some of what a server does, at random, until no faults are `left`."""
 
     def __init__(self, server: Faulty, seed: int, faults: int) -> None:
         self.server, self.left, self.random = server, faults, random.Random(seed)  # noqa: S311 - repeatable
@@ -79,6 +73,5 @@ class Havoc:
         return strikes
 
     def stop(self) -> None:
-        """No more of it."""
         self.left = 0
         self.server.losing = False

@@ -16,11 +16,7 @@ Manifest = dict[str, Any]
 
 
 class Kubelet:
-    """Sees to each pod now and then.
-
-    Attributes:
-        exit_code: of a pod that runs, asked each time; None lets it run on.
-    """
+    """Sees to each pod now and then; `exit_code` is asked each time, and None lets the pod run on."""
 
     def __init__(self, server: FakeApiServer, exit_code: Callable[[Manifest], int | None]) -> None:
         self._server = server
@@ -45,7 +41,6 @@ class Kubelet:
             self.end(pod, code)
 
     def end(self, pod: Manifest, code: int) -> None:
-        """The pod's container ends."""
         ended = {
             "exitCode": code,
             "reason": "Error" if code else "Completed",
@@ -54,7 +49,6 @@ class Kubelet:
         self.set(pod, "Failed" if code else "Succeeded", {"terminated": ended})
 
     def set(self, pod: Manifest, phase: str, state: Manifest, *, ready: bool = False) -> None:
-        """The pod's container has come into this state."""
         status = {
             "phase": phase,
             "podIP": pod["metadata"]["uid"],
@@ -70,12 +64,8 @@ class Kubelet:
 class GhostAgents:
     """What the agents of a job would answer whose pods run, without any network: they train.
 
-    Args:
-        pods: returns all pods; each has an address of its own.
-
-    Attributes:
-        more: what their answers hold beside that, or instead.
-        orders: what they were told last, by job.
+    Each pod has an address of its own. Answers hold `more` beside that, or instead. `orders` are the last
+    ones, by job.
     """
 
     def __init__(self, pods: Callable[[], list[Manifest]]) -> None:
@@ -91,7 +81,6 @@ class GhostAgents:
     async def __call__(
         self, host: str, _port: int, _token: str, order: Mapping[str, Any], **_timeout: float
     ) -> Mapping[str, Any]:
-        """Answer for the pod of that address."""
         pods = self._pods()
         leader = next((pod for pod in pods if _host(pod) == host), None)
         if leader is None:

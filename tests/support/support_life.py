@@ -57,12 +57,6 @@ def schedules(kinds: list[str]) -> st.SearchStrategy[Schedule]:
 
 @dataclass
 class Life:
-    """A world and what has been seen of it.
-
-    Attributes:
-        agents: of a job that has them.
-    """
-
     world: World
     agents: Agents | None = None
     names: set[str] = field(default_factory=set)
@@ -249,7 +243,6 @@ def _most_in_one_seat(pods: list[dict[str, Any]]) -> int:
 
 
 async def live(schedule: Schedule, *, in_place: bool) -> Life:
-    """Live through a schedule."""
     build = build_job if in_place else build_plain_job
     world = World(build(maxRestarts=MAX_RESTARTS))
     life = Life(world, Agents(world) if in_place else None)

@@ -89,13 +89,11 @@ def python(code: str) -> list[str]:
 
 
 def state_of(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of the pod's only container."""
     state: dict[str, Any] = pod["status"]["containerStatuses"][0]["state"]
     return state
 
 
 def ref_of(pod: Mapping[str, Any], kind: str = "Pod") -> ObjectRef:
-    """Return the reference of a stored object."""
     meta = pod["metadata"]
     return ObjectRef(kind, meta["namespace"], meta["name"], meta["uid"])
 
@@ -115,8 +113,6 @@ async def until(cluster: LocalCluster, holds: Callable[[Snapshot], Any]) -> Snap
 
 
 async def ended(cluster: LocalCluster, name: str = "digits-worker-0-aaaaaaaa") -> dict[str, Any]:
-    """Return the terminated state of a pod, once it has one."""
-
     def _terminated(snapshot: Snapshot) -> bool:
         return any(p["metadata"]["name"] == name and "terminated" in state_of(p) for p in snapshot.pods)
 

@@ -54,7 +54,6 @@ while True:
 
 
 def build_token_secret(name: str = BUNDLE, **data: str) -> dict[str, Any]:
-    """Return the Secret with a job's token."""
     contents = data or {"token": TOKEN}
     encoded = {key: base64.b64encode(text.encode()).decode() for key, text in contents.items()}
     metadata = {"name": name, "namespace": "default"}

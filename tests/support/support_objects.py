@@ -8,8 +8,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of objects."""
-
     plural: str
     kind: str
 

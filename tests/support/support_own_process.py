@@ -54,13 +54,10 @@ def in_own_process(scenario: Scenario) -> Callable[..., None]:
 
 
 class Trainee:
-    """A child of the process that the test runs in, and what it has printed.
+    """A child of the process that the test runs in, and what it has printed; its folder is the test's own.
 
-    Args:
-        folder: the test's own.
-        command: what to start; a string is a Python program.
-        env: the container's environment, beside what Python needs.
-        options: more for `Child`.
+    A command that is a string is a Python program. `env` is the container's environment, beside what Python
+    needs.
     """
 
     def __init__(
@@ -91,14 +88,12 @@ class Trainee:
         return self._output.read_text(encoding="utf-8", errors="replace")
 
     async def until(self, condition: Callable[[], Any], seconds: float = SECONDS / 2) -> None:
-        """Wait for something to become true."""
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, f"not within {seconds} s; output: {self.output[-2000:]}"
             await asyncio.sleep(0.005)
 
     async def prints(self, text: str) -> None:
-        """Wait until it has printed this."""
         await self.until(lambda: text in self.output)
 
     async def ends(self) -> Any:
@@ -112,7 +107,6 @@ class Trainee:
 
 
 def main(file: str, name: str) -> None:
-    """Run one scenario."""
     spec = importlib.util.spec_from_file_location("scenario", file)
     assert spec is not None
     assert spec.loader is not None

@@ -2,16 +2,15 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from support_forking import QUIET, Forked, can_fork, fork
+from testbed.ports import free_ports
 
 import trainjob_trainer
 
@@ -22,13 +21,9 @@ SECONDS = 150
 
 @dataclass(frozen=True)
 class Ended:
-    """One replica's process after its end.
+    """One replica's process after its end, with its last report.
 
-    Attributes:
-        code: its exit code.
-        log: stdout and stderr together.
-        folder: its working folder, which nobody else writes into.
-        progress: its last report.
+    The log is stdout and stderr together; no other process writes into its working folder.
     """
 
     code: int
@@ -51,8 +46,7 @@ def run_job(
     Once a worker has failed, an evaluator is ended too: nobody would write what it waits for.
     """
     names = [f"worker-{index}" for index in range(workers)] + ["evaluator-0"] * evaluator
-    with free_ports(len(names)) as ports:
-        addresses = [f"127.0.0.1:{port}" for port in ports]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(len(names))]
     cluster = {"worker": addresses[:workers], **({"evaluator": addresses[workers:]} if evaluator else {})}
     running = {name: _start(script, root, name, cluster, uid, env or {}) for name in names}
     try:
@@ -81,16 +75,6 @@ def run_python(
     )
 
 
-@contextmanager
-def free_ports(count: int) -> Iterator[list[int]]:
-    """Ports nobody listens on; held until the block ends, so that they differ."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        yield [one.getsockname()[1] for one in sockets]
-
-
 def _start(
     script: Path,
     root: Path,
@@ -116,7 +100,7 @@ def _start(
     }
     with (root / f"{name}.log").open("wb") as log:
         if can_fork((sys.executable,), more):
-            return fork(script, (), env, folder, output=log.fileno(), path=str(BOOTSTRAP))
+            return fork(script, (), env, folder, output=log.fileno(), path=env["PYTHONPATH"])
         return subprocess.Popen(
             [sys.executable, str(script)], cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=env
         )

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,9 +18,10 @@ from types import TracebackType
 from typing import Any
 
 from support_forking import QUIET, Forked, can_fork, fork
+from testbed.ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE_SECONDS = 150.0
+DEADLINE_SECONDS = 400.0
 """For a whole run; only a hang reaches it."""
 
 
@@ -76,7 +76,6 @@ class Process:
         return code
 
     def finish_reading(self) -> None:
-        """Wait for the end of its output."""
         if self._reader is not None:
             self._reader.join()
 
@@ -151,11 +150,9 @@ class Gang:
 
     @property
     def report(self) -> str:
-        """All output, for a failed assertion."""
         return "\n".join(f"--- {name}\n{process.output}" for name, process in self.processes.items())
 
     def progress(self, replica: str) -> dict[str, Any]:
-        """The replica's last progress report."""
         text = self._progress_file(replica).read_text(encoding="utf-8")
         report: dict[str, Any] = json.loads(text)
         return report
@@ -182,7 +179,8 @@ class Gang:
 
     def _popen(self, env: Mapping[str, str]) -> subprocess.Popen[str] | Forked:
         if can_fork(self._interpreter, self._common):
-            return fork(self._script, self._arguments, env, REPOSITORY)
+            path = self._common.get("PYTHONPATH", "")
+            return fork(self._script, self._arguments, env, REPOSITORY, path=path)
         return subprocess.Popen(
             [*self._interpreter, str(self._script), *self._arguments],
             env=env,
@@ -195,16 +193,6 @@ class Gang:
         )
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
-
-
 def jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines."""
     for line in path.read_text(encoding="utf-8").splitlines():
         yield json.loads(line)

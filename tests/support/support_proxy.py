@@ -26,8 +26,6 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 @dataclass
 class _Stream:
-    """One open watch."""
-
     kind: str
     client: web.StreamResponse
     transport: asyncio.BaseTransport | None
@@ -35,7 +33,7 @@ class _Stream:
 
 
 class FaultyProxy(FaultyServer):
-    """See the module; of the requests it sees those about a kind that is known."""
+    """Of the requests it sees those about a kind that is known."""
 
     def __init__(self, server: str, tls: ssl.SSLContext) -> None:
         super().__init__()
@@ -78,7 +76,6 @@ class FaultyProxy(FaultyServer):
                 stream.transport.write(b"%x\r\n%b\r\n" % (len(line), line))
 
     def open_watches(self) -> int:
-        """Return how many watches are open."""
         return sum(not stream.frozen for stream in self._streams)
 
     # -- requests ----------------------------------------------------------------------------------------

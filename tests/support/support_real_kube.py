@@ -26,7 +26,6 @@ ACCOUNT = "controller"
 
 
 def install_crd(cluster: Cluster) -> None:
-    """Have the API server know TrainJobs."""
     cluster.apply(REPOSITORY / "manifests" / "crd.yaml")
     await_crd(cluster, "trainjobs.trainjob.dev")
 
@@ -92,9 +91,7 @@ def through(url: str, access: Access) -> Access:
 class RealKubelet:
     """Sets the states of pods that no node will ever run.
 
-    Attributes:
-        exit_code: of a pod that runs, asked each time; None lets it run on.
-        pods: as they were seen last.
+    `exit_code` of a pod that runs is asked each time; None lets it run on. `pods` were seen last.
     """
 
     def __init__(self, admin: ApiClient, namespace: str, exit_code: Callable[[Manifest], int | None]) -> None:
@@ -156,7 +153,6 @@ def now() -> str:
 
 
 async def states(admin: ApiClient, namespace: str) -> dict[str, str | None]:
-    """Return the state of every job in the namespace."""
     jobs = (await admin.list(TRAINJOBS, namespace))["items"]
     return {job["metadata"]["name"]: job.get("status", {}).get("state") for job in jobs}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +27,6 @@ def write_job(
     arguments: Sequence[str] = (),
     **spec: object,
 ) -> Path:
-    """Write a job file that runs a script, and return its path."""
     variables = [{"name": name, "value": value} for name, value in (env or {}).items()]
     container = {"command": ["python", str(script)], "args": list(arguments), "env": variables}
     job = build_job(container=container, **spec)
@@ -63,13 +64,24 @@ def finished_run(file: Path, folder: Path, *options: str) -> tuple[int, str]:
         return run.wait(), run.output
 
 
-def processes_of(folder: Path) -> list[str]:
+def processes_of(folder: Path) -> dict[int, str]:
     """The command lines of processes whose environment names this folder: what a run has left behind."""
-    found = []
+    found = {}
     for entry in Path("/proc").iterdir():
         try:
             if str(folder).encode() in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(entry.name)] = command
         except (OSError, ValueError):
             continue
     return found
+
+
+def pause(run: Process, folder: Path, seconds: float) -> None:
+    """Stop all processes of a run for a while, as a machine does that is moved or sleeps."""
+    paused = [run.popen.pid, *processes_of(folder)]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in paused:
+            os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            time.sleep(seconds)

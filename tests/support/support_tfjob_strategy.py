@@ -13,7 +13,6 @@ TEXTS = st.dictionaries(NAMES, NAMES, max_size=2)
 
 
 def some(fields: dict[str, SearchStrategy[Any]]) -> SearchStrategy[dict[str, Any]]:
-    """Return objects that have some of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 

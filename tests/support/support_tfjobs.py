@@ -65,7 +65,6 @@ def converted(tfjob: dict[str, Any], **options: Any) -> Conversion:
 
 
 def spec_of(tfjob: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Return the spec of a TFJob that makes a valid TrainJob."""
     conversion = converted(tfjob, **options)
     assert conversion.refusals == ()
     spec: dict[str, Any] = conversion.manifest["spec"]
@@ -73,10 +72,8 @@ def spec_of(tfjob: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def notes_of(tfjob: dict[str, Any], **options: Any) -> dict[str, str]:
-    """Return the notes by field."""
     return {note.path: note.message for note in converted(tfjob, **options).notes}
 
 
 def refusals_of(tfjob: dict[str, Any]) -> dict[str, str]:
-    """Return the refusals by field."""
     return {refusal.path: refusal.message for refusal in converted(tfjob).refusals}

@@ -27,12 +27,7 @@ _ROOT = "<nil>"
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer about one object.
-
-    Attributes:
-        accepted: whether it would be stored.
-        answer: the object as it would be stored, defaults included, or a `Status`.
-    """
+    """The answer about one object: as it would be stored, defaults included, or a `Status`."""
 
     accepted: bool
     answer: Manifest

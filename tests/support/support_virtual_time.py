@@ -16,7 +16,6 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
     now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready."""
         ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
         if not ready:
             assert timeout is not None, "everybody waits for something that no timer brings"

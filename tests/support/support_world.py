@@ -58,12 +58,10 @@ class World:
 
     @property
     def status(self) -> TrainJobStatus:
-        """The job's status as stored."""
         return TrainJobStatus.model_validate(self.cluster.job(self.key).get("status", {}))
 
     @property
     def pods(self) -> list[dict[str, Any]]:
-        """The job's pods as stored."""
         return self.cluster.pods(self.key)
 
     def pod(self, role: str, index: int = 0) -> dict[str, Any]:
@@ -78,7 +76,6 @@ class World:
                 change(pod)
 
     def edit(self, **spec: Any) -> None:
-        """The user edits the job's spec."""
         self.source = {**self.source, "spec": {**self.source["spec"], **spec}}
         self.cluster.apply(self.source)
 

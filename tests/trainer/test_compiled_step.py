@@ -8,8 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from support_steps import Steps
 
-from trainjob_trainer.engine.engine import Engine, build_model
+from trainjob_trainer.engine.model_state import build_model
 
 BATCH, STEPS = 4, 7
 SPEC = (
@@ -56,8 +57,7 @@ def batches() -> Any:
 def trained(compiled: bool, *more: keras.layers.Layer) -> tuple[Any, dict[str, float]]:
     strategy = tf.distribute.get_strategy()
     net = build_model(strategy, lambda: model(compiled, *more), SPEC, seed=3)
-    engine = Engine(strategy, net)
-    return net, engine.run(batches(), STEPS)
+    return net, Steps(strategy, net).run(batches(), STEPS)
 
 
 def test_it_trains_as_the_step_that_is_not_compiled() -> None:

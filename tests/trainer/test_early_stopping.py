@@ -14,7 +14,8 @@ from support_processes import jsonl
 from trainjob_trainer import InvalidConfiguration, OutputFinished, Preempted
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.early_stopping.stopping import Source, build_monitoring
-from trainjob_trainer.engine.engine import Engine, build_model
+from trainjob_trainer.engine.metric_state import OverAll
+from trainjob_trainer.engine.model_state import build_model
 from trainjob_trainer.library import Result, _Request, _train
 from trainjob_trainer.recipe import Recipe, check
 from trainjob_trainer.reporting.progress import ProgressFile
@@ -144,7 +145,7 @@ def test_keras_tells_names_and_directions_of_its_metrics() -> None:
 
     spec = (tf.TensorSpec([4, 3]), tf.TensorSpec([4, 1]))
     built = build_model(STRATEGY, build, spec, 1)
-    names = Engine(STRATEGY, built).metric_names()
+    names = OverAll(STRATEGY, built).names()
 
     def larger(monitor: str) -> bool:
         asked = Recipe(monitor=monitor, patience=1)

@@ -1,14 +1,12 @@
-"""Whoever is not the first worker waits until that one listens, and at the end until that one is through."""
+"""Whoever is not the first worker waits until that one listens; a pause is taken for nobody's death."""
 
 import socket
 
 import pytest
 
-from trainjob_trainer.agent.stall import LEAVING_SECONDS
 from trainjob_trainer.distribution.first_worker import (
-    MOST_SECONDS_TO_OUTLIVE,
     PATIENCE_SECONDS,
-    end_with_first_worker,
+    bear_pauses,
     wait_for_first_worker,
 )
 from trainjob_trainer.task import Task
@@ -82,83 +80,15 @@ def test_who_waits_for_nobody(task: Task) -> None:
     assert clock.now == 0
 
 
-class DeadlineExceededError(Exception):
-    """As TensorFlow names it."""
+@pytest.mark.parametrize(("has_agent", "longer_than"), [(False, 30), (True, 3600)])
+def test_the_coordination_service_bears_pauses(has_agent: bool, longer_than: int) -> None:
+    class Service:
+        def configure_coordination_service(self, kind: str, *, heartbeat_timeout_in_ms: int = 0) -> None:
+            self.configured = kind, heartbeat_timeout_in_ms
 
-
-class UnavailableError(Exception):
-    """As TensorFlow names it."""
-
-
-class Service:
-    """TensorFlow's context, with the part of it by which workers exchange words."""
-
-    def __init__(self, *answers: Exception | None) -> None:
-        self.answers = list(answers)
-        self.told: list[str] = []
-
-    def set_config_key_value(self, key: str, value: str) -> None:
-        del value
-        self.told.append(key)
-        self._answer()
-
-    def get_config_key_value(self, key: str, timeout_in_ms: int) -> None:
-        assert timeout_in_ms > 0
-        self._answer()
-        self.told.append(key)
-
-    def _answer(self) -> None:
-        error = self.answers.pop(0)
-        if error is not None:
-            raise error
-
-
-def member(index: int, workers: int = 2) -> Task:
-    return Task("worker", index, {"worker": ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")[:workers]})
-
-
-LATE, LOST = DeadlineExceededError(), UnavailableError()
-
-
-@pytest.mark.parametrize(
-    ("index", "answers", "present", "left"),
-    [
-        (0, [None], [], 0),
-        (0, [LOST], [], 0),
-        (1, [None], [True], 0),
-        (1, [LATE, LATE, None], [True, True, True], 0),
-        (1, [LATE, LOST, None], [True, True], 1),
-        (1, [LATE, None], [True, False], 1),
-        (1, [None], [False], 1),
-    ],
-)
-def test_a_worker_ends_once_the_first_one_is_through_or_gone(
-    index: int, answers: list[Exception | None], present: list[bool], left: int
-) -> None:
-    service, looks = Service(*answers), iter(present)
-    end_with_first_worker(member(index), service, is_gone=lambda _: not next(looks), clock=lambda: 0.0)
-    assert len(service.answers) == left
-    assert list(looks) == []
-
-
-def test_a_worker_outlives_a_first_one_that_hangs_for_a_time_only() -> None:
-    times = iter([0.0, 44.0, 46.0])
-    assert MOST_SECONDS_TO_OUTLIVE < LEAVING_SECONDS
-    service = Service(LATE, None)
-    end_with_first_worker(member(1), service, is_gone=lambda _: False, clock=lambda: next(times))
-    assert service.told == []
-    assert len(service.answers) == 1
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        member(0, workers=1),
-        Task("evaluator", 0, {"worker": ("127.0.0.1:1", "127.0.0.1:2"), "evaluator": ("127.0.0.1:3",)}),
-        Task("chief", 0, {"chief": ("127.0.0.1:1",), "ps": ("127.0.0.1:2",), "worker": ("127.0.0.1:3",)}),
-    ],
-)
-def test_who_trains_with_nobody_ends_at_once(task: Task) -> None:
     service = Service()
-    end_with_first_worker(task, service)
-    assert service.told == []
+    bear_pauses(has_agent=has_agent, service=service)
+    service.configure_coordination_service("standalone")
+    kind, milliseconds = service.configured
+    assert kind == "standalone"
+    assert milliseconds > 1000 * longer_than

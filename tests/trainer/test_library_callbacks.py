@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support_alone import STRATEGY, Killed, record_writers, replica
+from support_checkpoints import final_variables
 
 from trainjob_trainer import InvalidConfiguration, OutputFinished, Task
+from trainjob_trainer.checkpoint_manager import CheckpointManager
 from trainjob_trainer.data.source import as_function, with_class_weight
 from trainjob_trainer.library import Result, _check_for, _Request, _train
 from trainjob_trainer.recipe import Recipe
@@ -73,9 +75,9 @@ def model() -> Any:
     return net
 
 
-def fitted(epochs: int, *callbacks: Any, **settings: Any) -> Any:
+def fitted(epochs: int, *callbacks: Any, build: Callable[[], Any] = model, **settings: Any) -> Any:
     keras.utils.set_random_seed(1)
-    net = model()
+    net = build()
     net.fit(X, Y, BATCH, epochs, shuffle=False, verbose=0, callbacks=list(callbacks), **settings)
     return net
 
@@ -88,6 +90,7 @@ def trained(
     class_weight: Mapping[int, float] | None = None,
     verbose: Any = "auto",
     recipe: Mapping[str, Any] | None = None,
+    build: Callable[[], Any] = model,
     **where: Any,
 ) -> Result:
     keras.utils.clear_session()  # names of layers are numbered within a process
@@ -97,7 +100,7 @@ def trained(
         as_function((X, Y), "heldout"),
     )
     chosen = Recipe(epochs=epochs, global_batch=BATCH, **settings)
-    request = _Request(model, load, heldout, chosen, None, callbacks, verbose)
+    request = _Request(build, load, heldout, chosen, None, callbacks, verbose)
     return _train(replica(folder, **where), STRATEGY, request)
 
 
@@ -168,6 +171,65 @@ def test_what_callbacks_remember_survives_a_restart(tmp_path: Path, monkeypatch:
     assert result.step == whole.step < 36
     same_weights(result.model, whole.model)
     assert (tmp_path / "log.csv").read_text() == log
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras's own
+def test_a_rate_is_changed_once_an_epoch_also_where_a_restart_is_within_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def halving() -> Any:
+        return keras.callbacks.LearningRateScheduler(lambda _, rate: rate / 2)
+
+    writers = record_writers(monkeypatch)
+    with pytest.raises(Killed):
+        trained(tmp_path, 3, halving(), recipe={"checkpoint_every": 3}, killed_at=7)
+    writers[-1].wait()
+    result = trained(tmp_path, 3, halving(), recipe={"checkpoint_every": 3})
+    same_weights(result.model, fitted(3, halving()))
+
+
+def test_what_an_optimizer_does_at_the_end_is_done(tmp_path: Path) -> None:
+    def averaged() -> Any:
+        net = model()
+        optimizer = keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5)
+        net.compile(optimizer, "binary_crossentropy", metrics=["accuracy"])
+        return net
+
+    result = trained(tmp_path, 2, build=averaged)
+    same_weights(result.model, fitted(2, build=averaged))
+    saved = final_variables(tmp_path)
+    for one in result.model.trainable_variables:
+        (array,) = (value for name, value in saved.items() if name.endswith(f"model/{one.path}"))
+        np.testing.assert_array_equal(array, one)
+
+
+def test_a_wish_to_stop_between_batches_counts_at_the_epochs_end(tmp_path: Path) -> None:
+    class Wishes(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+            self.model.stop_training = epoch == 1
+
+    assert trained(tmp_path, 5, Wishes()).step == 8
+
+
+def test_a_callback_that_has_ended_training_has_done_so_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    writers = record_writers(monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointManager, "end", cut_off)
+        with pytest.raises(Killed):
+            trained(tmp_path, 5, StopAfter(epoch=1))
+    writers[-1].wait()
+    seen, progress = Seen(), ProgressFile(None)
+    result = trained(tmp_path, 5, StopAfter(epoch=1), seen, progress=progress)
+
+    assert result.step == 8
+    assert [call[0] for call in seen.calls] == ["train begins", "train ends"]
+    assert progress.last.stopped_early == "a callback has set model.stop_training"
+    same_weights(result.model, fitted(2))
 
 
 def test_examples_may_be_arrays_or_a_data_set(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.data.reading import build_share
 from trainjob_trainer.data.source import Cache, TrainingSource
 from trainjob_trainer.distribution.strategy import server_addresses, wait_for_servers
-from trainjob_trainer.early_stopping.selection import MonitoredSelection
+from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
 from trainjob_trainer.early_stopping.stopping import Monitoring, Rule, Source
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.model_state import optimizers_of
@@ -28,9 +28,11 @@ from trainjob_trainer.parameter_server.engine import Block, Tally, add_on_server
 from trainjob_trainer.parameter_server.server import wait_for_end
 from trainjob_trainer.parameter_server.training import CoordinatorLoop, next_block
 from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.stop import StopRequest
+from trainjob_trainer.training import Training
 
 TASK = Task("chief", 0, {"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)})
 
@@ -222,16 +224,16 @@ def build_loop(
     plan = TrainingPlan(total_steps=50, epoch_steps=20, checkpoint_every=15, global_batch=8)
     variable = tf.Variable(1.0, name="weight")
     engine: Any = workers
-    selection = MonitoredSelection(replica, None, monitoring, 50) if monitoring else None
-    loop = CoordinatorLoop(replica, engine, plan, {"model": [variable]}, selection=selection)
-    loop.resume({}, 0)
-    return loop, store
+    selection = MonitoredSelection(replica, None, monitoring, 50) if monitoring else Selection()
+    groups = {"model": [variable]}
+    training = Training(replica, None, None, plan, groups, Recorder(replica, plan), selection)
+    return CoordinatorLoop(training, engine), store
 
 
 def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path) -> None:
     workers, stop = Workers(), StopRequest()
     loop, store = build_loop(tmp_path, workers, stop)
-    assert loop.run("iterators", 0).metrics == {"loss": 50.0}
+    assert loop.run("iterators", 0, {}).metrics == {"loss": 50.0}
     assert workers.done == 50
     assert workers.resets == [20, 40, 50]
     assert workers.saved == store.steps() == [15, 30, 45, 50]
@@ -244,7 +246,7 @@ def test_every_step_is_counted_once_and_all_meet_for_checkpoints(tmp_path: Path)
 def test_it_ends_early_too_and_hands_over_the_best(tmp_path: Path) -> None:
     rising = Monitoring(Rule("loss", patience=1), keep_best=True, source=Source.TRAINING)
     loop, store = build_loop(tmp_path, Workers(), StopRequest(), rising)
-    ending = loop.run("iterators", 0)
+    ending = loop.run("iterators", 0, {})
     assert (ending.step, ending.model_step, ending.metrics) == (40, 20, {"loss": 20.0})
     assert store.steps() == [15, 20, 30, 40]
     final = store.final()
@@ -257,7 +259,7 @@ def test_on_a_request_to_stop_what_was_handed_out_is_finished_and_saved(tmp_path
     workers = Workers(stop_after=18, stop=stop)
     loop, store = build_loop(tmp_path, workers, stop)
     with pytest.raises(Preempted, match="saved step"):
-        loop.run("iterators", 0)
+        loop.run("iterators", 0, {})
     assert 18 <= workers.done <= 20
     assert store.steps() == [15, workers.done]
 
@@ -266,12 +268,12 @@ def test_a_loss_that_is_not_finite_ends_it_before_anything_is_saved(tmp_path: Pa
     loop, store = build_loop(tmp_path, Workers(fault_after=20), StopRequest())
     words = r"step 2[0-9]: the loss or a gradient of worker-1 .* clipping may help$"
     with pytest.raises(NotFinite, match=words):
-        loop.run("iterators", 0)
+        loop.run("iterators", 0, {})
     assert set(store.steps()) <= {15}  # it may be on its way to the disk
 
 
 def test_a_resumed_run_takes_the_rest(tmp_path: Path) -> None:
     workers, stop = Workers(), StopRequest()
     loop, _ = build_loop(tmp_path, workers, stop)
-    loop.run("iterators", 45)
+    loop.run("iterators", 45, {})
     assert workers.done == 5

@@ -25,9 +25,10 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
 import trainjob_trainer
+from trainjob_trainer.plain.keras_repair import fit_class
 
 LIBRARY = Path(trainjob_trainer.__file__).parent
-Trainer = keras_trainer.TensorFlowTrainer
+Trainer = fit_class(keras_trainer)
 Epochs = keras_trainer.TFEpochIterator
 Backup = keras.callbacks.BackupAndRestore
 LossScale = keras.optimizers.LossScaleOptimizer
@@ -39,10 +40,20 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
         keras.Model,
         "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)",
     ),
+    "_create_variable": (mirrored_strategy.MirroredExtended, "(self, next_creator, **kwargs)"),
+    "_distributed_tf_update_step": (
+        keras.optimizers.Optimizer,
+        "(self, distribution, grads_and_vars, learning_rate)",
+    ),
     "_enumerate_iterator": (Epochs, "(self)"),
     "_flatten_layers": (keras.Model, "(self, include_self=True, recursive=True)"),
     "_get_iterator": (Epochs, "(self)"),
     "_get_metrics_result_or_logs": (Trainer, "(self, logs)"),
+    "_get_variable_index": (keras.optimizers.Optimizer, "(self, variable)"),
+    "_get_variable_creator_initial_value": (
+        collective_all_reduce_strategy.CollectiveAllReduceExtended,
+        "(self, replica_id, device, primary_var, **kwargs)",
+    ),
     "_in_multi_worker_mode": (
         collective_all_reduce_strategy.CollectiveAllReduceExtended,
         "(self)",
@@ -70,18 +81,22 @@ ATTRIBUTES: dict[str, Any] = {
     "_direction": keras.metrics.MeanSquaredError,
     "_distribute_strategy": Trainer,
     "_distributed_dataset": Epochs,
+    "_ema_weights_in_model": keras.callbacks.SwapEMAWeights,
     "_initial_epoch": keras.Model,
     "_initialized": context.Context,
     "_is_default": keras.callbacks.Callback.on_batch_end,
+    "_iterations": keras.optimizers.Optimizer,
     "_learning_rate": keras.optimizers.Optimizer,
     "_loss_tracker": keras.Model,
     "_num_batches": keras.src.trainers.epoch_iterator.EpochIterator,
+    "_num_workers": collective_all_reduce_strategy.CollectiveAllReduceExtended,
     "_prev_training_metadata_path": Backup,
     "_prev_weights_path": Backup,
     "_reshuffle_each_iteration": tf.data.Dataset.range(1).shuffle(1),
     "_shuffle": keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter,
     "_steps_seen": keras.src.trainers.epoch_iterator.EpochIterator,
     "_stop_batch": keras.callbacks.TensorBoard,
+    "_trainable_variables": keras.optimizers.Optimizer,
     "_training_metadata_path": Backup,
     "_type_spec": cluster_coordinator.RemoteValueImpl,
     "_weights_path": Backup,
@@ -120,7 +135,8 @@ def test_what_has_no_underscore_and_may_not_be_imported_all_the_same() -> None:
     assert callable(saving_api.load_weights)
     assert callable(losses.scale_loss_for_distribution)
     assert callable(backend.compute_output_spec)
-    assert isinstance(context.Context.coordination_service, property)
+    configured = inspect.signature(context.Context.configure_coordination_service).parameters
+    assert "heartbeat_timeout_in_ms" in configured
 
 
 def test_every_private_name_of_others_is_in_these_tables() -> None:

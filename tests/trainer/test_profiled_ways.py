@@ -11,10 +11,12 @@ import pytest
 import tensorflow as tf
 from support_alone import STRATEGY, examples, model, replica, train
 
-from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.custom_loop import Run
+from trainjob_trainer.engine.metric_state import OverAll
+from trainjob_trainer.engine.steps_per_execution import Looks
 from trainjob_trainer.plain.callbacks import AtEnd
-from trainjob_trainer.plain.fit_call import FitCall, ModelRecord
+from trainjob_trainer.plain.fit_call import ModelRecord, SaveTimes, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.resume import Start
@@ -35,9 +37,18 @@ def by_a_loop(output: Path) -> None:
 
 def by_fit(output: Path) -> None:
     me = replica(output)
-    call = FitCall(ModelRecord(1, CheckpointStore(output / "checkpoints")), 1, epochs=1)
+    record = ModelRecord(1, me.store, CheckpointWriter(me))
+    net = model()
+    call = ScriptCall(
+        record=record,
+        number=1,
+        epochs=1,
+        metrics=OverAll(STRATEGY, net),
+        times=SaveTimes(None, within_epochs=False),
+        looks=Looks(lambda numbers: numbers),
+    )
     process = PlainProcess(me.task, me.environment, ProgressFile(None))
-    model().fit(examples().batch(2), epochs=1, verbose=0, shuffle=False, callbacks=[AtEnd(process, call, [])])
+    net.fit(examples().batch(2), epochs=1, verbose=0, shuffle=False, callbacks=[AtEnd(process, call, [])])
 
 
 @pytest.mark.parametrize("way", [by_the_library, by_a_loop, by_fit])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from trainjob_trainer.engine.steps_per_execution import (
     CALLS_A_LOOK,
     TIMED_STEPS,
+    Looks,
     StepsPerExecution,
     next_stop,
     steps_a_call,
@@ -114,3 +115,33 @@ def test_a_call_never_passes_an_end(left: int, seconds: float) -> None:
 
 def test_a_call_takes_about_half_a_second() -> None:
     assert [steps_a_call(seconds) for seconds in (0.0, 0.005, 0.3, 9.0)] == [1000, 100, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_call", "expected"),
+    [
+        ([9.0, 0.6, 0.6, 0.6], [1, 2, 3, 4]),  # the first traces
+        ([0.25] * 6, [1, 3, 5]),
+        ([0.0] * 40, [1, 1 + CALLS_A_LOOK, 1 + 2 * CALLS_A_LOOK]),
+        ([0.0] * 17 + [2.0] * 16 + [2.0, 2.0], [1, 17, 33, 34, 35]),  # they have become longer
+    ],
+)
+def test_workers_look_about_twice_a_second(seconds_a_call: Sequence[float], expected: list[int]) -> None:
+    now, asked, calls = 0.0, [], 0
+
+    def wishes() -> int:
+        asked.append(calls)
+        return 7
+
+    looks = Looks(lambda numbers: numbers, clock=lambda: now)
+    for calls, seconds in enumerate(seconds_a_call, 1):
+        now += seconds
+        assert looks.after_call(wishes) == (7 if asked[-1:] == [calls] else 0)
+    assert asked == expected
+
+
+def test_workers_look_where_they_have_to_and_do_as_the_writer_says() -> None:
+    looks = Looks(lambda _numbers: [3, 0], clock=lambda: 0.0)
+    assert looks.after_call(lambda: 0) == 3
+    assert looks.after_call(lambda: 0) == 0
+    assert looks.after_call(lambda: 0, now=True) == 3

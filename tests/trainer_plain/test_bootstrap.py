@@ -117,6 +117,27 @@ def test_what_keras_imports_for_few_is_loaded_when_it_is_asked_for(tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize("switched", ["enable", "disable"])
+def test_garbage_is_not_looked_for_while_keras_and_tensorflow_are_imported_nor_among_them_later(
+    switched: str, tmp_path: Path
+) -> None:
+    shown = "import gc; print(gc.isenabled())"
+    files = {"keras/__init__.py": f"import tensorflow; {shown}", "tensorflow/__init__.py": f"{shown}; 1 / 0"}
+    write_packages(tmp_path, files)
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    code = f"""
+import gc
+gc.{switched}()
+try:
+    import keras
+except ZeroDivisionError:
+    print(gc.isenabled(), gc.get_freeze_count() > 0)
+"""
+    ended = run_python(["-c", code], env)
+    is_on = str(switched == "enable")
+    assert (ended.stdout.split(), ended.stderr) == (["False", is_on, is_on], "")
+
+
 def test_a_malformed_environment_ends_the_script_before_it_trains(tmp_path: Path) -> None:
     package = tmp_path / "tensorflow" / "python" / "eager"
     package.mkdir(parents=True)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import values
 
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.plain.callbacks import Scoring
@@ -16,6 +17,7 @@ from trainjob_trainer.plain.calls import (
     TEST_METHODS,
     Shapes,
     Use,
+    _after,
     _executions_of,
     are_keras_own,
     has_expected_shape,
@@ -31,6 +33,12 @@ callbacks, adapters = keras.callbacks, keras.src.trainers.data_adapters
 def tf_adapter(rows: int, *, drop_remainder: bool) -> Any:
     dataset = tf.data.Dataset.range(rows).batch(4, drop_remainder=drop_remainder)
     return adapters.tf_dataset_adapter.TFDatasetAdapter(dataset)
+
+
+def distributed_adapter(*, drop_remainder: bool) -> Any:
+    spec = tf_adapter(8, drop_remainder=drop_remainder).get_tf_dataset().element_spec
+    of_replicas = SimpleNamespace(element_spec=values.PerReplicaSpec(spec, spec))
+    return type("TFDatasetAdapter", (), {"get_tf_dataset": lambda _: of_replicas})()
 
 
 class EachBatch(callbacks.Callback):
@@ -148,6 +156,8 @@ def test_batches_of_another_shape_are_gathered_in_another_call(
         (tf_adapter(8, drop_remainder=True), Shapes.EQUAL),
         (tf_adapter(8, drop_remainder=False), Shapes.UNKNOWN),
         (SimpleNamespace(), Shapes.UNKNOWN),
+        (distributed_adapter(drop_remainder=True), Shapes.EQUAL),
+        (distributed_adapter(drop_remainder=False), Shapes.UNKNOWN),
     ],
 )
 def test_what_is_known_of_batches(data: Any, expected: Shapes) -> None:
@@ -186,8 +196,22 @@ def build_epoch(use: Use = Use.FIT, batches: int | None = None, seen: int = 0) -
     )
 
 
-def build_call(*, gathers: bool = False, sees_tests: bool = False) -> Any:
-    return SimpleNamespace(gathers=gathers, sees_tests=sees_tests)
+def build_call(
+    *,
+    sees_tests: bool = False,
+    before: int = 0,
+    reads_over: bool = True,
+    every: int | None = None,
+    last_step: int | None = None,
+) -> Any:
+    return SimpleNamespace(
+        gathers=False,
+        sees_tests=sees_tests,
+        batches_before=before,
+        reads_over=reads_over,
+        every=every,
+        last_step=last_step,
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,6 +229,49 @@ def test_an_epoch_is_cut_into_calls(
     calls = list(_executions_of(build_epoch(use), steps, StepsPerExecution.fixed(wanted), build_call()))
     assert [(first, last) for first, last, _ in calls] == expected
     assert [batches.count for _, _, batches in calls] == [last - first + 1 for first, last in expected]
+
+
+def test_an_epoch_that_an_earlier_attempt_has_begun_goes_on_behind_its_batches() -> None:
+    epoch = build_epoch(batches=10)
+    epoch._current_iterator = iter(tf.data.Dataset.range(10))
+    calls = [
+        (first, last, [int(next(batches)) for _ in range(batches.count)])
+        for first, last, batches in _executions_of(
+            epoch, 10, StepsPerExecution.fixed(4), build_call(before=3)
+        )
+    ]
+    assert calls == [(3, 6, [3, 4, 5, 6]), (7, 9, [7, 8, 9])]
+    assert epoch._steps_seen == 10
+
+
+def test_training_may_end_within_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob_trainer.plain.calls.current_process", lambda: SimpleNamespace(step=103))
+    call = build_call(before=3, reads_over=False, last_step=109)
+    calls = list(_executions_of(build_epoch(), 10, StepsPerExecution.fixed(4), call))
+    assert [(first, last) for first, last, _ in calls] == [(3, 6), (7, 8)]
+
+
+def test_keras_own_calls_are_left_out_where_an_earlier_attempt_has_made_them() -> None:
+    data = iter(range(10))
+    calls = ((first, first + 1, data) for first in range(0, 10, 2))
+    assert [(first, last, [next(it), next(it)]) for first, last, it in _after(6, calls, 2)] == [
+        (6, 7, [6, 7]),
+        (8, 9, [8, 9]),
+    ]
+    calls = ((first, first + 1, data) for first in range(0, 6, 2))
+    assert [first for first, *_ in _after(4, calls, 2, reads_over=False)] == [4]
+
+
+def test_calls_end_where_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SimpleNamespace(step=103)
+    monkeypatch.setattr("trainjob_trainer.plain.calls.current_process", lambda: process)
+    counts = []
+    for _, last, batches in _executions_of(
+        build_epoch(), 12, StepsPerExecution.fixed(4), build_call(every=5)
+    ):
+        counts.append(batches.count)
+        process.step = 103 + last + 1
+    assert counts == [2, 4, 1, 4, 1]
 
 
 def test_a_callback_that_looks_at_batches_of_an_evaluation_gets_each() -> None:

@@ -10,6 +10,7 @@ from trainjob_trainer.plain.fit_call import (
     FitState,
     PastCall,
     ResumePlan,
+    SaveTimes,
     choose_plan,
 )
 
@@ -51,11 +52,13 @@ def test_a_state_survives_the_checkpoint(call: int, done: int, history: dict[str
         (PastCall((0, 1), history),),
         ({"kind": "EarlyStopping", "wait": 1},),
         {"seed": 7},
+        batches_done=done + 2,
     )
     read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
     assert (read.call, read.epochs_done, read.settings) == (call, done, {"seed": 7})
     assert repr(read.past[0].history) == repr(history)
     assert list(read.callbacks) == list(saved.callbacks)
+    assert read.batches_done == done + 2
 
 
 def test_a_checkpoint_of_the_librarys_own_loop_counts_as_one_call() -> None:
@@ -68,3 +71,41 @@ def test_a_history_may_hold_arrays() -> None:
     saved = FitState(1, 1, 9, False, (PastCall((0,), history),))
     read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
     assert read.past[0].history == {"f1": [[0.5, 0.25]], "loss": [0.5], "odd": [str(object)]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "took", "epoch_ends", "is_writing", "is_due"),
+    [
+        (0.0, 0.0, True, False, True),  # the first
+        (9.9, 1.0, True, False, False),  # epochs are short
+        (10.0, 1.0, True, False, True),
+        (900.0, 1.0, True, True, False),  # the disk is slow
+        (299.0, 1.0, False, False, False),
+        (300.0, 1.0, False, False, True),  # a long epoch
+        (300.0, 1.0, False, True, False),
+    ],
+)
+def test_checkpoints_take_little_time_and_a_long_epoch_has_several(
+    seconds: float, took: float, epoch_ends: bool, is_writing: bool, is_due: bool
+) -> None:
+    now = 0.0
+    times = SaveTimes(None, clock=lambda: now)
+    with times.saving(5):
+        now += took
+    now += seconds
+    assert times.is_due(9, epoch_ends=epoch_ends, is_writing=is_writing) is is_due
+
+
+@pytest.mark.parametrize(
+    ("resumed_at", "step", "is_due"),
+    [(0, 4, False), (0, 5, True), (0, 7, True), (5, 9, False), (7, 9, False), (7, 10, True), (12, 14, False)],
+)
+def test_steps_between_checkpoints_are_the_users_to_say(resumed_at: int, step: int, is_due: bool) -> None:
+    times = SaveTimes(5)
+    times.step = resumed_at
+    for epoch_ends in (False, True):
+        for is_writing in (False, True):
+            assert times.is_due(step, epoch_ends=epoch_ends, is_writing=is_writing) is is_due
+    with times.saving(step):
+        pass
+    assert not times.has_come(step)

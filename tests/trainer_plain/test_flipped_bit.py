@@ -21,7 +21,7 @@ def test_it_is_found_before_it_is_saved_and_training_goes_back(tmp_path: Path) -
         (flipped, {}, 0),
     ):
         root.mkdir(exist_ok=True)
-        ended = run_job(SCRIPT, root, env=env)
+        ended = run_job(SCRIPT, root, env={**env, "TRAIN_CHECKPOINT_EVERY": "8"})  # of 8 an epoch
         assert {replica.code for replica in ended.values()} == {code}, ended["worker-0"].log
         if code:
             message = ended["worker-1"].progress["error"]["message"]

@@ -62,8 +62,9 @@ def test_an_unknown_keras_is_left_alone_and_named(
     assert "keras>=3.10,<3.16" in message
 
 
-def test_a_mended_keras_is_left_alone_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
-    module = SimpleNamespace(TensorFlowTrainer=MendedTrainer, reduce_per_replica=mended_reduce)
+@pytest.mark.parametrize("name", ["TensorFlowTrainer", "Trainer"])
+def test_a_mended_keras_is_left_alone_in_silence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = SimpleNamespace(**{name: MendedTrainer}, reduce_per_replica=mended_reduce)
     assert keras_repair.repair_keras(module, "3.15.9")
     assert module.reduce_per_replica is mended_reduce
     assert capsys.readouterr().err == ""

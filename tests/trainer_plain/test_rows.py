@@ -5,7 +5,16 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow.python.autograph.pyct.transpiler import PyToPy
 
+from trainjob_trainer.data.batches import (
+    Place,
+    ReadOver,
+    count,
+    stream_in_turn,
+    worker_batches,
+)
+from trainjob_trainer.data.part import Part as OwnPart
 from trainjob_trainer.plain import batches as rows
 
 
@@ -115,3 +124,31 @@ def test_the_size_of_a_full_batch_is_known(drop: bool, size: int) -> None:
 def test_what_has_no_rows_is_not_ours() -> None:
     assert not rows.has_rows(tf.data.Dataset.range(3))
     assert rows.has_rows(batches(3, 2))
+
+
+def test_autograph_rewrites_no_function_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten: list[str] = []
+    rewrite = PyToPy.transform_function
+
+    def transform_function(self: Any, function: Any, context: Any) -> Any:
+        rewritten.append(f"{function.__module__}.{function.__qualname__}")
+        return rewrite(self, function, context)
+
+    monkeypatch.setattr(PyToPy, "transform_function", transform_function)
+    data = tf.data.Dataset.range(10).filter(lambda number: number >= 0)
+    assert rewritten, "a user's function is, with all that it calls"
+    rewritten.clear()
+
+    batched = data.batch(4)
+    for parts in (
+        rows.part(rows.fill_rest(batched, 3), first=1, count=1, of=3),
+        rows.part(batched, first=0, count=2, of=3, weighed=True),
+        rows.part(batched, first=0, count=1, of=3, weighed=True),
+    ):
+        assert list(parts)
+    examples = count(data, "train")
+    stream = stream_in_turn([examples, examples], Place(0, 1, 3), part=OwnPart(0, 1), seed=2, shuffle=True)
+    read_over = ReadOver(1, 3, tell=rewritten.append, clock=lambda: 0.0)
+    taken = worker_batches(stream, workers=1, worker=0, batch=4, read_over=read_over).take(3)
+    assert len(list(taken)) == 3
+    assert not rewritten

@@ -25,11 +25,23 @@ def weights(root: Path, replica: str = "worker-0") -> Any:
     return np.load(root / "seen" / f"{replica}.npz")
 
 
-def test_two_workers_train_as_one_with_every_setting(tmp_path: Path) -> None:
+STEPS_AND_PARTS = (
+    "accumulation, own step",
+    "float16, own step",
+    "compiled, own step",
+    "accumulation, unequal parts",
+    "accumulation, own step, unequal parts",
+    "compiled, unequal parts",
+    "each batch, unequal parts",
+)
+"""With Keras's own step and equal parts, `multiprocess/test_optimizer_settings.py` has them all."""
+
+
+def test_two_workers_train_as_one_with_own_steps_and_unequal_parts(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for root, workers in ((one, 1), (two, 2)):
         root.mkdir()
-        ended = run(root, workers)
+        ended = run(root, workers, CASES=";".join(STEPS_AND_PARTS))
         assert all(replica.code == 0 for replica in ended.values()), ended["worker-0"].log
         assert "globalBatch" not in ended["worker-0"].progress, "any number of workers can share it"
     left_out = "trainjob: jit_compile=True is left out: OwnStep has a train_step of its own"

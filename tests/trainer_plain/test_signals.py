@@ -1,19 +1,66 @@
 """An unmodified script that is asked to stop: TensorFlow takes SIGTERM for itself and does nothing."""
 
+import json
+import re
 import signal
 from pathlib import Path
 
+import pytest
 from support_plain import BOOTSTRAP, SCRIPTS
 from support_processes import Gang
 
 from trainjob_trainer.errors import ExitCode
 
+ENV = {"PYTHONPATH": str(BOOTSTRAP)}
+
 
 def test_sigterm_ends_every_worker_as_preempted(tmp_path: Path) -> None:
-    env = {"PYTHONPATH": str(BOOTSTRAP)}
-    with Gang(SCRIPTS / "endless.py", tmp_path / "output", env=env) as gang:
+    with Gang(SCRIPTS / "endless.py", tmp_path / "output", env=ENV) as gang:
         gang["worker-1"].wait_for_line("epoch 2")
         for process in gang.processes.values():
             process.kill(signal.SIGTERM)
         assert set(gang.wait().values()) == {ExitCode.PREEMPTED}, gang.report
         assert gang.progress("worker-0")["error"]["reason"] == "Preempted"
+
+
+def test_what_is_asked_to_stop_within_an_epoch_saves_it_and_goes_on_there(tmp_path: Path) -> None:
+    script = SCRIPTS / "long_epoch.py"
+    expected = ended(Gang(script, tmp_path / "undisturbed", env=ENV))
+    patient = {"TRAINJOB_STATE_DIR": str(tmp_path)}  # as agents have it: they know how long there is
+    with Gang(script, tmp_path / "output", env={**ENV, **patient, "SLOW": "1"}) as gang:
+        gang["worker-0"].wait_for_line("batch 10")
+        for process in gang.processes.values():
+            process.kill(signal.SIGTERM)
+        assert set(gang.wait().values()) == {ExitCode.PREEMPTED}, gang.report
+        told = re.search(r"worker-0 was asked to stop; saved step (\d+)", gang.report)
+        assert told, gang.report
+        step = int(told[1])
+        assert 10 < step < 150, "of 150 batches an epoch"
+        assert gang.progress("worker-0")["checkpointStep"] == step
+    gang = Gang(script, tmp_path / "output", env=ENV, attempt=2)
+    assert ended(gang) == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
+    assert f"resumed from step {step} (epoch 0 of 2 and {step} batches" in gang.report
+
+
+@pytest.mark.parametrize(("steps_a_call", "killed_at"), [(1, (5, 8)), (3, (9,))], ids=["one", "three"])
+def test_within_an_epoch_of_unknown_length_one_worker_goes_on_too(
+    steps_a_call: int, killed_at: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Of 8 steps; three calls of 3 count as 9, by Keras's own rule."""
+    script = SCRIPTS / "unknown_length.py"
+    env = {**ENV, "TRAIN_CHECKPOINT_EVERY": "1", "STEPS_PER_EXECUTION": str(steps_a_call)}
+    expected = ended(Gang(script, tmp_path / "undisturbed", workers=1, env=env))
+    for step in killed_at:
+        output = tmp_path / f"killed-at-{step}"
+        with Gang(script, output, workers=1, env={**env, "DIE": str(step)}) as gang:
+            assert gang.wait() == {"worker-0": -signal.SIGKILL}, gang.report
+        gang = Gang(script, output, workers=1, env=env, attempt=2)
+        assert ended(gang) == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
+        assert f"resumed from step {step} (epoch 0 of 2 and {step} batches" in gang.report
+
+
+def ended(gang: Gang) -> dict[str, list[float]]:
+    """History and sums of weights that the first worker ends with."""
+    with gang:
+        assert set(gang.wait().values()) == {0}, gang.report
+    return json.loads(gang.report.partition("ended ")[2].partition("\n")[0])

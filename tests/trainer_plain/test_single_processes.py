@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support_plain import BOOTSTRAP, SCRIPTS, free_ports, run_job
+from support_plain import BOOTSTRAP, SCRIPTS, run_job
+from testbed.ports import free_ports
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_keras.py"
 
 
 def run_replica(script: str, folder: Path, role: str) -> subprocess.CompletedProcess[str]:
-    with free_ports(3) as ports:
-        addresses = [f"127.0.0.1:{port}" for port in ports]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
     config = {
         "cluster": {"worker": addresses[:2], "evaluator": addresses[2:]},
         "task": {"type": role, "index": 0},

@@ -14,8 +14,9 @@ PYTHON = ROOT / ".venv-oldest" / "bin" / "python"
 EXTRAS = (ROOT / "trainer" / "pyproject.toml").read_text()
 TESTS = (
     "tests/trainer/test_private_names.py",
-    "tests/trainer/test_engine.py",
+    "tests/trainer/test_steps.py",
     "tests/trainer_plain/test_keras_repair.py",
+    "tests/trainer_plain/test_flipped_bit.py",
     "tests/multiprocess/test_library.py::test_two_workers_equal_one",
 )
 GUARD_SECONDS = 900

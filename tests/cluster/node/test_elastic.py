@@ -169,7 +169,8 @@ def test_a_job_is_profiled_and_scaled_and_preempted_and_goes_on(
     installed.kubectl("scale", "tj/scaled", "--replicas=1", "-n", namespace)
     status = trains_on(installed, namespace, "scaled", "1 worker")
     resumed(installed, namespace, reached)
-    assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (0, 1), status
+    events = installed.kubectl("get", "events", "-n", namespace)
+    assert (status["restarts"]["charged"], status["restarts"]["uncharged"]) == (0, 1), f"{status}\n{events}"
     installed.delete("tj", "scaled", namespace=namespace)
 
 

@@ -6,13 +6,13 @@ run side by side, each in a folder of its own under `places.state()`.
 
 import os
 import shutil
-import socket
 
 from testbed.cluster import Cluster
 from testbed.component import Plain, check_alive, processes
 from testbed.control_plane import Addresses, ControlPlane, Options
 from testbed.debian import need_tools
 from testbed.places import state
+from testbed.ports import free_ports
 from testbed.process import Process
 from testbed.programs import program
 from testbed.readiness import answers
@@ -35,7 +35,7 @@ def start(name: str, *, die_with_us: bool) -> Cluster:
     stop(name)
     folder.mkdir(parents=True, mode=0o700)
     Process.of(os.getpid()).write(folder / "owner.json") if die_with_us else None
-    api_port, etcd_port, peer_port = _free_ports(3)
+    api_port, etcd_port, peer_port = free_ports(3)
     addresses = Addresses("127.0.0.1", api_port, etcd_port, peer_port, "10.96.0.0/16", "10.96.0.1")
     options = Options(api_server=("--endpoint-reconciler-type=none",), controllers=("*", *ABSENT))
     plane = ControlPlane(folder, addresses, options)
@@ -82,15 +82,3 @@ def sweep() -> None:
         owner = Process.read(file)
         if owner is None or not owner.alive:
             stop(file.parent.name)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now. Another program could take one before ours does: the start then fails."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -35,7 +35,7 @@ import tensorflow as tf  # noqa: E402
 
 from trainjob_trainer import Part, train_and_evaluate  # noqa: E402
 from trainjob_trainer.checkpoint.snapshot import local_components  # noqa: E402
-from trainjob_trainer.engine.engine import Engine  # noqa: E402
+from trainjob_trainer.plain.traced_steps import TracedSteps  # noqa: E402
 
 if arguments.operation_first:
     tf.constant(1) + 1
@@ -104,20 +104,20 @@ if arguments.kill_worker_1_after and is_worker_1:
 
 
 def flip_bit_after(step: int) -> None:
-    take, done = Engine.run, 0
+    original, done = TracedSteps.take, 0
 
-    def run(self: Engine, iterator: Any, count: int) -> dict[str, float]:
+    def take(self: TracedSteps, batches: Any) -> dict[str, Any]:
         nonlocal done
-        logs = take(self, iterator, count)
-        if done < step <= done + count:
-            (kernel,) = local_components(self.model.weights[0])
+        logs = original(self, batches)
+        if done < step <= done + batches.count:
+            (kernel,) = local_components(self._model.weights[0])
             value = kernel.numpy()
             value.view("int32").flat[5] ^= 1
             kernel.assign(value)
-        done += count
+        done += batches.count
         return logs
 
-    Engine.run = run  # type: ignore[method-assign]
+    TracedSteps.take = take  # type: ignore[method-assign]
 
 
 if arguments.flip_bit_after and is_worker_1 and os.environ["TRAINJOB_ATTEMPT"] == "1":

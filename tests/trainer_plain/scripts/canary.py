@@ -29,10 +29,11 @@ seen = {
     "reduce_fault": keras_repair.has_reduce_fault(keras_trainer),
     "unrepaired": outcome(),
 }
-original = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
-keras_trainer.TensorFlowTrainer._maybe_symbolic_build = keras_repair._repaired_build(keras_trainer)
+Trainer = keras_repair.fit_class(keras_trainer)
+original = Trainer._maybe_symbolic_build
+Trainer._maybe_symbolic_build = keras_repair._repaired_build(keras_trainer)
 seen["build_repaired"] = outcome()
-keras_trainer.TensorFlowTrainer._maybe_symbolic_build = original
+Trainer._maybe_symbolic_build = original
 seen["known"] = keras_repair.repair_keras(keras_trainer)
 seen["repaired"] = outcome()
 seen["again"] = keras_repair.repair_keras(keras_trainer)

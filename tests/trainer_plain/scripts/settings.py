@@ -83,8 +83,7 @@ def train(
 
 
 chosen = tf.distribute.MultiWorkerMirroredStrategy()
-wanted = os.environ["CASES"].split(";") if "CASES" in os.environ else list(CASES)
-results = {name: train(chosen, **CASES[name]) for name in wanted}
+results = {name: train(chosen, **CASES[name]) for name in os.environ["CASES"].split(";")}
 seen = Path(os.environ["SEEN"])
 seen.mkdir(parents=True, exist_ok=True)
 np.savez(seen / f"{TASK['type']}-{TASK['index']}.npz", **results)

@@ -17,10 +17,8 @@ def temporary_of(path: Path) -> Path:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file by one with this text; the only one who writes it does so, and follows no link.
 
-    It is not forced down to the disk: a power cut may bring the old text back.
-
-    Raises:
-        OSError: the folder is missing, or can't be written.
+    It is not forced down to the disk: a power cut may bring the old text back. Raises OSError if the folder
+    is missing, or can't be written.
     """
     temporary = temporary_of(path)
     temporary.unlink(missing_ok=True)

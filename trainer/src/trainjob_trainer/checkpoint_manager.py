@@ -39,10 +39,9 @@ class BackgroundWriter:
     def submit(
         self, step: int, epoch: int, groups: HostGroups, job_uid: str, spared: Collection[int] = ()
     ) -> None:
-        """Start a write, after the one before has ended; the arguments are those of `CheckpointStore.save`.
+        """Start a write, after the one before has ended; arguments as `CheckpointStore.save`.
 
-        Raises:
-            OutputFull, OutputUnwritable: the one before failed.
+        Raises OutputFull or OutputUnwritable if the one before failed.
         """
         self.wait()
         self._pending = self._pool.submit(self._write, step, epoch, groups, job_uid, spared)
@@ -51,6 +50,11 @@ class BackgroundWriter:
         """Raise the failure of a write that has ended, without waiting for one that has not."""
         if self._pending is not None and self._pending.done():
             self.wait()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._pending is not None and not self._pending.done()
 
     def wait(self) -> None:
         """Wait for the write under way and raise its failure."""
@@ -82,7 +86,6 @@ class CheckpointWriter:
     """Checkpoints of one training. On replicas other than the writer every method does almost nothing."""
 
     def __init__(self, replica: Replica) -> None:
-        """Save into the replica's store."""
         self._replica = replica
         self._writer = BackgroundWriter(replica.store, self._report)
         self._saved: int | None = None
@@ -122,15 +125,9 @@ class CheckpointWriter:
     ) -> None:
         """Start a checkpoint if one is due, and end the process if it has been asked to.
 
-        The others do not end by themselves here: the writer may be within a step that needs them.
-
-        Args:
-            step: steps done.
-            epoch: whole epochs done.
-            due: whether it is time for one.
-            snapshot: reads what is to be saved.
-            spared: steps of checkpoints that it doesn't replace.
-            is_stopping: whether the process had been asked to stop when the others were told.
+        The others do not end by themselves here: the writer may be within a step that needs them. `epoch`
+        counts whole epochs, `spared` are steps of checkpoints that this one doesn't replace, `is_stopping`
+        says whether the process had been asked to stop when the others were told.
 
         Raises:
             OutputFull, OutputUnwritable: this or an earlier write failed.
@@ -146,71 +143,58 @@ class CheckpointWriter:
             self._leave(step)
 
     def watch_last(self, step: int) -> None:
-        """Find out whether the process may go on after its last step, which is saved.
-
-        Raises:
-            Preempted: it has been asked to stop; else as `watch`.
-        """
+        """After the last step, which is saved: raise Preempted if asked to stop; else as `watch`."""
         self.watch()
         if self._replica.stop.requested:
             self._leave(step)
 
-    def settle(self) -> None:
-        """Wait until no checkpoint is being written.
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writer.is_writing
 
-        Raises:
-            OutputFull, OutputUnwritable: it couldn't be.
-        """
+    def settle(self) -> None:
+        """Wait until no checkpoint is being written, and raise the failure of one."""
         self._writer.wait()
 
     def watch(self) -> None:
         """Find out whether training may go on, without saving anything.
 
-        Raises:
-            OutputFull, OutputUnwritable: an earlier write failed.
-            Fenced, OutputTaken: the output is somebody else's by now.
+        Raises an earlier write's failure, and Fenced or OutputTaken if the output is somebody else's by now.
         """
         self._writer.check()
         self._check_claim()
 
     def finish(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
-        """Save the end, wait for it, and mark it as final.
-
-        Args:
-            step: steps done.
-            epoch: whole epochs done.
-            snapshot: reads what is to be saved.
-
-        Raises:
-            OutputFull, OutputUnwritable: as above.
-        """
+        """Save the end, wait for it, and mark it as final; arguments and errors as `save_last`."""
         if self._replica.task.is_writer:
             self.save_last(step, epoch, snapshot)
             self.mark(FinalMarker(step, self._replica.environment.uid))
 
     def save_last(
-        self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int] = ()
+        self,
+        step: int,
+        epoch: int,
+        snapshot: Callable[[], HostGroups],
+        spared: Collection[int] = (),
+        *,
+        says_more: bool = False,
     ) -> HostGroups:
-        """Save the end, and wait for it; the arguments are those of `between_steps`. The writer alone does.
+        """Save the end, wait for it, and return what has been saved. The writer alone does.
 
-        Returns:
-            What has been saved.
-
-        Raises:
-            OutputFull, OutputUnwritable: as above.
+        Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises OutputFull or
+        OutputUnwritable.
         """
         self._replica.progress.update(state="saving", step=step)
         groups = snapshot()
+        if says_more:
+            self._saved = None
         self._submit(step, epoch, lambda: groups, spared)
         self.settle()
         return groups
 
     def mark(self, marker: FinalMarker) -> None:
-        """Say that training is finished, with all that it leaves in place. The writer alone does.
-
-        Raises:
-            OutputFull, OutputUnwritable: as above.
-        """
+        """Say that training is finished, with all that it leaves in place. The writer alone does."""
         store = self._replica.store
         store.mark_final(marker)
         best = f"; its result is that of step {marker.step}" if marker.step != marker.ended_at else ""
@@ -243,8 +227,7 @@ class Ending:
     """How a training ended.
 
     Attributes:
-        step: steps done.
-        model_step: those of the checkpoint that is handed over.
+        model_step: steps of the checkpoint that is handed over.
         metrics: of the last epoch before that checkpoint, over all workers.
         stopped_early: why training ended before its planned end, on the writer; else empty.
     """
@@ -264,7 +247,12 @@ def _not_compared(step: int) -> None:
 
 
 class CheckpointManager:
-    """Checkpoints of one training, and what is decided by them."""
+    """Checkpoints of one training, and what is decided by them.
+
+    `snapshot` reads all that a checkpoint is to hold of the training; the writer calls `export` with what is
+    handed over. All workers call `agree` together, which returns the writer's number, and `compare` with the
+    step before its checkpoint, which raises if there is to be none.
+    """
 
     def __init__(
         self,
@@ -278,18 +266,6 @@ class CheckpointManager:
         agree: Callable[[int], int] = _agreed_alone,
         compare: Callable[[int], None] = _not_compared,
     ) -> None:
-        """Put the parts together.
-
-        Args:
-            replica: this process.
-            plan: how many steps.
-            selection: which checkpoint counts.
-            groups: variables that checkpoints hold.
-            snapshot: reads all that a checkpoint is to hold of the training.
-            export: called by the writer with what is handed over.
-            agree: returns the writer's number on every worker; all call it together.
-            compare: called on every worker with the step before its checkpoint; raises if it isn't to be.
-        """
         self._replica = replica
         self._plan = plan
         self._selection = selection
@@ -311,8 +287,7 @@ class CheckpointManager:
     def resume(self, saved: HostGroups, step: int) -> bool:
         """Go on at `step`, whose checkpoint holds `saved`.
 
-        Returns:
-            Whether there is nothing to go on with: training had ended early, and was cut off in its end.
+        True if there is nothing to go on with: training had ended early, and was cut off in its end.
         """
         self._selection.resume(saved, step)
         if step and step % self._plan.checkpoint_every == 0:
@@ -326,9 +301,7 @@ class CheckpointManager:
     def between_steps(self, step: int) -> bool:
         """Save if it is time to, and say whether training ends here; the same on all workers.
 
-        Raises:
-            OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `CheckpointWriter.between_steps`.
-            WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
+        Raises as `CheckpointWriter.between_steps` and `WeightsWatch.compare`.
         """
         is_due = step % self._plan.checkpoint_every == 0
         is_boundary = is_due or self._plan.is_epoch_end(step)
@@ -352,24 +325,22 @@ class CheckpointManager:
             self._selection.score(step, self._writer.settle)
         return self._selection.is_over()
 
-    def end(self, step: int, metrics: Mapping[str, float], reason: str = "") -> Ending:
+    def end(
+        self, step: int, metrics: Mapping[str, float], reason: str = "", *, is_changed: bool = False
+    ) -> Ending:
         """Save the end, choose the checkpoint to hand over, export it, and mark it as final.
 
-        Args:
-            step: steps done.
-            metrics: of the last epoch.
-            reason: why training ends before its planned end, unless the selection knows.
-
-        Raises:
-            OutputFull, OutputUnwritable, Fenced, OutputTaken, Preempted: as `CheckpointWriter`.
-            WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
+        `metrics` are the last epoch's; `reason` says why training ends before its planned end, unless the
+        selection knows. `is_changed`: weights may have been changed since the checkpoint was written, by
+        an optimizer that averages them or by callbacks at the end of training. Raises as `between_steps`.
         """
         is_writer = self._replica.task.is_writer
         self._compare(step)
         trained: HostGroups = {}
         if is_writer:
             epoch = self._plan.epochs_done(step)
-            trained = self._writer.save_last(step, epoch, self._snapshot, self._selection.spared())
+            spared = self._selection.spared()
+            trained = self._writer.save_last(step, epoch, self._snapshot, spared, says_more=is_changed)
         # Before the last checkpoint's score is there, which might be an improvement after all.
         is_early = is_writer and step < self._plan.total_steps
         reason = (self._selection.reason() or reason) if is_early else ""

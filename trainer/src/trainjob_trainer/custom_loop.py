@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
 import time
@@ -19,7 +18,6 @@ from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.data.part import part_of
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
-from trainjob_trainer.distribution.first_worker import end_with_first_worker
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.parameter_server.server import serve
@@ -38,8 +36,7 @@ from trainjob_trainer.scoring.evaluation import evaluate_checkpoints
 def collect_variables(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Variables by the names that the user gave; a compiled model brings its optimizer along.
 
-    Raises:
-        InvalidConfiguration: an object of a kind without variables, or one that is not built yet.
+    Raises InvalidConfiguration for an object of a kind without variables, or one that is not built yet.
     """
     models = [item for item in objects.values() if isinstance(item, keras.Model)]
     groups: dict[str, list[Any]] = {}
@@ -185,7 +182,6 @@ class Run:
         self._summaries.close()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()
-        atexit.register(end_with_first_worker, task)
 
     def report(self, **metrics: Any) -> None:
         """Say how training goes; cheap enough for every step, since most calls are dropped.

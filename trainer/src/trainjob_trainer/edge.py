@@ -36,10 +36,7 @@ _ABORTED = re.compile(r"Collective ops is aborted by: (.*(?:(?<=:)\n.*)?)")
 def install_edge(task: Task | None, progress: ProgressFile, stop: StopRequest) -> None:
     """From now on every uncaught error of the main thread leaves the process through here.
 
-    Args:
-        task: None while it is not known: the error may be that TF_CONFIG is malformed.
-        progress: where to report the error.
-        stop: whether the process has been asked to stop.
+    `task` is None while it is not known: the error may be that TF_CONFIG is malformed.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

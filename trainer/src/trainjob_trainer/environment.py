@@ -32,11 +32,7 @@ class Generation:
 
     @classmethod
     def parse(cls, text: str) -> Generation:
-        """Read `<incarnation>.<attempt>`.
-
-        Raises:
-            InvalidConfiguration: it is something else.
-        """
+        """Read `<incarnation>.<attempt>`; raises InvalidConfiguration if it is something else."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise InvalidConfiguration(f"{VARIABLE}: must be <incarnation>.<attempt>, got {text!r}")
@@ -119,7 +115,7 @@ class Environment:
             generation=Generation.parse(env[VARIABLE]) if env.get(VARIABLE) else None,
             reported_step=_parse_number(env, "TRAINJOB_REPORTED_STEP", least=0),
             reported_checkpoint=_parse_number(env, "TRAINJOB_REPORTED_CHECKPOINT", least=0),
-            has_agent=bool(env.get("TRAINJOB_STATE_DIR")),
+            has_agent=is_from_agent(env),
         )
 
     @property
@@ -144,11 +140,7 @@ def _own_folder(task: Task, program: str, output: str | Path | None, *, resume: 
 
 
 def script_name(program: str) -> str:
-    """`train` of `train.py`, the package's name of `python -m package`, `notebook` in a kernel's process.
-
-    Args:
-        program: as `sys.argv[0]`.
-    """
+    """`train` of `train.py`, the package's name of `python -m package`, `notebook` in a kernel's process."""
     path = Path(program)
     if is_kernel(program):
         return "notebook"
@@ -184,3 +176,8 @@ def _parse_number(env: Mapping[str, str], variable: str, *, least: int) -> int |
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise InvalidConfiguration(f"{variable}: must be a number from {least}, got {text!r}")
     return int(text)
+
+
+def is_from_agent(env: Mapping[str, str]) -> bool:
+    """Whether an agent has started a process with this environment."""
+    return bool(env.get("TRAINJOB_STATE_DIR"))

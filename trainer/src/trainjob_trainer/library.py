@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +13,17 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Files
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign
+from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.data.batches import TrainingData, measure
 from trainjob_trainer.data.reading import distributed_batches, open_training_data, policy_of
 from trainjob_trainer.data.source import TrainingSource, as_function, with_class_weight
 from trainjob_trainer.distribution.collective import check_same_plan
-from trainjob_trainer.distribution.first_worker import end_with_first_worker
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
 from trainjob_trainer.early_stopping.stopping import Source, build_monitoring, find_source, is_monitored
-from trainjob_trainer.engine.engine import Engine, build_model
+from trainjob_trainer.engine.metric_state import OverAll, scalars
 from trainjob_trainer.engine.model_state import (
+    build_model,
     further_groups,
     load_initial_weights,
     scale_learning_rate,
@@ -63,7 +62,7 @@ from trainjob_trainer.scoring.evaluation import (
     score_here,
 )
 from trainjob_trainer.task import Task
-from trainjob_trainer.training import Callbacks, TrainingLoop
+from trainjob_trainer.training import Training
 
 # The trained model as files that need nothing of this package: Keras's own form, and a SavedModel.
 
@@ -80,15 +79,8 @@ def export_model(replica: Replica, build: Build, trained: HostGroups) -> None:
     """Write `<output>/model` with the final weights; the writer alone does.
 
     The model is built once more: saving one whose variables are spread over workers would need all of them.
-    What this model can't be written as is told and left out; its weights are in the final checkpoint.
-
-    Args:
-        replica: the writer.
-        build: makes a model like the trained one.
-        trained: the final snapshot.
-
-    Raises:
-        OutputFull, OutputUnwritable, Fenced, OutputTaken: the folder can't be written.
+    What this model can't be written as is told and left out; its weights are in the final checkpoint. Raises
+    OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
     """
     with tf.device("CPU:0"):  # a GPU may have no room for a second one
         model = build()
@@ -288,19 +280,35 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     settings = _settings_from(replica, saved, settings)
     if not start.step and request.recipe.initial_weights:
         load_initial_weights(strategy, replica.task, model, request.recipe.initial_weights)
-    engine = _engine(replica, strategy, model, request)
-    selection = _selection(replica, strategy, request, plan, engine, values, score)
+    selection = _selection(replica, strategy, request, plan, model, values, score)
     if replica.task.is_writer:
         tell_unsaved(model)
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
         announce(policy_of(replica, source, request.recipe).sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
-    loop = _loop(replica, strategy, engine, plan, {**groups, **further}, request, export, selection, settings)
-    loop.resume(saved, start.step)
     batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
-    ending = loop.run(batches, start.step)
-    atexit.register(end_with_first_worker, replica.task)
+    training = Training(
+        replica,
+        strategy,
+        model,
+        plan,
+        {**groups, **further},
+        Recorder(replica, plan, prints_lines=str(request.verbose) not in ("0", "1")),
+        selection,
+        export,
+        OnNan(request.recipe.on_nan),
+        settings,
+        request.recipe.compare_weights,
+        request.callbacks,
+        shows_bar=str(request.verbose) == "1",
+    )
+    if replica.task.is_coordinator:
+        workers, watched = replica.task.num_workers, training.on_nan is OnNan.STOP
+        engine = CoordinatedEngine(strategy, model, workers, watched=watched)
+        ending = CoordinatorLoop(training, engine).run(batches, start.step, saved)
+    else:
+        ending = training.run(batches, start.step, saved)
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, ending.step, ending.metrics, ending.model_step)
@@ -340,53 +348,6 @@ def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGro
     return lambda trained: export_model(replica, build, trained)
 
 
-def _engine(replica: Replica, strategy: Any, model: Any, request: _Request) -> Engine | CoordinatedEngine:
-    on_nan = OnNan(request.recipe.on_nan)
-    if replica.task.is_coordinator:
-        workers = replica.task.num_workers
-        return CoordinatedEngine(strategy, model, workers, watched=on_nan is OnNan.STOP)
-    return Engine(strategy, model, on_nan, is_writer=replica.task.is_writer)
-
-
-def _loop(
-    replica: Replica,
-    strategy: Any,
-    engine: Engine | CoordinatedEngine,
-    plan: TrainingPlan,
-    groups: VariableGroups,
-    request: _Request,
-    export: Callable[[HostGroups], None] | None,
-    selection: Selection,
-    settings: Mapping[str, Any],
-) -> TrainingLoop | CoordinatorLoop:
-    on_nan = OnNan(request.recipe.on_nan)
-    recorder = Recorder(replica, plan, prints_lines=str(request.verbose) not in ("0", "1"))
-    if isinstance(engine, CoordinatedEngine):
-        return CoordinatorLoop(replica, engine, plan, groups, on_nan, export, selection, recorder, settings)
-    comparing, shows_bar = request.recipe.compare_weights, str(request.verbose) == "1"
-    callbacks = Callbacks(
-        request.callbacks,
-        engine.model,
-        plan,
-        is_writer=replica.task.is_writer,
-        progress_bar=shows_bar,
-    )
-    return TrainingLoop(
-        replica,
-        strategy,
-        engine,
-        plan,
-        groups,
-        on_nan,
-        export,
-        selection,
-        settings,
-        comparing,
-        callbacks,
-        recorder,
-    )
-
-
 def _source_of_values(replica: Replica, request: _Request, plan: TrainingPlan) -> Source | None:
     recipe = request.recipe
     if not is_monitored(recipe):
@@ -399,13 +360,15 @@ def _selection(
     strategy: Any,
     request: _Request,
     plan: TrainingPlan,
-    engine: Engine | CoordinatedEngine,
+    model: Any,
     values: Source | None,
     score: Callable[[int], None] | None,
 ) -> Selection:
     if values is None:
         return Selection()
-    monitoring = build_monitoring(request.recipe, values, engine.model, engine.metric_names())
+    is_alone = replica.task.is_coordinator  # it holds the metrics of all
+    names = list(scalars(model.get_metrics_result())) if is_alone else OverAll(strategy, model).names()
+    monitoring = build_monitoring(request.recipe, values, model, names)
     return MonitoredSelection(replica, strategy, monitoring, plan.total_steps, score)
 
 

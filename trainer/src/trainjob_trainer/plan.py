@@ -15,7 +15,6 @@ class TrainingPlan:
     """A training in steps.
 
     Attributes:
-        total_steps: where it ends.
         epoch_steps: full batches in one pass over the data, or None when the data is endless.
         checkpoint_every: steps between checkpoints.
         global_batch: examples a step, over all workers.
@@ -65,8 +64,7 @@ class TrainingPlan:
 def batch_of_a_device(global_batch: int, devices: int) -> int:
     """Examples that each training device takes of a global batch.
 
-    Raises:
-        InvalidConfiguration: the devices do not divide it; unequal shares would weigh examples unequally.
+    Raises InvalidConfiguration unless the devices divide it: unequal shares would weigh examples unequally.
     """
     if global_batch % devices:
         below = global_batch - global_batch % devices
@@ -90,8 +88,7 @@ def build_plan(
 ) -> TrainingPlan:
     """Count steps. An epoch is as many full batches as the data holds, at least one.
 
-    Raises:
-        InvalidConfiguration: epochs of endless data.
+    Raises InvalidConfiguration for epochs of endless data.
     """
     epoch_steps = None if examples is None else max(1, examples // global_batch)
     if epochs is not None and epoch_steps is None:

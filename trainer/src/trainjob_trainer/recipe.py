@@ -50,7 +50,9 @@ class Recipe:
         "keep the examples of train() once they are read: in `memory`, or in files below this folder", str
     )
     checkpoint_every: int | None = _setting(
-        "steps between checkpoints; once an epoch by default", int, least=1
+        "steps between checkpoints; by default those of an epoch, or a tenth of all where data is endless",
+        int,
+        least=1,
     )
     keep: int = _setting("checkpoints to keep; the final one stays anyway", int, 3, least=1)
     export: bool = _setting(
@@ -156,11 +158,7 @@ class Recipe:
 
 
 def recipe_of(recipe: Recipe | None, settings: Mapping[str, Any]) -> Recipe:
-    """Return a recipe with some settings replaced.
-
-    Raises:
-        InvalidConfiguration: a setting doesn't exist.
-    """
+    """Return a recipe with some settings replaced; raises InvalidConfiguration if one doesn't exist."""
     names = [field.name for field in dataclasses.fields(Recipe)]
     for name in settings:
         if name not in names:
@@ -172,11 +170,7 @@ def recipe_of(recipe: Recipe | None, settings: Mapping[str, Any]) -> Recipe:
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse what can be seen to be wrong before anything is loaded.
-
-    Raises:
-        InvalidConfiguration: naming the setting.
-    """
+    """Refuse what is seen to be wrong before anything is loaded; InvalidConfiguration names the setting."""
     if (recipe.epochs is None) == (recipe.steps is None):
         raise InvalidConfiguration("give either epochs=... or steps=..., and not both")
     if recipe.global_batch is None:
@@ -188,8 +182,7 @@ def check(recipe: Recipe) -> None:
 def from_environment(name: str, env: Mapping[str, str], otherwise: Any) -> Any:
     """Return what the environment says of a setting, if anything.
 
-    Raises:
-        InvalidConfiguration: the variable has no value of its kind.
+    Raises InvalidConfiguration if the variable has no value of its kind.
     """
     text = env.get(variable_of(name))
     return otherwise if text is None else _parse(variable_of(name), text)

@@ -31,7 +31,6 @@ class Recorder:
         *,
         prints_lines: bool = True,
     ) -> None:
-        """Report as `replica` about `plan`, also in the log; clock and machine are replaced by tests."""
         self._replica = replica
         self._plan = plan
         self._clock = clock
@@ -58,14 +57,9 @@ class Recorder:
     def record_call(
         self, step: int, count: int, seconds: float, own: OwnTime, logs: Mapping[str, float]
     ) -> None:
-        """`count` steps ended at `step`.
+        """`count` steps took `seconds` and ended at `step`.
 
-        Args:
-            step: of training, after them.
-            count: how many.
-            seconds: that they took.
-            own: what of one step this replica took itself.
-            logs: this worker's own metrics.
+        `own` is what of one step this replica took itself; `logs` are this worker's own metrics.
         """
         self._times.add(count, seconds, own.input)
         self._speed = count * self._plan.global_batch / max(seconds, 1e-9)

@@ -27,16 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replica:
-    """Who this process is, and where it reads and writes.
-
-    Attributes:
-        task: its place, from TF_CONFIG.
-        environment: its folders and names, from TRAINJOB_*.
-        store: the job's checkpoints.
-        progress: its reports.
-        stop: whether it has been asked to stop.
-        journal: where else its figures go than to TensorBoard.
-    """
+    """Who this process is, and where it reads and writes; `journal` takes its figures beside TensorBoard."""
 
     task: Task
     environment: Environment
@@ -51,10 +42,7 @@ def join(
 ) -> Replica:
     """Read the environment, and from now on answer SIGTERM and uncaught errors as the job expects.
 
-    Args:
-        env: the process's environment, replaced by tests.
-        output: the folder for a process that is no job's, as `Environment.from_environment`.
-        resume: whether a training that it holds goes on.
+    `output` and `resume` are for a process that is no job's, as in `Environment.from_environment`.
 
     Raises:
         InvalidConfiguration: TF_CONFIG or TRAINJOB_* is malformed.

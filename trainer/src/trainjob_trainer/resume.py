@@ -39,12 +39,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True)
 class Start:
-    """The decision, the same on every worker.
-
-    Attributes:
-        verdict: whether to train.
-        step: optimizer steps done before; 0 without a checkpoint.
-    """
+    """The decision, the same on every worker; `step` counts optimizer steps done, 0 without a checkpoint."""
 
     verdict: Verdict
     step: int
@@ -56,13 +51,7 @@ class Start:
 
 
 def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
-    """Decide from what is on disk alone.
-
-    Args:
-        store: the checkpoints.
-        total_steps: what the training is asked to reach.
-        job_uid: this job's.
-    """
+    """Decide from what is on disk alone; `total_steps` is what the training is asked to reach."""
     final = store.final()
     if final is not None and final.total_steps >= total_steps:
         return Start(_verdict(final, job_uid), final.ended_at)
@@ -75,11 +64,7 @@ def choose_start(
 ) -> Start:
     """`find_start`, for the writer: what is damaged is set aside, so that nobody takes it for the newest.
 
-    Args:
-        store: the checkpoints.
-        total_steps: what the training is asked to reach.
-        job_uid: this job's.
-        reported: step of the checkpoint that was last reported as the newest, if one was.
+    `reported` is the step of the checkpoint that was last reported as the newest, if one was.
 
     Raises:
         CheckpointUnavailable: nobody knows what is there, or what was reported isn't.
@@ -96,8 +81,7 @@ def choose_start(
 def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> None:
     """End a start that would begin before what was reported as saved, unless that is there and damaged.
 
-    Raises:
-        CheckpointUnavailable: neither it nor a later one is there.
+    Raises CheckpointUnavailable if neither it nor a later one is there.
     """
     if not is_lost(reported, found, store.known_steps()):
         return
@@ -112,20 +96,13 @@ def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> Non
 def is_lost(reported: int | None, found: int, known: Collection[int]) -> bool:
     """Whether a checkpoint that was reported is neither surpassed, nor there, nor set aside.
 
-    Args:
-        reported: its step, if one was reported.
-        found: step of the newest whole one, 0 without one.
-        known: steps of all that are in place or set aside.
+    `found` is the newest whole one's step, 0 without one; `known` are steps of all in place or set aside.
     """
     return reported is not None and reported > found and reported not in known
 
 
 def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
-    """Set aside what lies beyond the step to go on from, and say so.
-
-    Raises:
-        OutputUnwritable, Fenced, OutputTaken: as `CheckpointStore.set_aside`.
-    """
+    """Set aside and log what lies beyond the step to go on from; raises as `CheckpointStore.set_aside`."""
     steps = ", ".join(str(step) for step in store.set_aside(chosen))
     if steps:
         going_on = f"from step {chosen}" if chosen else "from the beginning, for lack of another"
@@ -162,19 +139,8 @@ def restore(
 ) -> HostGroups:
     """Load the agreed step on this worker, and prove that all hold the same. Step 0 loads nothing.
 
-    Args:
-        strategy: built by `strategy.build_strategy`.
-        task: this replica.
-        store: the checkpoints.
-        start: what has been agreed on.
-        groups: variables that the checkpoint must hold.
-        further: those that are loaded if it does.
-
-    Returns:
-        All that the checkpoint holds.
-
-    Raises:
-        CheckpointUnreadable, CheckpointMismatch: as `CheckpointStore.load` and `check_same_weights`.
+    The checkpoint must hold `groups`; `further` are loaded if it does hold them. Returns all that it holds.
+    Raises as `CheckpointStore.load` and `check_same_weights`.
     """
     if not start.step:
         return {}
@@ -192,10 +158,7 @@ def load_agreed(
     groups: VariableGroups,
     further: VariableGroups | None = None,
 ) -> HostGroups:
-    """Load the checkpoint of that step on every worker, and prove that all hold the same.
-
-    Args and errors are those of `restore`; `groups` and `further` likewise.
-    """
+    """Load the checkpoint of that step on every worker, and prove that all hold the same; as `restore`."""
     from trainjob_trainer.distribution.collective import check_same_weights  # noqa: PLC0415 - as above
 
     _, host = read_agreed(store, step, 0.0 if task.is_writer else ARRIVAL_SECONDS)
@@ -210,8 +173,7 @@ def read_agreed(
 ) -> tuple[Checkpoint, HostGroups]:
     """The checkpoint that the writer has chosen, as soon as it can be read here.
 
-    Raises:
-        CheckpointUnreadable, CheckpointUnavailable: it can't, for `patience` seconds.
+    Raises CheckpointUnreadable or CheckpointUnavailable if it can't, for `patience` seconds.
     """
     waited = 0.0
     while True:
@@ -226,17 +188,9 @@ def read_agreed(
 
 
 def refuse_finished(start: Start, store: CheckpointStore, total_steps: int, or_else: str) -> None:
-    """End a training that has nothing left to do.
+    """End a training that has nothing left to do; `or_else` is `Environment.how_to_start_over`.
 
-    Args:
-        start: what the folder says.
-        store: the folder.
-        total_steps: what is asked for.
-        or_else: `Environment.how_to_start_over`.
-
-    Raises:
-        OutputFinished: another job finished here.
-        SystemExit: this job did (code 0).
+    Raises OutputFinished if another job finished here, and SystemExit (code 0) if this job did.
     """
     if start.verdict is Verdict.TRAIN:
         return
@@ -269,9 +223,8 @@ IN_A_CALLBACK = "set model.optimizer.learning_rate in a callback's on_train_begi
 def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
     """What a training was set to when it began, for `describe_differences`.
 
-    Args:
-        optimizer: compiled, as the script says it: nothing has been restored.
-        others: further settings by their names, such as the global batch; None where one isn't known.
+    The optimizer is as the script compiled it: nothing has been restored. `others` are further settings by
+    name, such as the global batch; one that isn't known is None, and left out.
     """
     scaled = getattr(optimizer, "inner_optimizer", None)  # of a loss scale, which mixed_float16 brings along
     configs = [one.get_config() for one in (optimizer, scaled) if one is not None]
@@ -295,12 +248,8 @@ def read_settings(group: Sequence[NamedArray]) -> dict[str, Any]:
 def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_have_it: str) -> list[str]:
     """A line for each setting that the script has changed since its checkpoint: which value holds, and why.
 
-    What is a variable is restored, and holds its value of then; all else is the script's.
-
-    Args:
-        saved: `settings_of` the training that the checkpoint is of.
-        now: of the one that goes on from it.
-        to_have_it: what to do for the script's learning rate where the checkpoint's holds.
+    What is a variable is restored, and holds its value of then; all else is the script's. `to_have_it` says
+    what to do for the script's learning rate where the checkpoint's holds.
     """
     found = []
     for name in sorted(set(saved) & set(now)):

@@ -40,8 +40,7 @@ class StopRequest:
     def install(self, leave: Callable[[], None]) -> None:
         """Listen for SIGTERM from a thread of its own; elsewhere than in the main thread, do nothing.
 
-        Args:
-            leave: called when the signal has come and the patience is over; must not return.
+        `leave` is called when the signal has come and the patience is over; it must not return.
         """
         if threading.current_thread() is not threading.main_thread():
             return

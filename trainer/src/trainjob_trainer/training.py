@@ -1,15 +1,23 @@
-"""The training loop of the library: calls of the engine, and what happens between them."""
+"""The training of `train_and_evaluate`: Keras's own `fit`, and what happens between its calls."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, json_group, read, read_json
+from trainjob_trainer.checkpoint.snapshot import (
+    HostGroups,
+    VariableGroups,
+    assign,
+    json_group,
+    read,
+    read_json,
+)
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch
@@ -20,271 +28,254 @@ from trainjob_trainer.engine.callbacks import (
     put_back,
     remembered,
     remembered_weights,
-    sees_batches,
 )
-from trainjob_trainer.engine.engine import Engine
-from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
+from trainjob_trainer.engine.metric_state import (
+    LAST_EPOCH,
+    METRICS,
+    MetricState,
+    OverAll,
+    read_results,
+    saved_results,
+    scalars,
+)
 from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
-from trainjob_trainer.engine.steps_per_execution import StepsPerExecution, next_stop
+from trainjob_trainer.engine.stepping import compile_in_parts
+from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
+from trainjob_trainer.engine.work_time import OwnTime
+from trainjob_trainer.plain.fit_call import FitCall, Seen
+from trainjob_trainer.plain.install import prepare_fit
+from trainjob_trainer.plain.process import PlainProcess, running_as
 from trainjob_trainer.plan import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.resume import SETTINGS, saved_settings
 
-
-@dataclass
-class _State:
-    """Where the loop stands; the same on every worker."""
-
-    step: int
-    executions: StepsPerExecution
-
-
 MEMORY = "callbacks"
 """Name of the checkpoint's group that holds what callbacks remember."""
+STOPPED = "stopped"
+"""Name of the one that says that a callback has ended training, once it has."""
 
 
-class Callbacks:
-    """The user's callbacks around calls of many steps, called as Keras's `fit` calls them.
-
-    Data without end is one epoch. Epochs are numbered from 0, batches within their epoch.
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and how.
 
     Attributes:
-        are_there: whether there are any of the user's.
-        see_batches: whether one of them looks at each batch: then a call takes one step, and what they are
-            given is of all workers.
+        model: built under the strategy, with what an earlier run has trained.
+        groups: variables that checkpoints hold.
+        export: called by the writer with the checkpoint that is handed over.
+        settings: `resume.settings_of` it.
+        users: the user's callbacks.
     """
 
-    def __init__(
-        self, users: Sequence[Any], model: Any, plan: TrainingPlan, *, is_writer: bool, progress_bar: bool
-    ) -> None:
-        """Call none yet; those of other replicas than the writer write into a private folder."""
-        self._users = list(users)
-        self._plan = plan
-        self._model = model
-        self.are_there = bool(self._users)
-        self.see_batches = any(sees_batches(one) for one in self._users)
-        if not is_writer:
-            isolate(self._users)
-        self._epoch_steps = plan.epoch_steps or plan.total_steps
-        self._list = keras.callbacks.CallbackList(
-            self._users,
-            add_progbar=progress_bar and is_writer,
-            model=model,
-            verbose=1,
-            epochs=plan.total_epochs or 1,
-            steps=self._epoch_steps,
-        )
-        self._resumed: HostGroups = {}
-        self._in_epoch = False
+    replica: Replica
+    strategy: Any
+    model: Any
+    plan: TrainingPlan
+    groups: VariableGroups
+    recorder: Recorder
+    selection: Selection
+    export: Callable[[HostGroups], None] | None = None
+    on_nan: OnNan = OnNan.STOP
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    compares_weights: bool = True
+    users: Sequence[Any] = ()
+    shows_bar: bool = False
 
-    @property
-    def groups(self) -> HostGroups:
-        """What a checkpoint is to hold of them."""
-        if not self.are_there:
-            return {}
-        memory = json_group("state", remembered(self._users), default=float)
-        return {MEMORY: memory, **remembered_weights(self._users)}
-
-    @property
-    def ask_to_stop(self) -> bool:
-        """Whether one of them has set `model.stop_training`."""
-        return bool(self._model.stop_training)
-
-    def resume(self, saved: HostGroups) -> None:
-        """Go on with what they remembered when `saved` was; nothing in it changes nothing."""
-        self._resumed = saved
-        if saved:
-            keep_files(self._users)
-
-    def begin(self) -> None:
-        """Training starts, perhaps again."""
-        self._model.stop_training = False
-        self._list.on_train_begin()
-        if MEMORY in self._resumed:
-            put_back(self._users, read_json(self._resumed[MEMORY]), self._resumed)
-        self._resumed = {}
-
-    def call_begins(self, step: int) -> None:
-        """Steps are about to be taken, `step` are done."""
-        if not self._in_epoch:
-            self._list.on_epoch_begin(self._epoch_of(step))
-            self._in_epoch = True
-        self._list.on_train_batch_begin(step % self._epoch_steps)
-
-    def call_ends(self, step: int, logs: Mapping[str, float]) -> None:
-        """`step` steps are done."""
-        self._list.on_train_batch_end((step - 1) % self._epoch_steps, dict(logs))
-
-    def epoch_ends(self, step: int, logs: Mapping[str, float]) -> None:
-        """An epoch ends when `step` steps are done; logs are those of all workers."""
-        self._list.on_epoch_end(self._epoch_of(step - 1), dict(logs))
-        self._in_epoch = False
-
-    def end(self, logs: Mapping[str, float]) -> None:
-        """Training has ended; what they do to the weights now is saved."""
-        self._list.on_train_end(dict(logs))
-
-    def _epoch_of(self, step: int) -> int:
-        return min(step // self._epoch_steps, (self._plan.total_epochs or 1) - 1)
-
-
-class TrainingLoop:
-    """Trains from a step to the plan's end."""
-
-    def __init__(
-        self,
-        replica: Replica,
-        strategy: Any,
-        engine: Engine,
-        plan: TrainingPlan,
-        groups: VariableGroups,
-        on_nan: OnNan = OnNan.STOP,
-        export: Callable[[HostGroups], None] | None = None,
-        selection: Selection | None = None,
-        settings: Mapping[str, Any] | None = None,
-        compare_weights: bool = True,
-        callbacks: Callbacks | None = None,
-        recorder: Recorder | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Put the parts together.
-
-        Args:
-            replica: this process.
-            strategy: of the job.
-            engine: takes the steps.
-            plan: how many.
-            groups: what the checkpoints hold.
-            on_nan: what to do when a loss or a gradient is NaN or infinite.
-            export: called by the writer with those that are handed over.
-            selection: which checkpoint that is, and whether training ends early.
-            settings: `resume.settings_of` it.
-            compare_weights: whether the workers' weights are compared before each checkpoint.
-            callbacks: the user's.
-            recorder: of the training.
-            clock: replaced by tests.
-        """
-        self._replica = replica
-        self._strategy = strategy
-        self._engine = engine
-        self._plan = plan
-        self._groups = groups
-        self._settings = saved_settings(settings or {})
-        self._watch = FiniteWatch(on_nan, replica.task)
-        if callbacks is None:
-            callbacks = Callbacks((), engine.model, plan, is_writer=False, progress_bar=False)
-        self._callbacks = callbacks
-        self._clock = clock
-        weights = WeightsWatch(strategy, replica.task, wanted=compare_weights)
-        self._checkpoints = CheckpointManager(
-            replica,
-            plan,
-            selection or Selection(),
-            groups,
-            self._snapshot,
-            export,
-            agree=self._writers,
-            compare=lambda step: weights.compare(groups, step),
-        )
-        self._recorder = recorder or Recorder(replica, plan)
-        self._profiler = Profiler(replica.task, replica.environment, plan.total_steps)
-        self._last_epoch: Mapping[str, float] = {}
-        self._is_over = False
-        self._stopped_by_callback = ""
-
-    def resume(self, saved: HostGroups, step: int) -> None:
-        """Go on at `step` with what the run that wrote its checkpoint knew; nothing in it changes nothing."""
-        self._engine.resume_metrics(saved.get(METRICS, ()), is_writer=self._replica.task.is_writer)
-        self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
-        self._callbacks.resume(saved)
-        self._is_over = self._checkpoints.resume(saved, step)
-
-    def run(self, iterator: Any, start_step: int) -> Ending:
+    def run(self, batches: Any, start_step: int, saved: HostGroups) -> Ending:
         """Train, save, report.
 
-        Args:
-            iterator: endless, positioned at `start_step`.
-            start_step: steps done before.
-
-        Raises:
-            OutputFull, OutputUnwritable: a checkpoint could not be written.
-            Preempted: asked to stop, after saving what was reached.
-            NotFinite: a loss, a gradient or a weight is NaN or infinite, and that is to end the training.
-            WeightsDiverged, PeerLost: the workers' weights are no longer the same.
+        `batches` are without end, distributed, from `start_step` on; `saved` is all that the checkpoint of
+        that step holds, nothing for the first one. Raises NotFinite if that is to end the training; else as
+        `CheckpointManager.between_steps`.
         """
-        executions = (
-            StepsPerExecution.fixed(1) if self._callbacks.see_batches else StepsPerExecution(self._writers)
-        )
-        state = _State(start_step, executions)
-        self._recorder.begin(start_step)
-        self._callbacks.begin()
-        with self._checkpoints.patient():
-            while state.step < self._plan.total_steps and not self._is_over:
-                self._call(iterator, state)
-                self._end_epoch(state)
-                self._is_over = self._checkpoints.between_steps(state.step) or self._is_asked_to_stop(
-                    state.step
+        is_writer = self.replica.task.is_writer
+        call = self._begin_call(start_step)
+        between = BetweenCalls(self, call, saved, start_step)
+        is_at_end = start_step >= self.plan.total_steps or bool(between.stopped_by_callback)
+        is_over = between.checkpoints.resume(saved, start_step) or is_at_end
+        if not is_writer:
+            isolate(self.users)
+        if saved:
+            keep_files(self.users)
+        self.recorder.begin(start_step)
+        with between.checkpoints.patient():
+            with running_as(between.process):
+                self.model.fit(
+                    batches,
+                    epochs=call.epoch if is_over else call.epochs,
+                    initial_epoch=call.epoch,
+                    steps_per_epoch=self._epoch_steps,
+                    callbacks=[*self.users, between],
+                    shuffle=False,
+                    verbose=int(self.shows_bar and is_writer),
                 )
-            self._profiler.finish(state.step)
-            self._callbacks.end(self._last_epoch)
-            ending = self._checkpoints.end(state.step, self._last_epoch, self._stopped_by_callback)
-        self._recorder.end(ending)
+            is_changed = bool(self.users) or getattr(self.model.optimizer, "use_ema", False)
+            ending = between.checkpoints.end(
+                between.step, between.last_epoch, between.stopped_by_callback, is_changed=is_changed
+            )
+        self.recorder.end(ending)
         return ending
 
-    def _call(self, iterator: Any, state: _State) -> None:
-        periods = (self._plan.epoch_steps, self._plan.checkpoint_every)
-        count = state.executions.next_call(
-            next_stop(state.step, self._plan.total_steps, periods) - state.step
+    @property
+    def _epoch_steps(self) -> int:
+        """Data without end is one epoch."""
+        return self.plan.epoch_steps or self.plan.total_steps
+
+    def agree(self, number: int) -> int:
+        """The writer's number; all workers call it together."""
+        return broadcast(self.strategy, self.replica.task, [number])[0]
+
+    def step_of(self, epoch: int, batches: int) -> int:
+        """Steps done in whole epochs, and so many batches of the next one."""
+        return epoch * self._epoch_steps + batches
+
+    def _begin_call(self, step: int) -> FitCall:
+        prepare_fit()
+        epoch, batches = divmod(step, self._epoch_steps)
+        seen = Seen.by_any(self.strategy, self.replica.task, self.users)
+        compiles = self.model.jit_compile and compile_in_parts(
+            self.model, is_writer=self.replica.task.is_writer
         )
-        self._profiler.between_calls(state.step, count)
-        self._callbacks.call_begins(state.step)
-        began = self._clock()
-        with self._profiler.mark(state.step):
-            logs = self._engine.run(iterator, count)
-        seconds = self._clock() - began
-        self._watch.look(self._engine.found, state.step)
-        state.step += count
-        state.executions.record(count, seconds)
-        logs = {**logs, **self._watch.metrics}
-        self._recorder.record_call(state.step, count, seconds, self._engine.own_time, logs)
-        if self._callbacks.see_batches:
-            logs = {**self._engine.reduced_metrics(), **self._watch.metrics}
-        self._callbacks.call_ends(state.step, logs)
+        return FitCall(
+            number=1,
+            epochs=self.plan.total_epochs or 1,
+            metrics=OverAll(self.strategy, self.model),
+            every=self.plan.checkpoint_every,
+            last_step=self.plan.total_steps,
+            epoch=epoch,
+            midway=(epoch, batches),
+            reads_over=False,
+            any_step=True,
+            seen=seen,
+            executions=StepsPerExecution.fixed(1) if seen.batches else StepsPerExecution(self.agree),
+            compiles=bool(compiles),
+        )
 
-    def _writers(self, number: int) -> int:
-        return broadcast(self._strategy, self._replica.task, [number])[0]
 
-    def _end_epoch(self, state: _State) -> None:
-        if self._plan.is_epoch_end(state.step):
-            self._close_epoch(state.step)
-            self._checkpoints.epoch_ended(state.step, self._last_epoch)
+class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
+    """Last of the callbacks: reports, checkpoints, and whether training goes on.
 
-    def _close_epoch(self, step: int) -> None:
-        self._last_epoch = {**self._engine.reduced_metrics(), **self._watch.metrics}
-        self._engine.reset()
-        self._recorder.record_epoch(step, self._last_epoch)
-        self._callbacks.epoch_ends(step, self._last_epoch)
+    `last_epoch` has that epoch's metrics over all workers; `stopped_by_callback` says why training ends
+    early, where one of the user's callbacks wants it to.
+    """
 
-    def _is_asked_to_stop(self, step: int) -> bool:
-        """By a callback, where they may ask; the same on all workers."""
-        callbacks = self._callbacks
-        may_ask = callbacks.see_batches or (callbacks.are_there and self._plan.is_epoch_end(step))
-        if not may_ask or step >= self._plan.total_steps or not self._writers(int(callbacks.ask_to_stop)):
-            return False
-        self._stopped_by_callback = "a callback has set model.stop_training"
-        if not self._plan.is_epoch_end(step):
-            self._close_epoch(step)
-        return True
+    def __init__(self, training: Training, call: FitCall, saved: HostGroups, step: int) -> None:
+        """Go on at `step`, whose checkpoint holds `saved`."""
+        super().__init__()
+        replica = training.replica
+        self.process = PlainProcess(replica.task, replica.environment, replica.progress, step=step, call=call)
+        self._training = training
+        self._call = call
+        self._saved = saved
+        self._held: HostGroups = {}
+        self._groups = training.groups
+        self._plan = training.plan
+        self._watch = call.watch = FiniteWatch(training.on_nan, replica.task)
+        self._weights = WeightsWatch(training.strategy, replica.task, wanted=training.compares_weights)
+        self._profiler = Profiler(replica.task, replica.environment, training.plan.total_steps)
+        self._mark = contextlib.ExitStack()
+        self._settings = saved_settings(training.settings)
+        self._metrics: Sequence[Any] = ()
+        self._is_within_epoch = False
+        self._began = 0.0
+        self.step = step
+        self.last_epoch: Mapping[str, float] = read_results(saved.get(LAST_EPOCH, ()))
+        self.stopped_by_callback = ""
+        if STOPPED in saved:
+            before = read_json(saved[STOPPED])
+            is_same_end = before["totalSteps"] == training.plan.total_steps
+            self.stopped_by_callback = before["reason"] if is_same_end else ""
+        self._is_to_stop = False
+        self.checkpoints = CheckpointManager(
+            replica,
+            training.plan,
+            training.selection,
+            training.groups,
+            self._snapshot,
+            training.export,
+            agree=training.agree,
+            compare=self._before_checkpoint,
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras; by now the user's callbacks have forgotten everything."""
+        if MEMORY in self._saved:
+            put_back(self._training.users, read_json(self._saved[MEMORY]), self._saved)
+        if self._call.batches_before:
+            self._held = read(self._groups)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras. Midway in an epoch, what callbacks do to variables now they had done before."""
+        self._call.epoch = epoch
+        saved, self._saved = self._saved, {}
+        held, self._held = self._held, {}
+        if self._call.batches_before:
+            assign(self._groups, held)
+            is_writer = self._training.replica.task.is_writer
+            MetricState(self.model).put_back(saved.get(METRICS, ()), is_writer=is_writer)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras."""
+        executions = self._call.executions
+        self._profiler.between_calls(self.step, executions.longest if executions else 1)
+        self._mark.enter_context(self._profiler.mark(self.step))
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Called by Keras, with the last batch's number within the epoch, from 0."""
+        seconds = time.perf_counter() - self._began
+        self._mark.close()
+        before, self.step = self.step, self._training.step_of(self._call.epoch, batch + 1)
+        self.process.step = self.step
+        figures = {**scalars(logs or {}), **self._watch.metrics}
+        own = self._call.own_time or OwnTime()
+        self._training.recorder.record_call(self.step, self.step - before, seconds, own, figures)
+        if not self._plan.is_epoch_end(self.step):
+            self._is_within_epoch = True
+            self._decide(may_ask=self._call.seen.batches)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, also where training ends within an epoch."""
+        self._is_within_epoch = False
+        if self._plan.is_epoch_end(self.step) or self.stopped_by_callback:
+            self.last_epoch = {**scalars(logs or {}), **self._watch.metrics}
+            self._training.recorder.record_epoch(self.step, self.last_epoch)
+        if self._plan.is_epoch_end(self.step):
+            self.checkpoints.epoch_ended(self.step, self.last_epoch)
+            self._decide(may_ask=self._call.seen.epochs)
+
+    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras."""
+        self._profiler.finish(self.step)
+
+    def _decide(self, *, may_ask: bool) -> None:
+        """Save, and stop where it is time to; the same on all workers."""
+        self._is_to_stop |= bool(self.model.stop_training)
+        goes_on = self.step < self._plan.total_steps
+        if may_ask and goes_on and self._training.agree(int(self._is_to_stop)):
+            self.stopped_by_callback = "a callback has set model.stop_training"
+        is_over = self.checkpoints.between_steps(self.step)
+        self.model.stop_training = is_over or bool(self.stopped_by_callback) or not goes_on
+
+    def _before_checkpoint(self, step: int) -> None:
+        self._weights.compare(self._groups, step)
+        self._metrics = self._call.metrics.state() if self._is_within_epoch else ()
 
     def _snapshot(self) -> HostGroups:
         values = read(self._groups)
         self._watch.check_weights(self._groups, values)
+        users = self._training.users
+        memory = {MEMORY: json_group("state", remembered(users), default=float)} if users else {}
+        if self.stopped_by_callback:
+            stopped = {"reason": self.stopped_by_callback, "totalSteps": self._plan.total_steps}
+            memory[STOPPED] = json_group("state", stopped, default=str)
         return {
             **values,
-            METRICS: self._engine.metric_state,
-            LAST_EPOCH: saved_results(self._last_epoch),
-            **self._callbacks.groups,
+            METRICS: list(self._metrics),
+            LAST_EPOCH: saved_results(self.last_epoch),
+            **memory,
+            **remembered_weights(users),
             SETTINGS: self._settings,
         }

@@ -16,8 +16,8 @@ from trainjob.controller import Controller
 from trainjob.core.names import Replica
 from trainjob.core.settings import Bundle, Settings
 
-# Of the 5 s after Ctrl-C, what replicas have to save a checkpoint before they are killed.
-GRACE_SECONDS = 3.5
+# What replicas have after Ctrl-C to save a checkpoint before they are killed; a second Ctrl-C doesn't wait.
+GRACE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.25
 
 _STOPPING = f"stopping: replicas have {GRACE_SECONDS:g} s to save; another Ctrl-C ends them at once"

@@ -27,21 +27,15 @@ FIRST_SECONDS = 300.0
 
 
 class EvaluationWatch:
-    """Looks at one process's progress reports; waiting for a checkpoint is no standing still."""
+    """Looks at one process's progress reports (docs/contract.md); waiting for a checkpoint is no stall."""
 
     def __init__(self) -> None:
-        """Nothing has been seen."""
         self._signs: tuple[Any, ...] | None = None
         self._since = 0.0
         self._has_scored = False
 
     def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
-        """Take note of the latest report, as docs/contract.md has it.
-
-        Args:
-            report: None before the first one.
-            now: seconds of any clock that only goes forward.
-        """
+        """Take note of the latest report, None before the first; `now` is of a clock that never goes back."""
         if report is None or report.get("state") != "evaluating":
             self._signs = None
             return
@@ -85,14 +79,9 @@ _COMPLAIN_SECONDS = 30.0
 
 
 class LeaderLink:
-    """Joins the leading agent, obeys it, and joins again for ever.
-
-    Args:
-        seat: what to do for this seat.
-    """
+    """Joins the leading agent, obeys it, and joins again for ever."""
 
     def __init__(self, seat: Seat) -> None:
-        """Not connected."""
         self._seat = seat
         self._settings = seat.settings
         self._channel: Channel | None = None
@@ -197,11 +186,7 @@ class LeaderLink:
 
 
 async def run_agent(settings: Settings) -> int:
-    """Run the agent of one seat, and return its exit code.
-
-    Raises:
-        PortTaken: nobody can listen on its port.
-    """
+    """Run the agent of one seat, and return its exit code; PortTaken if it can't listen on its port."""
     loop = asyncio.get_running_loop()
     seat = Seat(settings, lambda changed: _make_child(settings, changed))
     role = _Leading(seat) if settings.is_leader else _Following(seat)

@@ -23,14 +23,12 @@ class Attempt:
     Attributes:
         number: 1 for the first; each is higher than all before.
         seats: who takes part, by role.
-        started: when.
-        pods: their pods.
+        pods: each seat's, that of its latest start alone included.
         done: seats whose training process has ended well.
         failures: in the order in which they were told.
         judged_at: when the first failure is looked for among them; None while there is none.
         graceful: once it is being stopped: whether it may save first.
         stacks: whether training processes show first where they stand.
-        watches: whether each seat's training process gets on.
         alone: seats that are started again without the others.
     """
 
@@ -47,7 +45,6 @@ class Attempt:
     alone: LoneSeats = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find out who can be done without for a while."""
         self.alone = LoneSeats(self.seats, self.number, self.started)
 
     @property
@@ -71,12 +68,7 @@ class Attempt:
         return member.seat in self.pods and member.attempt == self.alone.number(member.seat, self.number)
 
     def differs(self, seats: Sequence[str], all_seats: Sequence[str]) -> bool:
-        """Tell whether it has to be stopped because others are to take part.
-
-        Args:
-            seats: who would take part in a new one.
-            all_seats: those too that can't be had for now.
-        """
+        """Tell whether it has to be stopped so that `seats`, the available ones of `all_seats`, take part."""
         missing = set(self.seats) - set(seats)
         is_bearable = set(seats) <= set(self.seats) and missing <= self.alone.seats & set(all_seats)
         return list(seats) != list(self.seats) and not is_bearable
@@ -109,13 +101,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Somebody who holds the others up.
-
-    Attributes:
-        member: who.
-        reason: `Unreachable`, `Preempted` or `Stalled`.
-        message: what is wrong with them.
-    """
+    """Somebody who holds the others up; the reason is `Unreachable`, `Preempted` or `Stalled`."""
 
     member: Member
     reason: str
@@ -128,12 +114,7 @@ class Trouble:
         return self.reason == PREEMPTED or (self.reason == UNREACHABLE and is_at_work)
 
     def as_failure(self, attempt: int, time: float) -> Failure:
-        """Return the failure of an attempt that this is; only a stall is the user's program's doing.
-
-        Args:
-            attempt: its number.
-            time: Unix seconds.
-        """
+        """Return it as an attempt's failure at a Unix time; only a stall is the user's program's doing."""
         member = self.member
         return Failure(
             member.seat,
@@ -149,14 +130,7 @@ class Trouble:
 
 
 def find_trouble(attempt: Attempt, meeting: Rendezvous, limit: float | None, now: float) -> Trouble | None:
-    """Return the first trouble there is: somebody is gone, is asked to leave, or training stands still.
-
-    Args:
-        attempt: the one that runs.
-        meeting: who is there.
-        limit: seconds without progress that are a failure, or None.
-        now: the time.
-    """
+    """Return the first trouble: somebody is gone or asked to leave, or nothing moves for `limit` seconds."""
     members = {seat: meeting.roster.get(seat) for seat in attempt.seats if seat not in attempt.done}
     present = {seat: member for seat, member in members.items() if member is not None}
     told = {failure.seat for failure in attempt.failures}
@@ -219,19 +193,11 @@ _SERVING = "training"
 def judge_alone(
     attempt: Attempt, roster: Roster, budget: Budget, member: Member, failure: Failure, now: float
 ) -> Verdict:
-    """Decide whether a process is started again, count that restart, and note when it is due.
+    """Decide whether a process is started again, count that restart in `budget`, and note when it is due.
 
     The step of such a failure is the one that training had come to by then, so that a worker which serves and
     is killed now and then is not taken for one that fails at the same place each time. One that fails before
     it serves has no step: that is the same failure each time.
-
-    Args:
-        attempt: that goes on.
-        roster: who is there.
-        budget: the job's; the restart is counted in it.
-        member: whose process has failed.
-        failure: how.
-        now: the time.
     """
     step = furthest(one.step() for one in attempt.trainees(roster))
     has_served = (member.report or {}).get("state") == _SERVING
@@ -250,15 +216,7 @@ def start_alone(
 ) -> Failure | None:
     """Start those again that have failed, or have come back, while the others go on.
 
-    Args:
-        attempt: that goes on.
-        meeting: who is there.
-        budget: the job's; restarts are counted in it that nobody else counts.
-        now: the time.
-        unix_time: the same in Unix seconds.
-
-    Returns:
-        Why such a restart was needed, if one has been counted.
+    Restarts that nobody else counts are counted in `budget`; returns why one was needed, if one was counted.
     """
     returned = None
     for seat in sorted(attempt.alone.seats):

@@ -97,10 +97,7 @@ class Ledger:
     def progressed(self, step: int | None, checkpoint_step: int | None, resumed_from: int | None) -> Ledger:
         """Return the ledger after a report: a step beyond all before, or a checkpoint beyond, which refunds.
 
-        Args:
-            step: the step that was reported.
-            checkpoint_step: the newest checkpoint's.
-            resumed_from: where this attempt began: what was reached before it is no progress.
+        What was reached before `resumed_from`, where this attempt began, is no progress.
         """
         known = furthest((self.furthest_step, resumed_from, 0)) or 0
         changes = {}
@@ -145,12 +142,7 @@ LONGEST_DELAY = 60.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from a failure.
-
-    Attributes:
-        failure: the failure, marked if it has been repeated.
-        give_up: training is not started again.
-    """
+    """Whether training is given up after a failure, which is marked if it has been repeated."""
 
     failure: Failure
     give_up: bool
@@ -159,17 +151,10 @@ class Verdict:
 class Budget:
     """The ledger, what may still be spent, and when.
 
-    Args:
-        ledger: as it is known at the start.
-        max_restarts: how many charged restarts are allowed.
-        now: the time.
-
-    Attributes:
-        not_before: when training may be started next.
+    `max_restarts` limits the charged restarts; training may be started next at `not_before`.
     """
 
     def __init__(self, ledger: Ledger, max_restarts: int, now: float) -> None:
-        """Nothing has failed yet."""
         self.ledger = ledger
         self.max_restarts = max_restarts
         self.not_before = now
@@ -178,13 +163,7 @@ class Budget:
         self._alike = 0
 
     def judge(self, failure: Failure, started: float, now: float) -> Verdict:
-        """Decide whether training goes on after a failure, and count the restart if it does.
-
-        Args:
-            failure: the one to blame.
-            started: when that attempt began.
-            now: the time.
-        """
+        """Decide whether training goes on after a failure, and count the restart if it does."""
         if self._is_mistake(failure):
             return Verdict(replace(failure, permanent=True), give_up=True)
         if failure.charged and self._times_alike(failure, now - started) >= MOST_ALIKE:

@@ -12,13 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Controller:
-    """A file of one controller.
-
-    Attributes:
-        name: the controller's.
-        v1: the file's name in cgroup v1.
-        v2: the same in v2.
-    """
+    """A file of one controller, called `v1` in cgroup v1 and `v2` in v2."""
 
     name: str
     v1: str
@@ -26,12 +20,7 @@ class Controller:
 
 
 def places(controller: Controller, root: Path = Path("/")) -> Iterator[Path]:
-    """The file's likely places for this process, the surest first.
-
-    Args:
-        controller: which file.
-        root: where the file system begins, replaced by tests.
-    """
+    """The file's likely places for this process, the surest first; tests replace `root`."""
     groups = list(_groups(root))
     for mount, mount_root, controllers in _mounts(root):
         is_v2 = controllers is None
@@ -94,10 +83,9 @@ _COUNTER = Controller("memory", v1="memory.oom_control", v2="memory.events")
 
 
 class OomCounter:
-    """The kernel's count of such kills, compared with an earlier look."""
+    """The kernel's count of such kills, compared with the last `mark`; creation is the first one."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Find the counter below `root`, which tests replace, and take the first look."""
         self._file = next((path for path in places(_COUNTER, root) if _count(path) is not None), None)
         self._before: int | None = None
         self.mark()
@@ -144,10 +132,7 @@ def thread_variables(
 ) -> dict[str, str]:
     """Return what to add to a training process's environment; nothing without a limit below the machine.
 
-    Args:
-        env: its environment; what the user has set stays.
-        root: where the file system begins, replaced by tests.
-        processors: that the process may run on, replaced by tests.
+    What the user has set in `env` stays. Tests replace `root` and `processors`.
     """
     limit = processor_limit(root)
     if limit is None or limit >= (processors or _processors()):

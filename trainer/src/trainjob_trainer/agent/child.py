@@ -36,21 +36,13 @@ Launch = Callable[[Callable[[int], None]], "tuple[int, LogCopy]"]
 
 
 class ProcessRun:
-    """A training process with all its descendants.
+    """A training process with all its descendants; made in a running loop.
 
-    Attributes:
-        pid: its process id, 0 before it has started.
-        log: its output, None before it has started.
+    Its start waits until nobody else listens on the TCP port `port`. Children of the agent in `spared` are
+    none of it. Before it has started `pid` is 0 and `log` None.
     """
 
     def __init__(self, launch: Launch, *, port: int | None, spared: Callable[[], set[int]]) -> None:
-        """Not started yet; needs a running loop.
-
-        Args:
-            launch: starts it.
-            port: the TCP port that it will listen on; its start waits until nobody else does.
-            spared: children of the agent that are none of it.
-        """
         self.pid = 0
         self.log: LogCopy | None = None
         self._launch = launch
@@ -67,11 +59,7 @@ class ProcessRun:
         return self.pid != 0 and self._status is None
 
     async def last(self) -> tuple[int, int | None]:
-        """Start it, and wait until nothing of it is left.
-
-        Returns:
-            Its exit code, 128+n for signal n, and that signal.
-        """
+        """Start it, wait until nothing of it is left; return its exit code, 128+n for signal n, and n."""
         if not await self._wait_for_port():
             number = int(signal.SIGTERM if self._asked_to_end else signal.SIGKILL)
             return 128 + number, number
@@ -154,8 +142,7 @@ class ChildExit:
     """How a training process ended.
 
     Attributes:
-        code: its exit code, 128+n after a death by signal n.
-        signal: that signal.
+        code: its exit code, 128+n after a death by `signal` n.
         out_of_memory: whether the kernel killed it because the container's memory was used up.
         log_tail: the last lines of its output, at most 2,048 characters.
         message: what its last report says about its failure, else the last line of its output.
@@ -177,7 +164,9 @@ class ChildExit:
 class Child:
     """The agent's training process: one at a time, started as often as need be.
 
-    While it is open it waits for every child of this process, adopted ones included.
+    While it is open it waits for every child of this process, adopted ones included. It calls `changed` in
+    the event loop whenever `exit` or `report` may have changed. A start waits until nobody else listens on
+    `tf_port`.
     """
 
     def __init__(
@@ -190,16 +179,6 @@ class Child:
         changed: Callable[[], None],
         standby: bool = False,
     ) -> None:
-        """Nothing runs yet.
-
-        Args:
-            command: the user's.
-            env: the container's environment, as the agent found it.
-            state_dir: where the progress file lies.
-            tf_port: the port that TensorFlow will listen on; a start waits until nobody else does.
-            changed: called in the event loop whenever `exit` or `report` may have changed.
-            standby: whether to keep the next interpreter warm.
-        """
         self._command = list(command)
         self._env = {name: value for name, value in env.items() if name not in _AGENTS_OWN}
         self._threads = thread_variables(self._env)
@@ -245,14 +224,7 @@ class Child:
         return self._standby.ready
 
     def start(self, changes: Mapping[str, str]) -> None:
-        """Start it; never blocks.
-
-        Args:
-            changes: variables that the container's environment lacks, or has otherwise.
-
-        Raises:
-            RuntimeError: it runs already.
-        """
+        """Start it with `changes` to the container's environment; never blocks. It must not run already."""
         if self._run is not None:
             raise RuntimeError("the training process runs already")
         self._open()
@@ -267,19 +239,17 @@ class Child:
     async def stop(self, grace: float) -> None:
         """End it, and return when nothing of it is left.
 
-        Args:
-            grace: seconds between SIGTERM to the main process and SIGKILL to all; 0 for SIGKILL at once.
-                A second call may shorten the time, not lengthen it.
+        SIGTERM goes to the main process, SIGKILL after `grace` seconds to all, for 0 at once. A second call
+        may shorten the time, not lengthen it.
         """
         if self._run is not None and self._task is not None:
             self._run.end(grace)
             await asyncio.shield(self._task)
 
     async def dump_stacks(self, wait: float = 1.0) -> str:
-        """Have the stacks of its threads printed to the log; one that was stopped goes on after that.
+        """Have its threads' stacks printed to the log; return the main thread's, as far as it came in time.
 
-        Returns:
-            The main thread's, as far as it came in time.
+        A process that was stopped goes on after that.
         """
         run = self._run
         if run is None or not run.is_alive or run.log is None:

@@ -65,12 +65,10 @@ class Failure:
 
     Attributes:
         seat: such as `worker-1`.
-        pod: its pod.
-        incarnation: which of the seat's pods that is.
+        incarnation: which of the seat's pods it was in.
         attempt: the start of training that it ended.
         reason: a name of the table of exit codes, `OutOfMemory` or `Unreachable`.
-        exit_code: 128+n for death by signal n; None where no process ended by itself.
-        signal: n, or None.
+        exit_code: 128+n for death by `signal` n; None where no process ended by itself.
         message: one line.
         log_tail: the last that was printed.
         step: the last one reported, or None.
@@ -212,10 +210,7 @@ def is_permanent(code: int) -> bool:
 class Raised:
     """The exception that ended a Python program.
 
-    Attributes:
-        kind: its class, with its module unless it is a builtin one.
-        place: `file:line` of the innermost frame.
-        text: what it says.
+    `kind` is its class, with its module unless it is builtin; `place` is `file:line` of the innermost frame.
     """
 
     kind: str

@@ -52,11 +52,8 @@ from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
 def culprit(failures: Sequence[Failure], members: Iterable[Member]) -> Failure:
     """Return the failure to blame: the earliest that says more than that a peer was lost.
 
-    A process that has reported why it fails may take many seconds to end, while its peers have gone already.
-
-    Args:
-        failures: those of one attempt, in the order in which they were told.
-        members: who takes part in it.
+    `failures` are one attempt's, in the order in which they were told. A process that has reported why it
+    fails may take many seconds to end, while its peers have gone already.
     """
     told = min(failures, key=lambda failure: (failure.reason == PEER_LOST, failure.reason == PREEMPTED))
     if not told.is_cascade:
@@ -101,18 +98,12 @@ Lease was deleted, or there is no election any more: training must not be withou
 class Gang:
     """The leading agent's view of all agents.
 
-    Args:
-        place: where it works.
-        ledger: what is known of the job's restarts.
-        max_restarts: how many charged ones are allowed, until an order says otherwise.
-        stall_timeout: seconds without progress that are a failure, until an order says otherwise, or None.
-        now: the time.
+    `max_restarts`, of charged ones, and `stall_timeout`, in seconds or None, hold until an order differs.
     """
 
     def __init__(
         self, place: Place, ledger: Ledger, max_restarts: int, stall_timeout: float | None, now: float
     ) -> None:
-        """Nobody has come yet."""
         self._outbox = Outbox()
         self.place = place
         self.meeting = Rendezvous(place, self._outbox, stall_timeout)
@@ -144,12 +135,7 @@ class Gang:
         return order.version >= self.meeting.order.version or now - self._ordered_at >= ORDER_SECONDS
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event and return what is to be said, in order.
-
-        Args:
-            event: what has happened.
-            now: seconds on a clock that never goes back.
-        """
+        """Take an event and return what is to be said, in order; `now` is of a clock that never goes back."""
         if self._hear(event, now):
             before = ""
             while before != self.phase:
@@ -364,10 +350,7 @@ def build_fitting_report(gang: Gang, now: float) -> dict[str, Any]:
 def build_report(gang: Gang, now: float, *, whole: bool = True) -> dict[str, Any]:
     """Return the report, small enough for a frame with many hundreds of seats.
 
-    Args:
-        gang: the state of all.
-        now: the time.
-        whole: with the progress of every seat; else of the writer and the evaluator alone.
+    Unless `whole`, it has the progress of the writer and the evaluator alone.
     """
     running = gang.attempt is not None and gang.phase in ("running", "stopping")
     active = gang.attempt.seats if gang.attempt is not None and running else gang.meeting.seats

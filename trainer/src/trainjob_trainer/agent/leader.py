@@ -37,14 +37,9 @@ _COMPLAIN_SECONDS = 30.0
 
 
 class Leader:
-    """Carries out what the gang's rules say.
-
-    Args:
-        seat: this agent's own, which takes part as every other one.
-    """
+    """Carries out what the gang's rules say; `seat`, this agent's own, takes part as every other one."""
 
     def __init__(self, seat: Seat) -> None:
-        """Nobody has come yet."""
         settings = seat.settings
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()

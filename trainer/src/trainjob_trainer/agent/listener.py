@@ -23,15 +23,9 @@ class PortTaken(Exception):
 
 
 class Listener:
-    """Lets in those who know the token.
-
-    Args:
-        token: the job's.
-        meet: what to do with somebody who does, given the connection and their first message.
-    """
+    """Lets in those who know the token; `meet` gets their connection and their first message."""
 
     def __init__(self, token: bytes, meet: Callable[[Channel, dict[str, Any]], Awaitable[None]]) -> None:
-        """Not listening yet."""
         self._token = token
         self._meet = meet
         self._strangers: dict[asyncio.StreamWriter, None] = {}
@@ -40,11 +34,7 @@ class Listener:
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self, address: Address) -> None:
-        """Listen on a port: on that address alone if it is one, else on all of this machine.
-
-        Raises:
-            PortTaken: nobody can, for ten seconds.
-        """
+        """Listen, on that address alone if it is an IP, else on all of this machine; PortTaken after 10 s."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _BIND_SECONDS
         while True:

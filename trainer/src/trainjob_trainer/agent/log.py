@@ -22,15 +22,9 @@ def log(text: str) -> None:
 
 
 class Seldom:
-    """Prints at most one line in so many seconds, whoever keeps knocking.
-
-    Args:
-        seconds: the least time between two lines.
-        clock: replaced by tests.
-    """
+    """Prints at most one line in so many seconds, the first at once."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """The first line is printed at once."""
         self._seconds = seconds
         self._clock = clock
         self._next = clock()
@@ -49,10 +43,9 @@ _LIMIT = 1 << 20
 
 
 class Sink:
-    """Bytes on their way to a descriptor, in order and without delay."""
+    """Bytes on their way to a descriptor, in order and without delay; more than `limit` waiting is full."""
 
     def __init__(self, descriptor: int = 1, limit: int = _LIMIT) -> None:
-        """Write to `descriptor`; more than `limit` bytes waiting is full."""
         self._descriptor = descriptor
         self._limit = limit
         self._chunks: deque[bytes] = deque()
@@ -131,10 +124,9 @@ _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 class LogCopy:
-    """The output of one process: a pipe, its last lines, and where the rest of it goes."""
+    """The output of one process: a pipe, its last lines, and a sink; until it has one, the rest is lost."""
 
     def __init__(self, sink: Sink | None = None) -> None:
-        """Open the pipe; without a sink the output is dropped until there is one."""
         self._sink = sink
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)

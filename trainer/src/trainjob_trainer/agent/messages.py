@@ -30,9 +30,8 @@ class Join:
         link: the connection; the leading agent's own seat has one too, without a network.
         seat: such as `worker-1`.
         incarnation: which of the seat's pods it is in.
-        pod: the pod's name.
         address: where its training process listens once it is started, `host:port`.
-        child: what its training process does.
+        child: as in `Beat`.
         attempt: the latest start that it has seen.
         ledger: what it knows of the job's restarts.
     """
@@ -52,7 +51,6 @@ class Beat:
     """An agent is there, and says what its training process does.
 
     Attributes:
-        link: the connection.
         child: `idle`, `running`, `stopping` or `finished`.
         attempt: the latest start that it has seen.
         report: the training process's last progress report, or None.
@@ -175,14 +173,7 @@ def welcome(beat_seconds: float, lost_seconds: float, incarnation: int) -> dict[
 
 
 def start(attempt: int, epoch: str, tf_config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """Return the order to start the training process.
-
-    Args:
-        attempt: its number.
-        epoch: who may write the output: later ones are higher.
-        tf_config: TF_CONFIG for this seat.
-        ledger: the job's.
-    """
+    """Return the order to start the training process; the highest `epoch` may write the output."""
     told = ledger.to_json()
     return {"type": "start", "attempt": attempt, "epoch": epoch, "tfConfig": tf_config, "ledger": told}
 
@@ -199,13 +190,7 @@ def end(code: int, verdict: str, failure: Failure | None, ledger: Ledger) -> dic
 
 
 def farewell(pod: str, failure: Failure | None, ledger: Ledger) -> dict[str, Any]:
-    """Return the order to leave at the end of training: with the code of the failure whose pod it was.
-
-    Args:
-        pod: whom it is said to.
-        failure: why training is given up; None if it has finished.
-        ledger: the job's.
-    """
+    """Return the order to leave: 0 without a failure, the failure's own code for its pod, else PEER_LOST."""
     if failure is None:
         return end(int(ExitCode.SUCCESS), FINISHED, None, ledger)
     code = failure.code_to_exit_with if failure.pod == pod else int(ExitCode.PEER_LOST)
@@ -219,15 +204,11 @@ _CHILD_STATES = frozenset([IDLE, RUNNING, STOPPING, FINISHED])
 
 
 class MalformedMessage(ValueError):
-    """Somebody who knows the token says something that no version of ours says."""
+    """A `read_` function has got what no version of ours says, from somebody who knows the token."""
 
 
 def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
-    """Return what a member says; None for a kind of message that only a later version knows.
-
-    Raises:
-        MalformedMessage: a field is missing or of a wrong type.
-    """
+    """Return what a member says; None for a kind of message that only a later version knows."""
     kind = raw.get("type")
     if kind == "beat":
         return _beat(link, raw)
@@ -240,11 +221,7 @@ def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
 
 
 def read_join(link: int, raw: Mapping[str, Any]) -> Join:
-    """Return a member's first message.
-
-    Raises:
-        MalformedMessage: a field is missing or of a wrong type.
-    """
+    """Return a member's first message."""
     seat = _text(raw, "seat")
     if split_seat(seat) is None:
         raise MalformedMessage(f"join: no seat is called {seat[:40]!r}")
@@ -261,11 +238,7 @@ def read_join(link: int, raw: Mapping[str, Any]) -> Join:
 
 
 def read_order(raw: object) -> Order:
-    """Return the controller's order.
-
-    Raises:
-        MalformedMessage: it is not one.
-    """
+    """Return the controller's order."""
     if not isinstance(raw, Mapping):
         raise MalformedMessage("order: not an object")
     world = _counts(raw, "world")

@@ -56,7 +56,6 @@ class Reaper:
     """
 
     def __init__(self) -> None:
-        """Not listening yet."""
         self._awaited: dict[int, Callable[[int], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -101,14 +100,9 @@ def exit_code(wait_status: int) -> tuple[int, int | None]:
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
-    """Return the processes below `root`, zombies included.
+    """Return the processes below `root`, zombies included, but neither `without` nor what is below them.
 
-    Args:
-        root: a process id.
-        without: processes to leave out, with all below them.
-
-    Raises:
-        OSError: there is no /proc, or no descriptor to read it with.
+    Raises OSError where there is no /proc, or no descriptor to read it with.
     """
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - a hundred Path objects a look are dear
@@ -128,13 +122,8 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
 def kill_tree(root: int, *, without: Iterable[int] = (), groups: Iterable[int] = ()) -> set[int]:
     """Send SIGKILL to everything below `root`; return what was there and may be killed.
 
-    Args:
-        root: a process id.
-        without: processes to leave alone, with all below them.
-        groups: process groups to kill where there is no /proc.
-
-    Raises:
-        OSError: no descriptor is left to look with.
+    `without` and what is below them are left alone. Where there is no /proc, the process groups `groups` are
+    killed instead. Raises OSError if no descriptor is left to look with.
     """
     if sys.platform != "linux":
         return {group for group in groups if _signalled(os.killpg, group, signal.SIGKILL)}
@@ -193,18 +182,10 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and so by whatever it s
 
 
 def spawn(command: Sequence[str], env: Mapping[str, str], *, stdin: int, output: int) -> int:
-    """Start a program and return its process id.
+    """Start a program, looked up on the PATH of `env`, its whole environment, and return its process id.
 
-    A program that can't be executed ends with 126 or 127 after a line on its output.
-
-    Args:
-        command: the program, looked up on the PATH of `env`, and its arguments.
-        env: its whole environment.
-        stdin: the descriptor that it reads from.
-        output: the descriptor that it writes stdout and stderr to.
-
-    Raises:
-        OSError: the system has no process to give.
+    One that can't be executed ends with 126 or 127 after a line on its output. It reads from the descriptor
+    `stdin` and writes stdout and stderr to `output`. Raises OSError if the system has no process to give.
     """
     agent = os.getpid()
     # The loop's handlers write into a socket that the child shares until it executes the program.
@@ -322,11 +303,9 @@ def answers_stack_requests(pid: int) -> bool:
 
 
 def request_stacks(main: int, *, without: Iterable[int] = ()) -> list[int]:
-    """Ask a process, and those below it, for their stacks; return those that were asked.
+    """Ask a process and those below it for their stacks, but not `without`; return those that were asked.
 
-    Args:
-        main: the process id of the training process, which may be a shell around it.
-        without: processes to leave alone.
+    `main` is the training process, which may be a shell around it.
     """
     below: list[int] = []
     with contextlib.suppress(OSError):

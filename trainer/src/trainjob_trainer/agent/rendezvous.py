@@ -32,16 +32,9 @@ from trainjob_trainer.errors import ExitCode
 
 
 class LoneSeats:
-    """Those of one attempt, and what has become of them.
-
-    Args:
-        seats: that take part in the attempt.
-        number: the attempt's.
-        now: the time.
-    """
+    """Those of one attempt, and what has become of them."""
 
     def __init__(self, seats: Iterable[str], number: int, now: float) -> None:
-        """All have just been started."""
         self.seats = lone_seats(list(seats))
         self._numbers = dict.fromkeys(self.seats, number)
         self._started = dict.fromkeys(self.seats, now)
@@ -49,7 +42,6 @@ class LoneSeats:
         self._due: dict[str, float] = {}
 
     def __contains__(self, seat: object) -> bool:
-        """Tell whether this seat is one of them."""
         return seat in self.seats
 
     def number(self, seat: str, otherwise: int) -> int:
@@ -112,8 +104,6 @@ class Place:
         incarnation: which of the seat's pods it is in.
         cluster: addresses of all roles as TF_CONFIG has them.
         link: on which its own seat joins; nobody else is let into that seat.
-        beat_seconds: how often everybody says that they are there.
-        lost_seconds: after how long a silence they are not.
         unix_time: what to add to the gang's clock for Unix time.
     """
 
@@ -130,7 +120,6 @@ class Outbox:
     """What is to be said, in order."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._effects: list[Effect] = []
 
     def say(self, link: int, message: Mapping[str, Any]) -> None:
@@ -148,16 +137,9 @@ class Outbox:
 
 
 class Rendezvous:
-    """Members, and the controller's latest order.
-
-    Args:
-        place: where the leading agent works.
-        outbox: takes what is to be said.
-        stall_timeout: seconds without progress that are a failure, until an order says otherwise.
-    """
+    """Members, and the controller's latest order, before which TF_CONFIG's world and `stall_timeout` hold."""
 
     def __init__(self, place: Place, outbox: Outbox, stall_timeout: float | None = None) -> None:
-        """Nobody has come yet, and the world is TF_CONFIG's."""
         self.place = place
         self.roster = Roster()
         world = {role: len(a) for role, a in place.cluster.items() if role != OBSERVER and a}
@@ -259,15 +241,7 @@ class Rendezvous:
             self._begin(member, number, number, ledger, now)
 
     def begin_alone(self, member: Member, number: int, attempt: int, ledger: Ledger, now: float) -> None:
-        """Have one start in its place among those who train already.
-
-        Args:
-            member: who is ready.
-            number: of this start.
-            attempt: that the others are in.
-            ledger: the job's.
-            now: the time.
-        """
+        """Have a ready one start, as `number`, in its place among those who train already in `attempt`."""
         assert member.link is not None  # noqa: S101 - it is ready
         self._told.discard(member.link)
         self._begin(member, number, attempt, ledger, now)

@@ -17,9 +17,7 @@ class Member:
     """One seat's agent.
 
     Attributes:
-        seat: such as `worker-1`.
         incarnation: which of the seat's pods it is in.
-        pod: that pod's name.
         address: where its training process listens.
         link: the connection; None once it has ended.
         child: what its training process does, as far as is known.
@@ -28,7 +26,6 @@ class Member:
         report: the training process's last progress report, or None.
         age: seconds since that was written, or None.
         stopped: the training process was stopped by a signal.
-        leaving: it has been asked to end.
         is_observer: no start waits for it.
     """
 
@@ -67,11 +64,7 @@ class Member:
         self.become(RUNNING, now)
 
     def hear(self, beat: Beat, now: float) -> bool:
-        """Take what it says of its training process, unless it said so before its latest start.
-
-        Returns:
-            Whether it does something else than before.
-        """
+        """Take what it says, unless it said so before its latest start; tell whether `child` has changed."""
         if beat.attempt < self.attempt:
             return False
         before = self.child
@@ -89,7 +82,6 @@ class Roster:
     """The members by seat and by connection."""
 
     def __init__(self) -> None:
-        """Nobody is there."""
         self._members: dict[str, Member] = {}
         self._links: dict[int, Member] = {}
 
@@ -146,12 +138,7 @@ class Roster:
         return [m for m in self._links.values() if not m.is_observer]
 
     def ready(self, seat: str, incarnation: int) -> Member | None:
-        """Return the seat's agent if a training process can be started there.
-
-        Args:
-            seat: such as `worker-1`.
-            incarnation: older pods than this one are being replaced.
-        """
+        """Return the seat's agent if it can start a process, and its pod isn't older than `incarnation`."""
         member = self._members.get(seat)
         if member is None or member.link is None or member.leaving:
             return None

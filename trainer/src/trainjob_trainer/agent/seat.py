@@ -51,10 +51,7 @@ _REPORTED = {"TRAINJOB_REPORTED_STEP": "step", "TRAINJOB_REPORTED_CHECKPOINT": "
 class Departure:
     """How the agent ends.
 
-    Attributes:
-        code: its exit code.
-        verdict: `finished`, `failed` or `dismissed` by the leading agent's order; `left` by its own.
-        failure: what began it, or None.
+    The verdict is `finished`, `failed` or `dismissed` by the leading agent's order, `left` by its own.
     """
 
     code: int
@@ -68,13 +65,7 @@ class Departure:
 
 
 class Seat:
-    """What the agent does for its seat, whoever leads.
-
-    Args:
-        settings: of this agent.
-        make_child: makes the training process, given what to call when it has changed.
-        clock: seconds that never go back; replaced by tests.
-    """
+    """What the agent does for its seat; `make_child` gets what the child is to call when it has changed."""
 
     def __init__(
         self,
@@ -82,7 +73,6 @@ class Seat:
         make_child: Callable[[Callable[[], None]], Child],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing runs yet, and nobody listens."""
         self.settings = settings
         self.child = make_child(self._changed)
         self.state = IDLE
@@ -103,11 +93,7 @@ class Seat:
         return self._leave_by is not None
 
     def join(self, host: str) -> dict[str, Any]:
-        """Return the message to introduce itself with.
-
-        Args:
-            host: where others reach this pod.
-        """
+        """Return the message to introduce itself with; others reach this pod at `host`."""
         settings = self.settings
         port = settings.tf_port
         return {
@@ -169,10 +155,7 @@ class Seat:
     def leave_stalled(self, why: str) -> None:
         """Depart because the process stands still, once its stacks are in the log; `close` kills it.
 
-        For a seat that nobody leads.
-
-        Args:
-            why: for the failure's message.
+        For a seat that nobody leads; `why` is the failure's message.
         """
         if self.state == RUNNING and not self.is_leaving:
             log(f"{self.settings.seat}: {why}")

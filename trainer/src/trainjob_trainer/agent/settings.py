@@ -36,11 +36,9 @@ class Settings:
     """One agent's place in its job.
 
     Attributes:
-        command: the user's program and its arguments.
         env: the container's environment.
         seat: such as `worker-1`.
         incarnation: which of the seat's pods this is, from 1.
-        pod: its name.
         address: where this agent listens.
         leader: where the leading agent does.
         max_restarts: how many charged restarts are allowed.
@@ -51,8 +49,6 @@ class Settings:
         cluster: TF_CONFIG's addresses of every role.
         token: what the job's agents and the controller know each other by.
         pod_ip: the pod's own address, or an empty text.
-        state_dir: for a few small files.
-        termination_log: the container's, or None.
         beat_seconds: how often agents say that they are there.
         lost_seconds: after how long a silence they are not.
     """
@@ -105,16 +101,7 @@ class Settings:
 
 
 def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> Settings:
-    """Return the settings of this pod's agent.
-
-    Args:
-        command: the user's program and its arguments.
-        env: the container's environment.
-        bundle: the folder of the token.
-
-    Raises:
-        InvalidSettings: something is missing or malformed; the message names it.
-    """
+    """Return this pod's settings, with the token in `bundle`; InvalidSettings names what is wrong."""
     if not command:
         raise InvalidSettings("no command to run: write it after `--`")
     raw = _object(env, VARIABLE)
@@ -147,11 +134,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
 
 
 def parse_address(text: str, where: str) -> Address:
-    """Return `host:port` in its parts; an IPv6 host stands in brackets.
-
-    Raises:
-        InvalidSettings: it isn't one.
-    """
+    """Return `host:port` in its parts, an IPv6 host out of its brackets, or raise InvalidSettings."""
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise InvalidSettings(f"{where}: must be host:port, got {text[:80]!r}")

@@ -21,12 +21,7 @@ _MAX_BYTES = 1 << 20
 
 
 def has_stepped(report: Mapping[str, Any], first_step: Any) -> bool:
-    """Tell whether a process has taken a step itself.
-
-    Args:
-        report: its latest, as docs/contract.md has it.
-        first_step: that it told of first, which an earlier process may have taken.
-    """
+    """Tell whether a process has taken a step itself: an earlier one may have taken its `first_step`."""
     return "stepSeconds" in report or report.get("step") != first_step
 
 
@@ -34,7 +29,6 @@ class ProgressWatch:
     """The latest whole report, and when it came."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Watch `path`; the clock is replaced by tests."""
         self._path = path
         self._clock = clock
         self._seen: tuple[int, ...] | None = None
@@ -116,19 +110,13 @@ class StallWatch:
     """
 
     def __init__(self) -> None:
-        """Not armed."""
         self._signs: tuple[Any, ...] | None = None
         self._first_step: Any = None
         self._since = 0.0
         self._least = 0.0
 
     def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
-        """Take note of the latest report; None, which a new start begins with, disarms the watch.
-
-        Args:
-            report: the progress report, as docs/contract.md has it.
-            now: seconds of any clock that only goes forward.
-        """
+        """Take note of the latest report; None, which a new start begins with, disarms the watch."""
         if report is None:
             self._signs = None
             return
@@ -165,7 +153,6 @@ class Rank:
     """What is known of one replica of a gang that stands still.
 
     Attributes:
-        seat: such as `worker-1`.
         stopped: its process is stopped (SIGSTOP, a debugger).
         report_age: seconds since its progress file was last replaced; None if it never was.
         step: the last step it reported; None if it reported none.
@@ -182,13 +169,10 @@ class Rank:
 
 
 def blame(ranks: Iterable[Rank]) -> str:
-    """Return the seat that holds the others up, by the surest sign there is.
+    """Return which of at least one seat holds the others up, by the surest sign there is.
 
     A process that is stopped; else one whose progress file has not been replaced for long while others' has;
     else the one that is a step behind all others; else whoever reported the stall.
-
-    Args:
-        ranks: at least one.
     """
     known = sorted(ranks, key=lambda rank: rank.seat)
     for suspects in (_stopped(known), _silent(known), _behind(known), [r for r in known if r.reported]):

@@ -30,25 +30,13 @@ _MAX_LOSSES = 3
 
 
 class Standby:
-    """One interpreter that waits.
+    """One interpreter that waits, started when it is made, in a running loop.
 
-    Attributes:
-        pid: its process id.
-        ready: whether it has imported everything.
-        wait_status: how it ended, None while it lives.
+    Making it raises OSError if the system has no process or descriptor to give. It is `ready` once it has
+    imported everything; `wait_status` is None while it lives.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], reaper: process_tree.Reaper) -> None:
-        """Start it; needs a running loop.
-
-        Args:
-            command: the training process's.
-            env: the training process's.
-            reaper: tells of its end.
-
-        Raises:
-            OSError: the system has no process or descriptor to give.
-        """
         self.ready = False
         self.wait_status: int | None = None
         self._born = time.monotonic()
@@ -114,7 +102,7 @@ class Standby:
 
 
 class StandbyKeeper:
-    """Has a standby ready whenever that makes sense, and hands it over."""
+    """Has a standby ready where that makes sense, and hands it over; calls `lost` if one ends by itself."""
 
     def __init__(
         self,
@@ -124,14 +112,6 @@ class StandbyKeeper:
         wanted: bool,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """None is started before the first `consider`.
-
-        Args:
-            command: the training process's.
-            reaper: tells of its end.
-            wanted: whether there is to be one at all.
-            lost: called when one has ended by itself.
-        """
         name = command[0].rpartition("/")[2] if command else ""
         self._wanted = wanted and sys.platform == "linux" and _PYTHON.fullmatch(name) is not None
         self._command = command
@@ -151,12 +131,7 @@ class StandbyKeeper:
         return self._current is not None and self._current.is_usable and self._current.ready
 
     def consider(self, child: int, env: Mapping[str, str]) -> None:
-        """Start one if there is none; its imports take a processor for some seconds.
-
-        Args:
-            child: the training process.
-            env: its environment.
-        """
+        """Start one as process `child` was, if there is none; imports take a processor for some seconds."""
         self._bury()
         if not self._wanted or self._current is not None:
             return

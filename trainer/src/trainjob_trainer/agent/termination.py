@@ -26,15 +26,7 @@ def write_termination(
     ledger: Mapping[str, Any],
     report: Mapping[str, Any] | None,
 ) -> None:
-    """Write the message, if the file exists: it is there in a container only. Never raises.
-
-    Args:
-        path: the container's `terminationMessagePath`.
-        gave_up: whether the gang is not going to be started again.
-        failure: what ended it.
-        ledger: the counts of restarts.
-        report: the last progress report.
-    """
+    """Write the message to `terminationMessagePath`, if it exists: only a container has it. Never raises."""
     with contextlib.suppress(OSError):
         if path is not None and path.is_file():
             message = {"agent": 1, "gaveUp": gave_up, "failure": failure, "ledger": ledger}
@@ -43,12 +35,7 @@ def write_termination(
 
 
 def termination_message(message: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
-    """Return the JSON text, with what matters least left out until it is short enough.
-
-    Args:
-        message: everything but the report.
-        report: the last progress report.
-    """
+    """Return the JSON text, with what matters least left out until it is short enough."""
     kept = None if report is None else {k: v for k, v in report.items() if k not in _NOT_KEPT}
     brief = None if kept is None else {k: v for k, v in kept.items() if k in _KEPT_TO_THE_END}
     whole: Message = {**message, "report": kept}

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 GREETING = b"TRAINJOB-AGENT/1"
@@ -36,6 +36,8 @@ LARGEST_FIRST_FRAME = 1 << 16
 FRAME_SECONDS = 5.0
 """How long one frame, once begun, may take."""
 
+_SECONDS_AT_ONCE = 1.0
+
 _LARGEST_BACKLOG = 4 << 20
 _PURPOSE = b"trainjob-agent/1"
 
@@ -50,19 +52,11 @@ class WireError(Exception):
 
 
 class Channel:
-    """One connection whose peer has the token, once its first frame has been read.
-
-    Args:
-        reader: what the peer writes.
-        writer: what the peer reads.
-        key: of this connection.
-        is_server: which side this is.
-    """
+    """One connection whose peer has the token, once its first frame has been read."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, is_server: bool
     ) -> None:
-        """Nothing has been said yet."""
         self._reader = reader
         self._writer = writer
         self._key = key
@@ -78,13 +72,9 @@ class Channel:
         return str(name[0]) if name else ""
 
     async def receive(self, patience: float) -> dict[str, Any]:
-        """Return the next message.
+        """Return the next message, which has to begin within `patience` seconds.
 
-        Args:
-            patience: seconds that it may take to begin.
-
-        Raises:
-            WireError: it is not one of this peer, it is too large, or it does not come.
+        Raises WireError if it is not one of this peer, is too large, or does not come.
         """
         length = int.from_bytes(await self._read(LENGTH_BYTES, patience), "big")
         if not TAG_BYTES < length <= self._largest:
@@ -92,11 +82,7 @@ class Channel:
         return self._open(await self._read(length, FRAME_SECONDS))
 
     def post(self, message: Mapping[str, Any]) -> None:
-        """Send a message without waiting.
-
-        Raises:
-            WireError: it is too large, or the peer has taken nothing for a long time.
-        """
+        """Send without waiting; WireError if it is too large, or the peer has taken nothing for long."""
         frame = self._seal(message)
         transport = self._writer.transport
         if transport.get_write_buffer_size() > _LARGEST_BACKLOG:
@@ -113,20 +99,15 @@ class Channel:
 
     async def _read(self, count: int, patience: float) -> bytes:
         # `asyncio.wait_for` costs a task each time, and before Python 3.12 it may swallow a cancellation.
-        is_late: list[bool] = []
-        timer = asyncio.get_running_loop().call_later(patience, self._give_up, is_late)
+        silence = _Silence(patience, self._writer.transport.abort)
         try:
             return await _read_exactly(self._reader, count)
         except WireError:
-            if is_late:
+            if silence.is_over:
                 raise WireError("nothing was heard for too long") from None
             raise
         finally:
-            timer.cancel()
-
-    def _give_up(self, is_late: list[bool]) -> None:
-        is_late.append(True)
-        self._writer.transport.abort()
+            silence.timer.cancel()
 
     def _seal(self, message: Mapping[str, Any]) -> bytes:
         payload = encode(message)
@@ -152,12 +133,33 @@ class Channel:
         return message
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> Channel:
-    """Begin a connection that somebody has made; their first frame proves that they know the token.
+class _Silence:
+    """Hangs up after a time without a word, of which a pause of this machine counts as one second at most.
 
-    Raises:
-        WireError: they say too little, or are gone.
+    Whoever was paused with it, or has slept in the same laptop, has had no chance to say something.
     """
+
+    def __init__(self, patience: float, hang_up: Callable[[], None]) -> None:
+        self._left = patience
+        self._hang_up = hang_up
+        self.is_over = False
+        self._wait()
+
+    def _wait(self) -> None:
+        seconds = min(self._left, _SECONDS_AT_ONCE)
+        self._left -= seconds
+        self.timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        if self._left > 0:
+            self._wait()
+            return
+        self.is_over = True
+        self._hang_up()
+
+
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> Channel:
+    """Begin a connection that a peer has made, whose first frame proves the token; WireError if it's gone."""
     nonce = os.urandom(NONCE_BYTES)
     writer.write(GREETING + nonce)
     theirs = await _read_exactly(reader, NONCE_BYTES)
@@ -165,11 +167,7 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, toke
 
 
 async def connect(host: str, port: int, token: bytes, patience: float) -> Channel:
-    """Connect to an agent; its first frame proves that it knows the token.
-
-    Raises:
-        WireError: nobody is there, or no agent, or it takes longer than `patience`, in seconds.
-    """
+    """Connect to an agent within `patience` seconds or raise WireError; its first frame proves the token."""
     try:
         return await asyncio.wait_for(_connect(host, port, token), patience)
     except asyncio.TimeoutError as error:
@@ -192,11 +190,7 @@ async def _connect(host: str, port: int, token: bytes) -> Channel:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return a message as JSON, which knows no NaN.
-
-    Raises:
-        WireError: it can't be written.
-    """
+    """Return a message as JSON, which knows no NaN, or raise WireError."""
     try:
         return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as error:

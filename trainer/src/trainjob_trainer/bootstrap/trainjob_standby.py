@@ -21,14 +21,7 @@ READY = b"ready\n"
 
 
 def wait(started_with: Mapping[str, str]) -> None:
-    """Return when this process is to become the training process.
-
-    Args:
-        started_with: the environment that it was started with.
-
-    Raises:
-        ImportError: what is installed can't be imported.
-    """
+    """Return when this process, whose environment was `started_with`, is to become the training process."""
     _offer_to_the_oom_killer()
     _import_all()
     sys.stdout.flush()

@@ -49,12 +49,7 @@ _TICK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of /proc/self/mountinfo.
-
-    Attributes:
-        kind: the file system's type, such as `nfs4`.
-        options: of the mount and the file system; those without a value are empty.
-    """
+    """A line of /proc/self/mountinfo: a type such as `nfs4`, and options, empty for those without a value."""
 
     kind: str
     options: Mapping[str, str]
@@ -71,12 +66,7 @@ def listing_delay(folder: Path) -> float:
 
 
 def find_mount(mountinfo: str, folder: Path) -> Mount | None:
-    """The mount that a path lies on; the format is that of proc_pid_mountinfo(5).
-
-    Args:
-        mountinfo: the text of /proc/self/mountinfo.
-        folder: an absolute path without links.
-    """
+    """The mount that a path, absolute and without links, lies on; the format is proc_pid_mountinfo(5)'s."""
     found: tuple[int, Mount] | None = None
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -137,7 +127,11 @@ class _Claim:
 
 
 class Fence:
-    """One writer's claim to a folder."""
+    """One writer's claim to a folder, which need not exist before `claim`.
+
+    Generations are compared within one `job_uid` only. If an earlier start is known to have taken a
+    `trained_step` with this folder, `claim` refuses an empty one.
+    """
 
     def __init__(
         self,
@@ -150,17 +144,6 @@ class Fence:
         listing_delay: Callable[[Path], float] = listing_delay,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Claim nothing yet.
-
-        Args:
-            directory: of the checkpoints; it need not exist yet.
-            generation: of this start.
-            job_uid: of this job; generations of other jobs are not compared with.
-            files: the file operations, for tests.
-            trained_step: a step that an earlier start has taken with this folder, if one is known of.
-            listing_delay: seconds after which a listing of a folder is current, replaced by tests.
-            sleep: replaced by tests.
-        """
         job = f"{zlib.crc32(job_uid.encode()):08x}"
         self._mine = _Claim(job, generation, f".claim-{generation}-{job}")
         self._directory = directory

@@ -56,31 +56,18 @@ class Files:
                 self.sync(folder)
 
     def create_folder(self, path: Path) -> None:
-        """Create a folder in one that is there.
-
-        Raises:
-            FileExistsError: it exists.
-            FileNotFoundError: its parent doesn't.
-        """
+        """Create a folder in one that is there; FileExistsError or FileNotFoundError if it can't."""
         path.mkdir()
 
     def names(self, path: Path) -> list[str]:
-        """What is in a folder; nothing is in one that doesn't exist.
-
-        Raises:
-            OSError: nobody knows what is in it.
-        """
+        """What is in a folder, nothing in one that doesn't exist; OSError if nobody knows."""
         try:
             return [entry.name for entry in path.iterdir()]
         except FileNotFoundError:
             return []
 
     def kind(self, path: Path) -> Kind | None:
-        """What is there, without following a link; None if nothing is.
-
-        Raises:
-            OSError: nobody knows.
-        """
+        """What is there, without following a link, None if nothing is; OSError if nobody knows."""
         try:
             mode = path.lstat().st_mode
         except NOT_THERE:
@@ -90,23 +77,13 @@ class Files:
         return "file" if stat.S_ISREG(mode) else "other"
 
     def size(self, path: Path) -> int:
-        """The bytes of a file.
-
-        Raises:
-            OSError: it isn't there, or can't be looked at.
-        """
+        """The bytes of a file; OSError if it isn't there, or can't be looked at."""
         return path.lstat().st_size
 
     def read(self, path: Path, limit: int) -> bytes:
         """All of a regular file. Anything else is refused at once: a FIFO would hang, a link lead elsewhere.
 
-        Args:
-            path: the file.
-            limit: the most bytes that it may have.
-
-        Raises:
-            NotAFile: it is something else, or larger.
-            OSError: it isn't there, or can't be read.
+        Raises NotAFile if it is something else or has more than `limit` bytes, OSError if it can't be read.
         """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -150,8 +127,7 @@ class Files:
     def remove(self, path: Path) -> None:
         """Remove a file or folder, if it is there.
 
-        Raises:
-            OSError: a part of it may still be there, such as what an NFS client keeps for a file in use.
+        After an OSError a part may still be there, such as what an NFS client keeps for a file in use.
         """
         with contextlib.suppress(*NOT_THERE):
             if not stat.S_ISDIR(path.lstat().st_mode):
@@ -162,11 +138,7 @@ class Files:
             path.rmdir()
 
     def remove_folder(self, path: Path) -> None:
-        """Remove an empty folder, if it is there.
-
-        Raises:
-            OSError: something is in it.
-        """
+        """Remove an empty folder, if it is there; OSError if something is in it."""
         with contextlib.suppress(FileNotFoundError):
             path.rmdir()
 
@@ -183,14 +155,9 @@ class Files:
             )
 
     def read_tensors(self, prefix: Path, dtypes: Mapping[str, str]) -> dict[str, Array]:
-        """Read tensors of a bundle, checked by its CRCs.
+        """Read tensors, at least one, of a bundle by key and dtype, checked by its CRCs.
 
-        Args:
-            prefix: of the bundle's files.
-            dtypes: of the tensors to read, by key; at least one.
-
-        Raises:
-            tf.errors.OpError: they aren't all there, or can't be read.
+        Raises tf.errors.OpError if they aren't all there, or can't be read.
         """
         import tensorflow as tf  # noqa: PLC0415 - as above
 
@@ -229,14 +196,9 @@ def patiently(
 ) -> T:
     """Try a few times what fails for a moment: a read that fails says nothing of what is there.
 
-    Args:
-        call: reads, or writes what may be written again.
-        sleep: replaced by tests.
-        answers: errors that are no failures, for whoever reads; a writer's half-made files may be swept
-            by a successor, and then it has to look again.
-
-    Raises:
-        OSError, tf.errors.OpError: the last one.
+    `call` reads, or writes what may be written again; its last OSError or tf.errors.OpError is raised.
+    `answers` are errors that are no failures, for whoever reads; a writer's half-made files may be swept by a
+    successor, and then it has to look again.
     """
     delays = iter(RETRY_SECONDS)
     while True:

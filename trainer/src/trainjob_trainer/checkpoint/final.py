@@ -29,7 +29,6 @@ class FinalMarker:
     stopped_early: str = ""
 
     def __post_init__(self) -> None:
-        """Fill in what an ordinary end leaves out."""
         object.__setattr__(self, "ended_at", self.ended_at or self.step)
         object.__setattr__(self, "total_steps", self.total_steps or self.ended_at)
 
@@ -54,11 +53,7 @@ class FinalMarker:
 
     @classmethod
     def from_json(cls, text: bytes) -> FinalMarker:
-        """Read it.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Read it, or raise ValueError."""
         try:
             facts = json.loads(text)
             return cls(

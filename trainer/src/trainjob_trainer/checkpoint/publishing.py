@@ -19,7 +19,6 @@ class Publisher:
     def __init__(
         self, directory: Path, files: Files, fence: Fence | None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Publish into `directory`, by `files`, if `fence` allows it; `sleep` is replaced by tests."""
         self._sleep = sleep
         self._directory = directory
         self._files = files
@@ -30,9 +29,7 @@ class Publisher:
         """Claim the folder and make it, prove that it can be written, sweep what a crash left.
 
         It is made once: on a volume that is unmounted later nothing is begun anew below the mount point.
-
-        Raises:
-            OSError, TrainerError: it can't be written, or is somebody else's.
+        Raises OSError or TrainerError if it can't be written, or is somebody else's.
         """
         if self._fence is not None:
             self._fence.claim()
@@ -48,11 +45,7 @@ class Publisher:
         self._files.remove(probe)
 
     def check(self) -> None:
-        """Make sure that the claim stands, or without a fence that the folder does.
-
-        Raises:
-            OSError, TrainerError: it doesn't, or nobody knows.
-        """
+        """Raise OSError or TrainerError unless the claim, or without a fence the folder, is sure to stand."""
         if self._fence is not None:
             self._fence.check()
         elif self._is_made and not self._is_there(self._directory):
@@ -79,15 +72,9 @@ class Publisher:
         self._files.rename(source, target)
 
     def publish(self, target: Path, fill: Callable[[Path], None], *, replaces: bool = True) -> None:
-        """Have a new folder filled, and put it in its place.
+        """Have `fill` write into a new folder, and put it in its place: `target`, on the same volume.
 
-        Args:
-            target: on the same volume.
-            fill: writes into the folder that it is given.
-            replaces: what may be there.
-
-        Raises:
-            OSError: it can't be written, or something is there that is not to be replaced.
+        Raises OSError if it can't be written, or something is there and it is not to be replaced.
         """
         place = self.new_folder(target.name)
         try:

@@ -59,8 +59,7 @@ def read(groups: VariableGroups) -> dict[str, list[NamedArray]]:
 def assign(groups: VariableGroups, host: HostGroups) -> None:
     """Set every variable, in every local replica, to its value in `host`.
 
-    Raises:
-        CheckpointMismatch: the variables differ in number, shape or type; nothing has been assigned then.
+    Raises CheckpointMismatch, before it assigns any, if they differ in number, shape or type.
     """
     pairs = [pair for group, variables in groups.items() for pair in _match(group, variables, host)]
     for variable, array in pairs:
@@ -143,13 +142,10 @@ _NONSENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def write_bundle(folder: Path, groups: HostGroups, facts: Mapping[str, Any], files: Files) -> None:
-    """Fill an existing folder, down to the disk.
+    """Fill an existing folder, not visible to readers yet, down to the disk.
 
-    Args:
-        folder: not visible to readers yet.
-        groups: what to save; readable by `tf.train.load_checkpoint` as `<group>/<position>/<name>`.
-        facts: further fields of the manifest (`step`, `epoch`, `jobUid`, `time`).
-        files: the file operations.
+    `tf.train.load_checkpoint` reads the groups as `<group>/<position>/<name>`. `facts` are further fields of
+    the manifest (`step`, `epoch`, `jobUid`, `time`).
     """
     files.write_tensors(folder / PREFIX, _keyed(groups))
     for name in (_INDEX, _DATA):

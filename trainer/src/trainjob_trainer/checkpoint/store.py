@@ -54,7 +54,6 @@ class Checkpoint:
         step: optimizer steps done.
         epoch: whole epochs done.
         job_uid: the job that wrote it.
-        path: its folder.
         written: seconds since 1970.
     """
 
@@ -71,11 +70,16 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Checkpoints below one folder. Only one replica may write; any may read.
+    """Checkpoints below one folder, which need not exist yet. Only one replica may write; any may read.
 
-    Attributes:
-        directory: the folder.
-        keep: how many of the newest stay, at least one.
+    The newest `keep`, at least one, stay; so do the final one and those that are spared. `fence` is the
+    writer's claim to this folder or one above it; without it nobody else may write.
+
+    Raises:
+        CheckpointUnavailable: nobody knows what is there.
+        OutputFull: on writing: no space.
+        OutputUnwritable: on writing: no permission, a read-only or vanished volume.
+        Fenced, OutputTaken: on writing: somebody else writes here now.
     """
 
     def __init__(
@@ -88,16 +92,6 @@ class CheckpointStore:
         fence: Fence | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Look at a folder, which need not exist yet.
-
-        Args:
-            directory: the folder.
-            keep: how many of the newest stay; the final one and those that are spared stay as well.
-            now: seconds since 1970, for tests.
-            files: the file operations, for tests.
-            fence: the writer's claim to this folder or one above it; without it nobody else may write.
-            sleep: replaced by tests.
-        """
         self.directory = Path(directory)
         self.keep = keep
         self._now = now
@@ -115,21 +109,9 @@ class CheckpointStore:
         job_uid: str,
         spared: Collection[int] = (),
     ) -> Checkpoint:
-        """Write a checkpoint, so that it appears whole or not at all, then drop the oldest.
+        """Write a checkpoint, so that it appears whole or not at all, then drop the oldest, not `spared`.
 
         What this step may have been saved as before goes afterwards: there is always one.
-
-        Args:
-            step: optimizer steps done.
-            epoch: whole epochs done.
-            groups: `snapshot.read(variables)`.
-            job_uid: the writing job's UID.
-            spared: steps of checkpoints that are not dropped.
-
-        Raises:
-            OutputFull: no space; OutputUnwritable: no permission, a read-only or vanished volume.
-            Fenced, OutputTaken: somebody else writes here now.
-            CheckpointUnavailable: nobody knows what is there.
         """
         target = self._folder(step)
         facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
@@ -155,31 +137,15 @@ class CheckpointStore:
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
 
     def publish(self, target: Path, fill: Callable[[Path], None]) -> None:
-        """Put another folder on this volume: whole or not at all, in its predecessor's place.
-
-        Args:
-            target: where.
-            fill: writes into the folder that it is given.
-
-        Raises:
-            OutputFull, OutputUnwritable, Fenced, OutputTaken: as `save`; what else `fill` raises.
-        """
+        """Have `fill` write another folder on this volume, whole or not at all, in place of the old one."""
         self._change(target, lambda: self._publisher.publish(target, fill))
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints in place, oldest first, damaged ones included.
-
-        Raises:
-            CheckpointUnavailable: nobody knows; so do all that read.
-        """
+        """The steps of all checkpoints in place, oldest first, damaged ones included."""
         return sorted(self._listed())
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read whole; damaged ones are passed over with a warning.
-
-        Raises:
-            CheckpointUnavailable: nobody knows whether a newer one can.
-        """
+        """The newest checkpoint that can be read whole; damaged ones are passed over with a warning."""
         seen: Listing | None = None
         while True:
             listed = self._listed()
@@ -198,19 +164,11 @@ class CheckpointStore:
             seen = listed
 
     def checked(self, step: int) -> Checkpoint:
-        """The checkpoint of that step, after reading all of it.
-
-        Raises:
-            CheckpointUnreadable: it is absent or damaged.
-        """
+        """The checkpoint of that step, after reading all of it; CheckpointUnreadable if absent or damaged."""
         return self._newest_whole(step, self._names_of(step))
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint of that step by its manifest alone.
-
-        Raises:
-            CheckpointUnreadable: it is absent, or its manifest damaged.
-        """
+        """The checkpoint of that step by its manifest alone; CheckpointUnreadable if absent or damaged."""
         return self._first(step, self._names_of(step), self._by_manifest)
 
     def known_steps(self) -> set[int]:
@@ -224,35 +182,24 @@ class CheckpointStore:
     def load(self, checkpoint: Checkpoint, groups: VariableGroups) -> None:
         """Assign a checkpoint's values to variables, in every local replica.
 
-        Raises:
-            CheckpointUnreadable: it is damaged or gone.
-            CheckpointMismatch: it is another model's; nothing has been assigned then.
+        Raises CheckpointUnreadable if it is damaged or gone, and CheckpointMismatch, before it assigns any,
+        if it is another model's.
         """
         assign(groups, self.read(checkpoint))
 
     def read(self, checkpoint: Checkpoint) -> HostGroups:
-        """Everything that a checkpoint holds.
-
-        Raises:
-            CheckpointUnreadable: it is damaged or gone.
-        """
+        """Everything that a checkpoint holds; CheckpointUnreadable if it is damaged or gone."""
         return self._read(checkpoint.path, lambda: read_bundle(checkpoint.path, self._files))
 
     def mark_final(self, marker: FinalMarker) -> None:
-        """Say that training is finished; the checkpoint that is its result is in place.
-
-        Raises:
-            OutputFull, OutputUnwritable, Fenced, OutputTaken: as `save`.
-        """
+        """Say that training is finished; the checkpoint that is its result is in place."""
         path, text = self.directory / FINAL, marker.to_json(self._now())
         self._change(path, lambda: self._publisher.replace(path, text))
 
     def final(self) -> FinalMarker | None:
         """The final marker, if training is finished.
 
-        Raises:
-            CheckpointUnreadable: it is damaged: training neither goes on nor counts as finished.
-            CheckpointUnavailable: nobody knows.
+        Raises CheckpointUnreadable if it is damaged: training neither goes on nor counts as finished.
         """
         path = self.directory / FINAL
         try:
@@ -266,11 +213,7 @@ class CheckpointStore:
             ) from error
 
     def clear_final(self) -> None:
-        """Take the marker away: training goes on.
-
-        Raises:
-            OutputUnwritable, Fenced, OutputTaken: as `save`.
-        """
+        """Take the marker away: training goes on."""
         path = self.directory / FINAL
 
         def clear() -> None:
@@ -280,32 +223,18 @@ class CheckpointStore:
         self._change(path, clear)
 
     def prepare(self) -> None:
-        """Before the first write: claim the folder, prove that it can be written, sweep what a crash left.
-
-        Raises:
-            OutputUnwritable, OutputFull, Fenced, OutputTaken: as `save`.
-        """
+        """Before the first write: claim the folder, prove that it can be written, sweep what a crash left."""
         self._change(self.directory, self._publisher.prepare)
 
     def check_claim(self) -> None:
-        """Make sure that this is still the process that writes here, if there is a fence.
-
-        Raises:
-            OutputUnwritable, Fenced, OutputTaken: as `save`.
-        """
+        """Make sure that this is still the process that writes here, if there is a fence."""
         self._change(self.directory, self._publisher.check)
 
     def set_aside(self, beyond: int) -> list[int]:
-        """Rename the checkpoints after the step that training goes on from: they are damaged.
+        """Rename the damaged checkpoints after the step that training goes on from; return their steps.
 
-        They are kept until there are enough newer ones: whoever can repair a disk may want them.
-
-        Returns:
-            Their steps.
-
-        Raises:
-            CheckpointUnavailable: one of them is whole, and wasn't there when this step was chosen.
-            OutputUnwritable, Fenced, OutputTaken: as `save`.
+        They are kept until there are enough newer ones: whoever can repair a disk may want them. Raises
+        CheckpointUnavailable if one of them is whole, and wasn't there when this step was chosen.
         """
         self._start = beyond
         listed = self._listed()
@@ -459,11 +388,7 @@ class CheckpointStore:
 def dropped_steps(steps: Iterable[int], newest: int, keep: int, spared: Collection[int]) -> list[int]:
     """Which checkpoints go once `newest` is there: the oldest, and what the same process saved beyond it.
 
-    Args:
-        steps: of all that are in place, none of them another process's.
-        newest: just saved.
-        keep: how many stay, at least one.
-        spared: that stay anyway.
+    `keep`, at least one, and those in `spared` stay; none of `steps` is another process's.
     """
     ordered = sorted(steps)
     older = [step for step in ordered if step < newest]

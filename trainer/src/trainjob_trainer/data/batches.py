@@ -28,6 +28,9 @@ from trainjob_trainer.reporting.progress import announce
 
 _SECONDS_WORTH_TELLING = 1.0
 
+as_written: Callable[[Callable[..., Any]], Callable[..., Any]] = tf.autograph.experimental.do_not_convert
+"""For functions of ours that tf.data traces: AutoGraph would rewrite each, which takes a second in all."""
+
 
 def reorders_itself(dataset: Any) -> bool:
     """Whether a pipeline shuffles anew each time it is read, so that an epoch follows from those before it.
@@ -44,7 +47,7 @@ def reorders_itself(dataset: Any) -> bool:
 
 
 class ReadOver:
-    """Tells what it took to read a stream up to a step, when it took long."""
+    """Tells what it took to read over `examples` of a stream, to go on at `step`, when it took long."""
 
     def __init__(
         self,
@@ -53,7 +56,6 @@ class ReadOver:
         tell: Callable[[str], None] = announce,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read over `examples`, to go on at `step`."""
         self._step = step
         self._examples = examples
         self._tell = tell
@@ -62,12 +64,13 @@ class ReadOver:
 
     def begin(self, stream: Any) -> Any:
         """The same stream; the clock starts when it is first asked for an example."""
-        start = tf.data.Dataset.from_tensors(np.int64(0)).map(lambda _: _called(self._start))
-        return start.flat_map(lambda _: stream)
+        start = tf.data.Dataset.from_tensors(np.int64(0)).map(as_written(lambda _: _called(self._start)))
+        return start.flat_map(as_written(lambda _: stream))
 
     def end(self, batches: Any) -> Any:
         """The same batches; the clock stops when the first one is there."""
 
+        @as_written
         def pass_on(number: Any, batch: Any) -> Any:
             stop = tf.cond(tf.equal(number, 0), lambda: _called(self._stop), lambda: tf.constant(0, tf.int64))
             with tf.control_dependencies([stop]):
@@ -112,10 +115,7 @@ NEARLY_EQUAL = 0.01
 class Place:
     """A place in parts that are read one after the other, over and over.
 
-    Attributes:
-        cycle: how often all have been read.
-        turn: how many have been read since.
-        offset: examples read of the next one.
+    All have been read `cycle` times, then `turn` of them, and `offset` examples of the next one.
     """
 
     cycle: int
@@ -129,12 +129,7 @@ def are_nearly_equal(sizes: Sequence[int]) -> bool:
 
 
 def turns(sizes: Sequence[int], worker: int) -> list[int]:
-    """The parts that a worker reads, in order: its own alone, or all of them from its own on.
-
-    Args:
-        sizes: examples of each part; there is one for each worker.
-        worker: its number, from 0.
-    """
+    """The parts that a worker reads, in order: its own alone, or all of them from its own on."""
     if are_nearly_equal(sizes):
         return [worker]
     return [(worker + turn) % len(sizes) for turn in range(len(sizes))]
@@ -160,34 +155,21 @@ _ONE_TO_ONE = ("MapDataset", "ParallelMapDataset", "PrefetchDataset", "ShuffleDa
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What the user's function returned.
-
-    Attributes:
-        dataset: unbatched examples.
-        examples: how many, or None when it is endless.
-    """
+    """Unbatched examples that the user's function returned, and how many; None when they are endless."""
 
     dataset: Any
     examples: int | None
 
 
 def measure(dataset: Any, name: str) -> TrainingData:
-    """Find out how many examples there are, of which there must be some.
-
-    Raises:
-        InvalidConfiguration: as `check_examples`, or there are none.
-    """
+    """Count the examples, as `count` does, and refuse data without any."""
     data = count(dataset, name)
     refuse_empty(data, name)
     return data
 
 
 def count(dataset: Any, name: str) -> TrainingData:
-    """Find out how many examples there are; where TensorFlow can't tell, by reading all of them once.
-
-    Raises:
-        InvalidConfiguration: as `check_examples`.
-    """
+    """Check the examples and find out how many there are, by reading them once if TensorFlow can't tell."""
     check_examples(dataset, name)
     examples = int(dataset.cardinality())
     if examples == tf.data.INFINITE_CARDINALITY:
@@ -195,8 +177,13 @@ def count(dataset: Any, name: str) -> TrainingData:
     if examples == tf.data.UNKNOWN_CARDINALITY:
         announce(f"counting the examples of {name}(); `tf.data.experimental.assert_cardinality` saves that")
         records = equally_many(dataset)
-        examples = int(records.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+        examples = count_elements(records)
     return TrainingData(dataset, examples)
+
+
+def count_elements(dataset: Any) -> int:
+    """Count by reading all of it."""
+    return int(dataset.reduce(tf.constant(0, tf.int64), as_written(lambda total, *_: total + 1)))
 
 
 def equally_many(dataset: Any) -> Any:
@@ -210,21 +197,13 @@ def equally_many(dataset: Any) -> Any:
 
 
 def refuse_empty(data: TrainingData, name: str) -> None:
-    """Refuse data without any example.
-
-    Raises:
-        InvalidConfiguration: there is none.
-    """
+    """Refuse data without any example."""
     if data.examples == 0:
         raise InvalidConfiguration(f"{name}() has no examples")
 
 
 def check_examples(dataset: Any, name: str) -> None:
-    """Refuse what no batches can be made of.
-
-    Raises:
-        InvalidConfiguration: no tf.data set, one that is batched already or of unknown shapes.
-    """
+    """Refuse what is no tf.data set, is batched already, or does not say its shapes."""
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidConfiguration(f"{name}() must return a tf.data.Dataset, got {type(dataset).__name__}")
     if _looks_batched(dataset.element_spec):
@@ -243,14 +222,8 @@ def stream_in_turn(
 ) -> Any:
     """Examples from a place on: one data set after the other, over and over.
 
-    What must be read to come to the place is read and dropped.
-
-    Args:
-        turns: what is read, in order; one that is endless is alone.
-        place: where to begin; what is read first may be passed by its offset.
-        part: the worker's, so that no two shuffle alike.
-        seed: of the order.
-        shuffle: whether each pass has another order.
+    What must be read to come to the place is read and dropped. An endless data set is alone. If they are
+    shuffled, each pass has another order, and so has each worker's `part`.
     """
     if turns[0].examples is None:
         return turns[0].dataset.skip(place.offset)
@@ -265,6 +238,7 @@ def stream_in_turn(
         return data.dataset.shuffle(shuffle_buffer(data), seed=order, reshuffle_each_iteration=False)
 
     def from_turn(first: int) -> Callable[[Any], Any]:
+        @as_written
         def rest_of_cycle(cycle: Any) -> Any:
             passes = [one_pass(turns[at], cycle * len(turns) + at) for at in range(first, len(turns))]
             return functools.reduce(lambda one, next_one: one.concatenate(next_one), passes)

@@ -27,19 +27,8 @@ def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) ->
     """Have every worker begin its share of a stream: worker i of n takes every n-th example from the i-th.
 
     TensorFlow's own `create_per_worker_dataset` doesn't tell a worker which one it is, so all would read the
-    same examples. A worker that is started again begins its share anew.
-
-    Args:
-        strategy: connected to all workers.
-        stream: unbatched examples without end.
-        workers: how many share it.
-        batch: examples a step, all of them one worker's.
-
-    Returns:
-        What `coordinator.schedule` gives each worker its own iterator for, as `build_share` has it.
-
-    Raises:
-        InvalidConfiguration: reading the data takes Python, which runs in the chief's process only.
+    same examples. A worker that is started again begins its share anew. A step takes `batch` examples, all of
+    them one worker's. `coordinator.schedule` gives each worker its own iterator, as `build_share` has it.
     """
     begin = build_share(stream, workers=workers, batch=batch)
     coordination = tf.distribute.experimental.coordinator
@@ -58,9 +47,6 @@ def build_share(stream: Any, *, workers: int, batch: int) -> Any:
     """Return a function that builds a worker's share wherever it is called, from the worker's number.
 
     Its elements are pairs of that number and a batch: by them the chief knows whose step it was.
-
-    Raises:
-        InvalidConfiguration: as `worker_iterators`.
     """
     graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(stream),
@@ -80,14 +66,7 @@ def build_share(stream: Any, *, workers: int, batch: int) -> Any:
 
 
 def refuse_python(graph: bytes) -> None:
-    """Refuse a data set that calls Python, before a worker says so in words of its own.
-
-    Args:
-        graph: the data set as a serialized GraphDef.
-
-    Raises:
-        InvalidConfiguration: it does.
-    """
+    """Refuse a data set, a serialized GraphDef, that calls Python: workers don't have the user's program."""
     if b"PyFunc" not in graph:
         return
     parsed = tf.compat.v1.GraphDef.FromString(graph)
@@ -103,11 +82,7 @@ def refuse_python(graph: bytes) -> None:
 def open_training_data(
     replica: Replica, strategy: Any, load: Callable[..., Any], recipe: Recipe
 ) -> TrainingSource:
-    """Call the user's function; all workers do so together.
-
-    Raises:
-        InvalidConfiguration: as `TrainingSource` and `Cache.of`.
-    """
+    """Call the user's function; all workers do so together."""
     task = replica.task
     name = f"{replica.environment.name}-{task.replica}"
     cache = Cache.of(recipe.cache, name, reads_here=not task.is_coordinator)
@@ -115,14 +90,14 @@ def open_training_data(
 
 
 def policy_of(replica: Replica, source: TrainingSource, recipe: Recipe) -> Policy:
-    """How the job's workers share it."""
+    """How the job's workers share the training data."""
     return source.policy(replica.task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
 
 
 def distributed_batches(
     replica: Replica, strategy: Any, source: TrainingSource, recipe: Recipe, step: int
 ) -> Any:
-    """An endless iterator of this worker's batches from a step on; a chief's has one for each worker."""
+    """This worker's batches from a step on, without end; for a chief, an iterator for each worker."""
     batch = recipe.global_batch or 0  # the recipe has been checked
     stream = source.stream(step=step, global_batch=batch, seed=recipe.seed, shuffle=recipe.shuffle)
     if replica.task.is_coordinator:
@@ -139,4 +114,4 @@ def distributed_batches(
             read_over=teller,
         )
 
-    return iter(strategy.distribute_datasets_from_function(of_worker))
+    return strategy.distribute_datasets_from_function(of_worker)

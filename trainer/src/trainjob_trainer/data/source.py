@@ -18,6 +18,7 @@ from trainjob_trainer.data.batches import (
     ReadOver,
     TrainingData,
     are_nearly_equal,
+    as_written,
     check_examples,
     count,
     place_of,
@@ -38,13 +39,8 @@ from trainjob_trainer.plan import TrainingPlan
 class Policy:
     """What is read, by whom, and in which order.
 
-    Attributes:
-        workers: how many share the data.
-        sizes: examples of each part, or of all as one; None where they are endless.
-        takes_part: whether train() is called for a part.
-        shuffles: whether the order is the library's.
-        window: how many examples are shuffled together; None where it is all that are read in one go.
-        cache: where they are kept.
+    `sizes` are the examples of each part, or of all as one; None where they are endless. `window` of them are
+    shuffled together; None where it is all that are read in one go. `cache` is where they are kept.
     """
 
     workers: int
@@ -55,7 +51,7 @@ class Policy:
     cache: str | None
 
     def sentence(self, plan: TrainingPlan) -> str:
-        """All of it."""
+        """The whole line of the log."""
         clauses = [self._amount(plan), self._share(), self._order(), self._kept()]
         return "training data: " + "; ".join(clause for clause in clauses if clause)
 
@@ -94,25 +90,18 @@ IN_MEMORY = "memory"
 
 
 class Cache:
-    """Where this process keeps examples: in memory, or in files."""
+    """Where this process keeps examples: below a folder of its own, or in memory without one."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Keep them below a folder of this process's own, or in memory without one."""
         self._folder = folder
 
     @classmethod
     def of(cls, where: str | None, replica: str, *, reads_here: bool = True) -> Cache | None:
-        """The cache that a recipe asks for.
+        """The cache that a recipe asks for: `memory`, a folder of this machine, or None.
 
-        What an earlier start left there is removed: it may be half of the data, or have been other data.
-
-        Args:
-            where: `memory`, a folder of this machine, or None.
-            replica: a name that nobody else on this machine has.
-            reads_here: whether this process reads the examples, and not workers that it hands out steps to.
-
-        Raises:
-            InvalidConfiguration: the folder can't be written, or others read.
+        What an earlier start left there is removed: it may be half of the data, or have been other data. No
+        other process on this machine has the name `replica`. Without `reads_here` the examples are read by
+        workers, to which this process hands out steps.
         """
         if where is None:
             return None
@@ -144,7 +133,13 @@ _ENDLESS = -1
 
 
 class TrainingSource:
-    """Training data from `train()`, `train(step)`, `train(part)` or `train(step, part)`."""
+    """Training data from `train()`, `train(step)`, `train(part)` or `train(step, part)`.
+
+    Such a function returns all examples; with `part`, those of that part alone; with `step`, examples without
+    end that begin with those of that step. Unless it takes the step, it is called at once. A process that
+    reads for all workers has all parts as its `part`. All workers call `gather` together; it returns what
+    each gives it, by worker.
+    """
 
     def __init__(
         self,
@@ -153,18 +148,6 @@ class TrainingSource:
         gather: Callable[[int], Sequence[int]] = lambda number: [number],
         cache: Cache | None = None,
     ) -> None:
-        """Call it, unless it wants to know the step.
-
-        Args:
-            load: returns all examples. If it takes `part`, those of that part alone. If it takes `step`,
-                examples without end, the first ones being those of that step.
-            part: this worker's; all where one process reads for all workers.
-            gather: what each worker gives it, by worker; all call it together.
-            cache: keeps the examples once they have been read.
-
-        Raises:
-            InvalidConfiguration: as `measure`; or a part is empty, or endless while another one isn't.
-        """
         self._load = load
         self._part = part
         self.takes_part, self.takes_step = takes(load, PART), takes(load, STEP)
@@ -195,11 +178,7 @@ class TrainingSource:
         return Policy(workers, self.sizes, self.takes_part, shuffle and not self.takes_step, window, cache)
 
     def at(self, step: int) -> TrainingData:
-        """What the function returns when so many steps are done.
-
-        Raises:
-            InvalidConfiguration: as `check_examples`; or what begins at a step ends.
-        """
+        """What the function returns when so many steps are done."""
         if not self.takes_step:
             return self._turns[0]
         if step not in self._from_step:
@@ -207,7 +186,7 @@ class TrainingSource:
         return self._from_step[step]
 
     def stream(self, *, step: int, global_batch: int, seed: int, shuffle: bool) -> Any:
-        """Examples from a step on, for ever."""
+        """Examples from a step on, without end."""
         if self.takes_step:
             return self.at(step).dataset
         place, part = self._place(step, global_batch), self._part if self.takes_part else Part()
@@ -265,14 +244,9 @@ class TrainingSource:
 
 
 def as_function(data: Any, name: str) -> Callable[..., Any]:
-    """The user's function of examples, or one that returns those that were given.
+    """The user's function of examples, or one that returns those of a data set or a tuple of arrays.
 
-    Args:
-        data: a function, a data set of single examples, or a tuple of arrays of equal length.
-        name: of the argument, for errors.
-
-    Raises:
-        InvalidConfiguration: it is something else, or the lengths differ.
+    Errors call it by the `name` of the argument.
     """
     if isinstance(data, tf.data.Dataset):
         return lambda: data
@@ -292,11 +266,9 @@ def as_function(data: Any, name: str) -> Callable[..., Any]:
 
 
 def with_class_weight(load: Callable[..., Any], weights: Mapping[int, float] | None) -> Callable[..., Any]:
-    """The same examples, each with the weight of its class.
+    """The same examples, each with the weight of its class; None changes nothing.
 
-    Args:
-        load: the user's function of the training data.
-        weights: by integer label from 0 on; None changes nothing. A label without one counts 1.
+    Weights are by integer label from 0 on; a label without one counts 1.
     """
     if weights is None:
         return load
@@ -304,6 +276,7 @@ def with_class_weight(load: Callable[..., Any], weights: Mapping[int, float] | N
     for label, weight in weights.items():
         table[label] = weight
 
+    @as_written
     def weighted(*example: Any) -> Any:
         if len(example) != 2:
             raise InvalidConfiguration(
@@ -331,13 +304,9 @@ def takes(load: Callable[..., Any], name: str) -> bool:
 
 
 def check_parts(sizes: Sequence[int]) -> None:
-    """Refuse parts that can't be trained on together; all workers see the same sizes, and refuse together.
+    """Refuse parts of which one is empty, or endless (-1) while another one isn't.
 
-    Args:
-        sizes: examples of each part, -1 for an endless one.
-
-    Raises:
-        InvalidConfiguration: one is empty, or endless while another one isn't.
+    All workers see the same sizes, and refuse together.
     """
     empty = [number for number, size in enumerate(sizes) if size == 0]
     if empty:

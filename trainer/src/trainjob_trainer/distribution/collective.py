@@ -16,14 +16,9 @@ from trainjob_trainer.task import Task
 
 
 def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
-    """The writer's values, on every worker. Every worker has to call it at the same point.
+    """The writer's 64-bit integers, on every worker; all call it at the same point with as many.
 
     Where a chief hands out the steps it alone runs the program, and agrees with itself.
-
-    Args:
-        strategy: built by `strategy.build_strategy`.
-        task: this replica.
-        values: 64-bit integers, as many on each worker; only the writer's count.
     """
     if task.num_workers == 1 or task.is_coordinator:
         return list(values)
@@ -36,13 +31,7 @@ def gather(strategy: Any, task: Task, number: int) -> list[int]:
 
 
 def gather_all(strategy: Any, task: Task, numbers: Sequence[int]) -> list[list[int]]:
-    """Each worker's numbers, in the order of their ranks, on every worker. All call it at the same point.
-
-    Args:
-        strategy: built by `strategy.build_strategy`.
-        task: this replica.
-        numbers: 64-bit integers, as many on each worker.
-    """
+    """Each worker's 64-bit integers, by rank, on every worker; all call it at the same point with as many."""
     if task.num_workers == 1 or task.is_coordinator:
         return [list(numbers)]
     count, workers = len(numbers), task.num_workers
@@ -75,12 +64,9 @@ def _sum(strategy: Any) -> Any:
 
 
 def check_same_weights(strategy: Any, task: Task, groups: VariableGroups) -> None:
-    """Compare this worker's variables with the writer's, by a hash.
+    """Raise CheckpointMismatch if this worker's variables differ from the writer's, by a hash.
 
     Workers that restored different values would train on without any error, and diverge.
-
-    Raises:
-        CheckpointMismatch: they differ.
     """
     mine = weights_hash(groups)
     (writers,) = broadcast(strategy, task, [mine])
@@ -92,11 +78,7 @@ def check_same_weights(strategy: Any, task: Task, groups: VariableGroups) -> Non
 
 
 def check_same_plan(strategy: Any, task: Task, plan: TrainingPlan) -> None:
-    """Compare this worker's plan with the writer's: with other numbers they would wait for each other.
-
-    Raises:
-        InvalidConfiguration: they differ: another number of examples, other settings.
-    """
+    """Refuse a plan that is not the writer's: with other numbers the workers would wait for each other."""
     writers = broadcast(strategy, task, list(plan.numbers.values()))
     pairs = zip(plan.numbers.items(), writers)
     other = [f"{mine} {name} here, {theirs} there" for (name, mine), theirs in pairs if mine != theirs]

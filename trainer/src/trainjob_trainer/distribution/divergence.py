@@ -86,11 +86,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Apart:
-    """Who holds other values than the others.
+    """The workers that hold other values than the others.
 
-    Attributes:
-        ranks: of these workers.
-        is_certain: whether the others are right: more than half agree. If not, nobody can tell who is.
+    If more than half agree, it is certain that those are right. If not, nobody can tell who is.
     """
 
     ranks: Sequence[int]
@@ -100,8 +98,7 @@ class Apart:
 def find_apart(hashes: Sequence[Hashable | None]) -> Apart | None:
     """Return whose weights have come apart, None if all are the same.
 
-    Args:
-        hashes: of each worker, by rank; None where a worker's own devices differ.
+    A worker's hash, by rank, is None where its own devices differ.
     """
     torn = [rank for rank, one in enumerate(hashes) if one is None]
     whole = Counter(one for one in hashes if one is not None)
@@ -114,15 +111,9 @@ def find_apart(hashes: Sequence[Hashable | None]) -> Apart | None:
 
 
 def describe(apart: Apart, names: Sequence[str], variables: Sequence[str], step: int) -> str:
-    """Return the sentence that names workers, step and variable.
+    """Return the sentence that names workers (of all `names`, by rank), step and the variables that differ.
 
     The operator reads the names before the word `weights`; docs/contract.md has that.
-
-    Args:
-        apart: who.
-        names: of all workers, by rank.
-        variables: that differ.
-        step: steps done.
     """
     whose = _listed([f"{names[rank]}'s" for rank in apart.ranks])
     others = "the others'" if len(names) > len(apart.ranks) else "each other's"
@@ -143,16 +134,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class WeightsWatch:
-    """Compares the weights of all workers, and of all devices of each."""
+    """Compares the weights of all workers, and of all devices of each, if it is `wanted` on every worker."""
 
     def __init__(self, strategy: Any, task: Task, *, wanted: bool = True) -> None:
-        """Ask nobody yet.
-
-        Args:
-            strategy: that the variables were created under.
-            task: this replica.
-            wanted: whether to compare at all; one worker that doesn't want to is enough to leave it.
-        """
         self._strategy = strategy
         self._task = task
         self._wanted = wanted
@@ -160,11 +144,7 @@ class WeightsWatch:
         self._compared: int | None = None
 
     def compare(self, groups: VariableGroups, step: int) -> None:
-        """Before the weights after `step` are saved. All workers call it at the same steps.
-
-        Args:
-            groups: variables; those of optimizers are in groups of that name.
-            step: steps done; asked again at the same one, it has nothing to do.
+        """Before the weights after `step` are saved; all workers call it at the same steps, once or more.
 
         Raises:
             WeightsDiverged: this worker's differ from the others', or nobody can tell whose do.
@@ -210,11 +190,7 @@ class WeightsWatch:
 
 
 def is_wanted(environment: Mapping[str, str], otherwise: bool = True) -> bool:
-    """Whether weights are to be compared: what TRAIN_COMPARE_WEIGHTS says, if anything.
-
-    Raises:
-        InvalidConfiguration: it is neither true nor false.
-    """
+    """Whether weights are to be compared: what TRAIN_COMPARE_WEIGHTS says, if anything."""
     return bool(from_environment("compare_weights", environment, otherwise))
 
 
@@ -239,12 +215,8 @@ def mirrored(groups: VariableGroups) -> list[Any]:
 def kind_of(variable: Any, by_optimizer: bool, gathered: frozenset[Any] | set[Any] = frozenset()) -> Kind:
     """Describe a Keras or TensorFlow variable.
 
-    A layer that is frozen says so in Keras's variable alone; TensorFlow's goes on as it was created.
-
-    Args:
-        variable: the one.
-        by_optimizer: whether it is an optimizer's.
-        gathered: shapes of the tables that are updated by rows on a GPU; an optimizer's own are like them.
+    A layer that is frozen says so in Keras's variable alone; TensorFlow's goes on as it was created. Tables
+    of the shapes `gathered` are updated by rows on a GPU; an optimizer's own are like them.
     """
     inner = _distributed(variable)
     return Kind(
@@ -290,11 +262,7 @@ def _checksum(component: Any, so_far: int = 0) -> int:
 
 
 def hash_of(components: Sequence[Any]) -> int:
-    """A number of 96 bits that any bit of any of the variables changes.
-
-    Args:
-        components: TensorFlow's variables of one device.
-    """
+    """A number of 96 bits that any bit of any of one device's TensorFlow variables changes."""
     crc, total = 0, tf.constant(0, tf.int64)
     for one in components:
         if one.shape.num_elements() * one.dtype.size < _SMALL:

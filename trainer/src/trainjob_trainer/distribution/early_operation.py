@@ -55,9 +55,7 @@ def explain_early_operation(
 ) -> InvalidConfiguration:
     """What to tell the user, with the line at fault as well as it is known.
 
-    Args:
-        script: the user's main file; by default the one that Python was started with.
-        first: the frame that started the runtime; by default what `watch_first_operation` saw.
+    By default `script` is the one that Python was started with, and `first` what `watch_first_operation` saw.
     """
     frame = first or (_first[-1] if _first else None)
     path = script or _main_script()

@@ -1,9 +1,10 @@
-"""The first worker: others wait for it at the start, notice that it is gone, and outlive it at the end."""
+"""The first worker, whose process coordinates the others: they wait for it, and notice that it is gone."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,15 +56,9 @@ def wait_for_first_worker(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Return once the worker that coordinates the others listens, or after `PATIENCE_SECONDS`.
+    """Return whether the worker that coordinates the others listens, after `PATIENCE_SECONDS` at most.
 
-    Args:
-        task: this replica; the first worker itself, and one that is alone, wait for nobody.
-        clock: seconds, replaced by tests.
-        sleep: replaced by tests.
-
-    Returns:
-        Whether it listens; true for those who wait for nobody.
+    The first worker itself, and one that is alone, wait for no other; for them it is true.
     """
     address = task.writer_address
     if not task.is_distributed or task.num_workers == 1 or address is None or task.is_writer:
@@ -76,61 +71,25 @@ def wait_for_first_worker(
     return True
 
 
-# Ending: the other workers' processes outlive the first one's script.
+# In between: a pause of the machine isn't the death of all workers.
 #
-# TensorFlow's coordination service is in the first worker's process, and no worker tells it that it has
-# ended. Ten seconds after a worker's last heartbeat the service prints "The tasks have crashed", in the
-# middle of what the first worker still does after training, such as an export.
+# By TensorFlow's default the service takes each worker for dead, its own process too, whose heartbeat is ten
+# seconds late by the clock on the wall. Then it ends training on a machine that was moved, or a laptop that
+# has slept, for so long, or whose clock was set.
 
 
-MOST_SECONDS_TO_OUTLIVE = 45.0
-"""Then the process ends: a first worker that waits for it in a collective learns of it by that. Agents take a
-finished process that is still there after `stall.LEAVING_SECONDS` for one that hangs."""
-_ENDED = "trainjob/first-worker-ended"
-_MILLISECONDS_A_QUESTION = 5000
+_SECONDS_WITH_AGENT = 86_400.0
+_SECONDS_ALONE = 60.0
+"""Longer than the pause of a machine that is moved. Nothing else ends a wait for the dead without agents."""
 
 
-def end_with_first_worker(
-    task: Task,
-    service: Any = None,
-    *,
-    is_gone: Callable[[str | None], bool] = is_gone,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """To be called at the process's end, if training is over: wait until the first worker is as far.
+def bear_pauses(*, has_agent: bool, service: Any = None) -> None:
+    """To be called before a strategy of several workers is built: let the service wait longer for heartbeats.
 
-    Args:
-        task: this replica; the first worker itself tells the others, and waits for nobody.
-        service: TensorFlow's context, by which workers exchange words; replaced by tests, as the next ones.
-        is_gone: whether nobody listens at an address.
-        clock: seconds.
+    An agent notices a worker's death at once, without TensorFlow's help.
     """
-    service = service or _coordination()
-    if service is None or not task.is_distributed or task.has_parameter_servers or task.num_workers == 1:
-        return
-    until = clock() + MOST_SECONDS_TO_OUTLIVE
-    try:
-        if task.is_writer:
-            service.set_config_key_value(_ENDED, "yes")
-            return
-        while clock() < until and not is_gone(task.writer_address) and not _has_ended(service):
-            continue
-    except Exception:  # noqa: BLE001 - the first worker is gone, or TensorFlow's connection to it
-        return
-
-
-def _has_ended(service: Any) -> bool:
-    try:
-        service.get_config_key_value(_ENDED, timeout_in_ms=_MILLISECONDS_A_QUESTION)
-    except Exception as error:
-        if type(error).__name__ != "DeadlineExceededError":
-            raise
-        return False
-    return True
-
-
-def _coordination() -> Any:
-    """TensorFlow's context, if this process has joined a cluster by it."""
-    module: Any = sys.modules.get("tensorflow.python.eager.context")
-    context = module.context() if module is not None else None
-    return context if context is not None and context.coordination_service is not None else None
+    service = service or importlib.import_module("tensorflow.python.eager.context").context()
+    seconds = _SECONDS_WITH_AGENT if has_agent else _SECONDS_ALONE
+    service.configure_coordination_service = functools.partial(
+        service.configure_coordination_service, heartbeat_timeout_in_ms=int(1000 * seconds)
+    )

@@ -16,8 +16,10 @@ from trainjob_trainer.distribution.early_operation import (
     is_early_operation,
     watch_first_operation,
 )
+from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.distribution.first_worker import listens as is_listening
-from trainjob_trainer.distribution.first_worker import wait_for_first_worker
+from trainjob_trainer.distribution.initial_values import create_locally
+from trainjob_trainer.environment import is_from_agent
 from trainjob_trainer.errors import InvalidConfiguration, PortInUse, first_line
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
@@ -41,14 +43,7 @@ def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
 
     A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing. The evaluator has one
     device: a second one would need its batches padded, and metrics that are not weighted would count that.
-
-    Args:
-        task: this replica; none that serves a chief.
-        devices: GPUs, or what the processor has been divided into.
-        tpu: the name of this process's TPU, if the environment has one.
-
-    Raises:
-        InvalidConfiguration: several workers, each with a TPU.
+    `devices` are GPUs, or what the processor has been divided into. Replicas that serve a chief don't ask.
     """
     if task.is_evaluator:
         return Kind.EVALUATOR
@@ -86,9 +81,6 @@ def named_tpu(env: Mapping[str, str]) -> str | None:
 
     `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS` and `TPU_NAME` are what TensorFlow's resolver reads, in this order; on
     GKE's nodes with TPUs of their own there is `TPU_WORKER_ID` instead.
-
-    Raises:
-        InvalidConfiguration: it is a slice of several machines.
     """
     for variable in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
         if env.get(variable):
@@ -105,11 +97,7 @@ def named_tpu(env: Mapping[str, str]) -> str | None:
 
 
 def build_tpu_strategy(name: str) -> Any:
-    """Connect to the TPU and initialize it.
-
-    Raises:
-        InvalidConfiguration: no TPU answers to the name.
-    """
+    """Connect to the TPU and initialize it."""
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect(name)
     except (ValueError, tf.errors.NotFoundError) as error:
@@ -131,9 +119,6 @@ def build_coordinated_strategy(task: Task) -> Any:
 
     Variables are spread over the servers one by one. They are not cut into parts: Keras 3 can't take the
     gradient of a variable that is.
-
-    Raises:
-        InvalidConfiguration: a worker has several GPUs.
     """
     # Otherwise a call of a worker that has died waits for it to come back, instead of being taken elsewhere.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
@@ -174,17 +159,10 @@ def wait_for_servers(
     sleep: Callable[[float], object] = time.sleep,
     tell: Callable[[str], None] = announce,
 ) -> None:
-    """Return when all of them listen.
+    """Return when all servers listen, given by name and `host:port`.
 
     TensorFlow would wait too, but deaf to SIGTERM. There is no deadline: who is missing is for the job to
     judge, which knows what has become of the pod.
-
-    Args:
-        servers: name and `host:port` of each.
-        listens: whether somebody listens there.
-        clock: seconds; replaced by tests, as the next ones.
-        sleep: for so many seconds.
-        tell: prints a line.
     """
     ask = listens or is_listening
     told_at = clock()
@@ -204,20 +182,20 @@ watch_first_operation()
 def build_strategy(task: Task, env: Mapping[str, str] | None = None) -> Any:
     """Build it, before any TensorFlow operation runs. Workers wait here for each other.
 
-    Args:
-        task: this replica.
-        env: the process's environment, replaced by tests.
-
-    Raises:
-        InvalidConfiguration, PortInUse: as `explained` has them, `choose_kind` and `tpu.named_tpu`.
+    Raises InvalidConfiguration and PortInUse, as `explained` has them.
     """
-    tpu = None if task.is_evaluator else named_tpu(os.environ if env is None else env)
+    env = os.environ if env is None else env
+    tpu = None if task.is_evaluator else named_tpu(env)
     kind = choose_kind(task, devices=len(_devices()), tpu=tpu)
     if kind is not Kind.COORDINATED:
         wait_for_first_worker(task)
+    bear_pauses(has_agent=is_from_agent(env))
     with explained(task):
         _grow_memory_on_demand()
-        return _build(kind, task, tpu)
+        strategy = _build(kind, task, tpu)
+    if kind is Kind.MULTI_WORKER:
+        create_locally(strategy, task)
+    return strategy
 
 
 @contextlib.contextmanager

@@ -67,25 +67,22 @@ class Selection:
         return ""
 
     def choose(self, last: int, may_wait: Callable[[], None]) -> int:  # noqa: ARG002
-        """The step of the checkpoint to hand over, on all workers.
+        """The step of the checkpoint to hand over, on all workers; that of `last`, the end, is in place.
 
-        Args:
-            last: the step that training has ended at; its checkpoint is in place.
-            may_wait: called while something is waited for; raises if the process is to end.
+        `may_wait` is called while something is waited for; it raises if the process is to end.
         """
         return last
 
     def put_back(self, groups: VariableGroups, step: int) -> HostGroups:
-        """Load the chosen checkpoint on all workers.
-
-        Raises:
-            CheckpointUnreadable, CheckpointMismatch: as `resume.load_agreed`.
-        """
+        """Load the chosen checkpoint on all workers; raises as `resume.load_agreed`."""
         raise NotImplementedError
 
 
 class MonitoredSelection(Selection):
-    """By the values of one metric. The writer sees them and decides; the others hear what it says."""
+    """By the values of one metric. The writer sees them and decides; the others hear what it says.
+
+    `score` scores the checkpoint of a step in this process, where the source says so.
+    """
 
     def __init__(
         self,
@@ -98,17 +95,6 @@ class MonitoredSelection(Selection):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Nothing has been seen yet.
-
-        Args:
-            replica: this process.
-            strategy: of the job.
-            monitoring: what decides.
-            total_steps: that are asked for.
-            score: scores the checkpoint of a step in this process, where the source says so.
-            clock: seconds, replaced by tests.
-            sleep: replaced by tests.
-        """
         self._replica = replica
         self._strategy = strategy
         self._rule = monitoring.rule

@@ -34,11 +34,8 @@ class Value(NamedTuple):
 class Rule:
     """How values are judged.
 
-    Attributes:
-        monitor: name of the metric.
-        larger_is_better: its direction.
-        patience: so many values without an improvement end the training; None never ends it.
-        min_delta: what a value has to be better by.
+    `patience` values without an improvement end the training, None never ends it; `min_delta` is what a value
+    has to be better by.
     """
 
     monitor: str
@@ -61,7 +58,6 @@ class History:
     """What has been seen.
 
     Attributes:
-        monitor: name of the metric.
         values: in the order of their steps, one a step.
         since: patience counts the values after this step.
         total_steps: what the training was asked to reach when they were seen.
@@ -105,10 +101,7 @@ class History:
 class Decision:
     """What follows from a history.
 
-    Attributes:
-        best: None as long as no value was a number.
-        waited: values since then that were no improvement.
-        stop: whether training is to end.
+    `best` is None as long as no value was a number; `waited` counts the values since, none an improvement.
     """
 
     best: Value | None
@@ -146,15 +139,10 @@ def explain(decision: Decision, rule: Rule) -> str:
 
 
 def is_larger_better(mode: str, monitor: str, directions: Mapping[str, str]) -> bool:
-    """The direction of a metric.
+    """The direction of a metric; `mode` is `min`, `max` or `auto`.
 
-    Args:
-        mode: `min`, `max` or `auto`.
-        monitor: the metric's name.
-        directions: `up` or `down` by name, of Keras's metrics that have one.
-
-    Raises:
-        InvalidConfiguration: `auto`, and it isn't known.
+    `directions` are `up` or `down` by name, of Keras's metrics that have one. Raises InvalidConfiguration if
+    `auto` finds none.
     """
     name = metric_of(monitor)
     if mode != "auto":
@@ -176,14 +164,9 @@ def metric_of(monitor: str) -> str:
 
 
 def check_known(monitor: str, names: Sequence[str]) -> None:
-    """Refuse the name of a metric that doesn't exist.
+    """Raise InvalidConfiguration for a metric that doesn't exist, listing those that there are.
 
-    Args:
-        monitor: the setting.
-        names: of the compiled metrics that are single numbers, `loss` among them.
-
-    Raises:
-        InvalidConfiguration: listing those that there are.
+    `names` are those of the compiled metrics that are single numbers, `loss` among them.
     """
     if metric_of(monitor) not in names:
         trained = sorted(names, key=lambda name: (name != "loss", name))
@@ -207,13 +190,7 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class Monitoring:
-    """What decides about a training.
-
-    Attributes:
-        rule: how values are judged.
-        keep_best: whether the best checkpoint is the one that is kept and handed over.
-        source: where values come from.
-    """
+    """What decides about a training; `keep_best`: the best checkpoint is kept and handed over."""
 
     rule: Rule
     keep_best: bool
@@ -226,15 +203,9 @@ def is_monitored(recipe: Recipe) -> bool:
 
 
 def find_source(recipe: Recipe, replica: Replica, *, has_epochs: bool) -> Source:
-    """Where the values of the recipe's metric come from.
+    """Where the values of the recipe's metric come from, on a replica that trains.
 
-    Args:
-        recipe: that monitors something.
-        replica: a training one.
-        has_epochs: whether the training data ends.
-
-    Raises:
-        InvalidConfiguration: nobody would ever measure it.
+    `has_epochs`: the training data ends. Raises InvalidConfiguration if nobody would ever measure the metric.
     """
     task, monitor = replica.task, recipe.monitor
     if not monitor.startswith(VALIDATION):
@@ -262,16 +233,9 @@ def find_source(recipe: Recipe, replica: Replica, *, has_epochs: bool) -> Source
 
 
 def build_monitoring(recipe: Recipe, source: Source, model: Any, names: Sequence[str]) -> Monitoring:
-    """Put together what the recipe says.
+    """Put together what the recipe says; `names` are the built model's metrics that are single numbers.
 
-    Args:
-        recipe: that monitors something.
-        source: from `find_source`.
-        model: compiled and built.
-        names: of its metrics that are single numbers.
-
-    Raises:
-        InvalidConfiguration: there is no such metric, or its direction isn't known.
+    Raises InvalidConfiguration if there is no such metric, or its direction isn't known.
     """
     check_known(recipe.monitor, names)
     larger = is_larger_better(recipe.mode, recipe.monitor, dict(_directions(model)))

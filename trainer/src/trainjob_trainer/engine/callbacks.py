@@ -19,12 +19,7 @@ TEST_METHODS = ("on_test_batch_begin", "on_test_batch_end")
 
 
 def sees_batches(callback: Any, methods: Iterable[str] = TRAIN_METHODS) -> bool:
-    """Whether a callback does something before or after each batch, or might.
-
-    Args:
-        callback: the script's, or one that Keras adds.
-        methods: those that are called for batches.
-    """
+    """Whether a callback does something before or after each batch, or might."""
     is_content = _CONTENT.get(type(callback).__name__)
     if is_content and type(callback).__module__.startswith("keras.") and is_content(callback):
         return False
@@ -53,6 +48,7 @@ _MEMORY = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "ModelCheckpoint": ("best", "epochs_since_last_save"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
 }
 _WEIGHTS = "best-weights-{}"
 

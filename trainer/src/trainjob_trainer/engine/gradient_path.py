@@ -20,7 +20,57 @@ from trainjob_trainer.distribution.strategy import is_mirrored
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import weighed_gradients
+from trainjob_trainer.engine.shared_update import shared_update
 from trainjob_trainer.engine.work_time import gradients_moment
+
+# Rows of tables that are looked up whatever the batch holds, such as those of positions.
+#
+# Keras's optimizers square each row of a gradient by itself, also where several are of the same place in the
+# table. One process has one row for each lookup of a position, summed over the batch; workers would have one
+# each. So these are summed over the replicas before the optimizer sees them, as any weight's gradient is.
+
+
+_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+def has_fixed_rows(gradient: Any) -> bool:
+    """Whether a gradient is of rows of a table that are the same for any batch of this shape.
+
+    Known where it has been traced into the graph of the step; elsewhere the answer is no.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    if hasattr(gradient, "has_fixed_rows"):
+        return bool(gradient.has_fixed_rows)
+    if not hasattr(gradient.indices, "graph"):
+        return False
+    seen, left = set(), [gradient.indices.op]
+    while left:
+        one = left.pop()
+        if one.name in seen or one.type == "Const" or one.type in _OF_SHAPES:
+            continue
+        if not one.inputs or one.op_def.is_stateful:
+            return False
+        seen.add(one.name)
+        left += [tensor.op for tensor in one.inputs]
+    return True
+
+
+def sum_fixed_rows(gradients: Sequence[Any]) -> list[Any]:
+    """Have the first replica hold the sum of such rows, and the others zeros; all replicas call it."""
+    context = tf.distribute.get_replica_context()
+    fixed = [position for position, one in enumerate(gradients) if has_fixed_rows(one)]
+    found = list(gradients)
+    if not fixed or context.num_replicas_in_sync == 1:
+        return found
+    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[position].values for position in fixed])
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    for position, values in zip(fixed, sums, strict=True):
+        one = gradients[position]
+        kept = tf.where(is_first, values, tf.zeros_like(values))
+        found[position] = tf.IndexedSlices(kept, one.indices, one.dense_shape)
+    return found
+
 
 # Gradients summed over all replicas before the optimizer looks at them.
 #
@@ -72,15 +122,10 @@ def apply_globally(
     shares: Sequence[Any] = (),
     condition: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None,
 ) -> None:
-    """Sum the gradients over all replicas and apply them; to be called by each replica.
+    """Sum the gradients over all replicas and apply them; each replica calls it.
 
-    Args:
-        optimizer: whose `apply` it is.
-        apply: the optimizer's own.
-        gradients: of this replica; None where a variable has none.
-        variables: as many, or None for those that the optimizer was built for.
-        shares: float32 scalars of this replica, summed in the same collective.
-        condition: of the summed gradients and shares: whether the update takes place.
+    A gradient is None where a variable has none. `shares` are float32 scalars, summed in the same collective;
+    `condition` says by the summed gradients and shares whether the update takes place.
     """
     if variables is not None and any(getattr(one, "overwrite_with_gradient", False) for one in variables):
         apply(gradients, variables)  # float8: some "gradients" are scales, which can't be summed
@@ -128,6 +173,8 @@ def _outside_replicas(strategy: Any, optimizer: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
+_UPDATE = "_distributed_tf_update_step"
+"""Keras's method that updates all variables, given their summed gradients."""
 _LOCAL = (None, "none", "sum")
 """Kinds of aggregation with which each replica assigns to a copy of its own."""
 
@@ -136,10 +183,8 @@ _LOCAL = (None, "none", "sum")
 class Traced:
     """What one step of a replica leaves behind, as tensors.
 
-    Attributes:
-        ready: when its gradients were there, as `work_time.moment_after`; 0 where that can't be known.
-        fault: whether its loss or gradients were not finite.
-        skipped: whether the update was left out, on all replicas.
+    `ready` is when the gradients were there, as `work_time.moment_after`; 0 where that can't be known. With
+    `fault` the loss or a gradient is not finite; with `skipped` all replicas have left the update out.
     """
 
     ready: Any
@@ -164,7 +209,11 @@ class _Notes:
 
 
 class GradientPath:
-    """For the steps of one model."""
+    """The way from the steps of one model to its optimizers; there are none where nothing is trained.
+
+    The main optimizer comes first. `kept` are the variables that the forward pass changes; they stay as they
+    were where an update is left out.
+    """
 
     def __init__(
         self,
@@ -173,14 +222,6 @@ class GradientPath:
         on_nan: OnNan = OnNan.IGNORE,
         kept: Sequence[Any] = (),
     ) -> None:
-        """Change nothing yet.
-
-        Args:
-            strategy: whose replicas take the steps.
-            optimizers: the model's, the main one first; none where nothing is trained.
-            on_nan: what to do when a loss or a gradient is not finite.
-            kept: variables that the forward pass changes; they stay as they were where an update is left out.
-        """
         self._strategy = strategy
         self._optimizers = list(optimizers)
         self.on_nan = on_nan if optimizers else OnNan.IGNORE
@@ -232,6 +273,7 @@ class GradientPath:
             stack.callback(setattr, self, "_notes", None)
             for optimizer in self._optimizers:
                 _replace(stack, optimizer, "apply", self._passing(optimizer, notes))
+                _share_update(stack, inner_of(optimizer))
             for optimizer in self._optimizers[:1]:
                 _replace(stack, optimizer, "scale_loss", _noting_loss(optimizer, notes))
             yield
@@ -250,6 +292,7 @@ class GradientPath:
                 notes.moments.append(gradients_moment(gradients))
             if self.on_nan is not OnNan.IGNORE:
                 notes.faults.append(~_are_finite(gradients, loss, optimizer))
+            gradients = sum_fixed_rows(gradients)
             if self.on_nan is OnNan.SKIP:
                 condition = self._condition(optimizer, notes)
                 apply_globally(optimizer, apply, gradients, variables, shares=[loss], condition=condition)
@@ -286,11 +329,17 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(delattr, owner, name)
 
 
+def _share_update(stack: ExitStack, optimizer: Any) -> None:
+    own = getattr(optimizer, _UPDATE, None)
+    if own is not None:
+        _replace(stack, optimizer, _UPDATE, shared_update(optimizer, own, optimizer._get_variable_index))
+
+
 def _summing(optimizer: Any, *, globally: bool) -> Callable[..., None]:
     apply = optimizer.apply
 
     def summing(grads: Any, trainable_variables: Any = None) -> None:
-        gradients = weighed_gradients(list(grads))
+        gradients = sum_fixed_rows(weighed_gradients(list(grads)))
         variables = None if trainable_variables is None else list(trainable_variables)
         _note_gathered(gradients, variables)
         if globally:

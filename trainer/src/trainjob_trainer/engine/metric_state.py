@@ -4,8 +4,8 @@ Each worker keeps metrics of its own examples, in variables that TensorFlow redu
 one by one; also when they are reset, since what is assigned is read back. Here all go over the network
 together, and a reset stays where it is.
 
-A writer that saves alone, because it has been asked to stop, can't read them: that takes all workers. So they
-are reduced at the end of each call, where all are, and kept on the host.
+A checkpoint within an epoch holds them too. Reading them takes all workers, so all reduce them together right
+before it.
 """
 
 from __future__ import annotations
@@ -58,15 +58,24 @@ def read_results(group: Sequence[NamedArray]) -> dict[str, float]:
 
 
 class OverAll:
-    """The metrics over all replicas, and their reset: each one call of TensorFlow."""
+    """The metrics over all replicas, and their reset: each one call of TensorFlow, traced when first made."""
 
     def __init__(self, strategy: Any, model: Any) -> None:
-        """Trace nothing yet; the model's metrics may not be built."""
         self._strategy = strategy
-        self._model = model
+        self._model = model  # whose metrics may not be built yet
         self.results = tf.function(self._results, autograph=False)
         """By name. All workers call it together."""
         self._reset_here = tf.function(self._reset_replicas, autograph=False)
+        self._reduced = tf.function(self._reduced_here, autograph=False)
+
+    def names(self) -> list[str]:
+        """Of the metrics that are single numbers, without computing them."""
+        outputs = self.results.get_concrete_function().structured_outputs
+        return [str(name) for name, value in outputs.items() if value.shape.rank == 0]
+
+    def state(self) -> list[NamedArray]:
+        """The metrics' variables for a checkpoint. All workers call it together."""
+        return MetricState(self._model).on_host([flat.numpy() for flat in self._reduced()])
 
     def reset(self) -> None:
         """Begin anew; all workers call it together."""
@@ -76,9 +85,11 @@ class OverAll:
             self._reset_here()
 
     def _results(self) -> Any:
-        state = MetricState(self._model)
-        reduced = self._strategy.run(state.reduced)
-        return state.results([self._strategy.experimental_local_results(flat)[0] for flat in reduced])
+        return MetricState(self._model).results(self._reduced_here())
+
+    def _reduced_here(self) -> list[Any]:
+        reduced = self._strategy.run(MetricState(self._model).reduced)
+        return [self._strategy.experimental_local_results(flat)[0] for flat in reduced]
 
     def _reset_replicas(self) -> None:
         def on_replica() -> None:
@@ -139,10 +150,9 @@ def metric_variables(model: Any) -> list[Any]:
 
 
 class MetricState:
-    """The variables of a compiled model's metrics."""
+    """The variables of a compiled model's metrics, which are built."""
 
     def __init__(self, model: Any) -> None:
-        """Take the metrics that a built model has."""
         self._model = model
         self._variables = metric_variables(model)
         self._dtypes = sorted({self._dtype(variable) for variable in self._variables})
@@ -173,11 +183,7 @@ class MetricState:
         return [values[id(variable)] for variable in self._variables]
 
     def put_back(self, arrays: Sequence[NamedArray], *, is_writer: bool) -> bool:
-        """Go on from these values; what is summed over workers is the writer's.
-
-        Returns:
-            Whether they are this model's metrics; if not, nothing has been changed.
-        """
+        """Go on from these values, summed ones on the writer only; return false instead if they don't fit."""
         kinds = [(tuple(variable.shape), self._dtype(variable)) for variable in self._variables]
         if kinds != [(array.value.shape, array.value.dtype.name) for array in arrays]:
             return False

@@ -1,9 +1,13 @@
-"""What training depends on beside its data: variables, first weights, learning rate, normalization."""
+"""What training depends on beside its data: the model, first weights, learning rate, normalization."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterator, Mapping
+import random
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,38 @@ from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
+
+# The model itself.
+
+
+def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -> Any:
+    """Call the user's function, seeded, and create every variable that training on a batch's `spec` needs."""
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        model = build()
+        if not isinstance(model, keras.Model):
+            raise InvalidConfiguration(f"model() must return a Keras model, got {type(model).__name__}")
+        if not model.compiled:
+            raise InvalidConfiguration("model() must return a compiled model: call model.compile(...) in it")
+        _create_variables(model, spec)
+    return model
+
+
+def _create_variables(model: Any, spec: Any) -> None:
+    """They can't be created inside the traced steps. Keras does the same at the start of `fit`."""
+    try:
+        model._symbolic_build(data_batch=spec)
+    except (ValueError, TypeError, RuntimeError) as error:
+        traceback.print_exc()
+        # Some of Keras's versions wrap all that happens there in advice to build the model by hand.
+        wrapped = error.__context__ if isinstance(error, RuntimeError) else None
+        why = first_line(wrapped or error)
+        shapes = ", ".join(str(tuple(part.shape)[1:]) for part in tf.nest.flatten(spec))
+        raise InvalidConfiguration(
+            f"the model can't be trained on examples of the shapes {shapes}: {why}"
+        ) from error
+    model.optimizer.build(model.trainable_variables)
+
 
 # What a Keras model's training depends on, beside its data: what a snapshot has to hold.
 
@@ -34,17 +70,12 @@ def variable_groups(model: Any) -> VariableLists:
 def further_groups(model: Any) -> VariableLists:
     """What not every model has, and older checkpoints lack.
 
-    Further optimizers, and the random state behind calls such as `keras.random.normal(shape)` that name no
-    seed. Asking creates that state, which draws a number from Python's `random`.
+    Optimizers that only the model's own `train_step` uses, as those of a GAN, and the random state behind
+    calls such as `keras.random.normal(shape)` that name no seed. Asking creates that state.
     """
-    groups = further_optimizers(model)
-    state = _global_random_state()
+    groups = {f"optimizer.{name}": list(one.variables) for name, one in _further_optimizers(model)}
+    state = create_random_state()
     return {**groups, "random": [state]} if state is not None else groups
-
-
-def further_optimizers(model: Any) -> dict[str, list[Any]]:
-    """The variables of optimizers that only the model's own `train_step` uses, as those of a GAN."""
-    return {f"optimizer.{name}": list(one.variables) for name, one in _further_optimizers(model)}
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -69,12 +100,38 @@ def _further_optimizers(model: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _global_random_state() -> Any:
-    """Keras has no public way to it; without it such calls begin anew after a restart."""
+def create_random_state() -> Any:
+    """The variable of Keras's random state, if there is a way to it; created here if it wasn't yet.
+
+    Keras creates it for each thread, where it is first asked for a random number without a seed. Replicas
+    run in threads of their own, within a step, where no variable can be created: they take this one. It
+    begins with a number of Python's `random`, whose state stays what it was.
+    """
+    before = random.getstate()
     try:
-        return importlib.import_module("keras.src.random.seed_generator").global_seed_generator().state
+        module = importlib.import_module("keras.src.random.seed_generator")
+        state = _shared_by_threads(module)().state
     except (ImportError, AttributeError):
         return None
+    finally:
+        random.setstate(before)
+    return state
+
+
+def _shared_by_threads(module: Any) -> Callable[[], Any]:
+    if hasattr(module.global_seed_generator, "__wrapped__"):
+        return module.global_seed_generator  # type: ignore[no-any-return]
+    original = module.global_seed_generator
+    newest: list[Any] = []
+
+    @functools.wraps(original)
+    def global_seed_generator() -> Any:
+        if threading.current_thread() is threading.main_thread():
+            newest[:] = [original()]
+        return newest[0] if newest else original()
+
+    module.global_seed_generator = global_seed_generator
+    return global_seed_generator
 
 
 # Weights to begin with: those of an earlier model, of another job or of a colleague.
@@ -84,16 +141,11 @@ ENDINGS = (".keras", ".weights.h5")
 
 
 def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> None:
-    """Load a file on every worker, and prove that all have the same.
+    """Load a file into a built model on every worker, and prove that all have the same.
 
-    Args:
-        strategy: of the model.
-        task: this replica.
-        model: built; its optimizer stays new.
-        path: a file that every worker can read.
+    The optimizer stays new.
 
     Raises:
-        InvalidConfiguration: there is no such file here, or it is another model's.
         CheckpointMismatch: the workers read different weights.
     """
     if not path.endswith(ENDINGS):
@@ -123,16 +175,12 @@ def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> No
 
 
 class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc,unused-ignore]
-    """A rate or schedule, times a factor, with a warm-up."""
+    """A rate, or a schedule from step 0 on, times a factor, with a warm-up.
+
+    Of the warm-up's steps, step s from 0 takes (s + 1) / `warmup_steps` of the rate; 0 is no warm-up.
+    """
 
     def __init__(self, rate: Any, factor: float, warmup_steps: int) -> None:
-        """Put it before a rate.
-
-        Args:
-            rate: a number, or a schedule, which goes on from step 0 as without this.
-            factor: of the rate.
-            warmup_steps: step s of them, counted from 0, takes (s + 1) / `warmup_steps` of it; 0 is none.
-        """
         self._rate = rate
         self._factor = factor
         self._warmup_steps = warmup_steps
@@ -149,11 +197,7 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):  # type: igno
 
 
 def scale_learning_rate(model: Any, recipe: Recipe) -> None:
-    """Have the optimizer of a compiled model take the recipe's rate; without such settings change nothing.
-
-    Raises:
-        InvalidConfiguration: the optimizer's rate is a function, which can't be looked into.
-    """
+    """Have the optimizer of a compiled model take the recipe's rate; without such settings change nothing."""
     factor = (recipe.global_batch or 0) / recipe.base_batch if recipe.base_batch else 1.0
     if factor == 1.0 and not recipe.warmup_steps:
         return
@@ -186,12 +230,7 @@ def unsynchronized(model: Any) -> list[str]:
 
 
 def tell_unsynchronized(model: Any, replicas: int) -> None:
-    """Say what several replicas make of a model's batch normalization.
-
-    Args:
-        model: built.
-        replicas: that train it.
-    """
+    """Say what several replicas make of a built model's batch normalization."""
     names = unsynchronized(model) if replicas > 1 else []
     if not names:
         return

@@ -34,11 +34,7 @@ class OnNan(Enum):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> OnNan:
-        """Read the setting of scripts that don't call the library: TRAIN_ON_NAN, `stop` without it.
-
-        Raises:
-            InvalidConfiguration: it is none of the three.
-        """
+        """Read the setting of scripts that don't call the library: TRAIN_ON_NAN, `stop` without it."""
         value = environment.get(VARIABLE) or cls.STOP.value
         try:
             return cls(value)
@@ -51,9 +47,7 @@ class OnNan(Enum):
 class Found:
     """What a call of many steps came across.
 
-    Attributes:
-        first: by replica, its first step within the call that was not finite, from 1; 0 without one.
-        skipped: updates left out.
+    `first` has each replica's first step within the call that was not finite, from 1; 0 without one.
     """
 
     first: Sequence[int] = ()
@@ -61,7 +55,7 @@ class Found:
 
     @property
     def step(self) -> int:
-        """The first such step within the call, from 1; 0 without one."""
+        """The first such step of any replica, from 1; 0 without one."""
         return min((one for one in self.first if one), default=0)
 
     @property
@@ -74,7 +68,6 @@ class FiniteWatch:
     """Decides, after each call, whether training goes on; the same on every worker."""
 
     def __init__(self, on_nan: OnNan, task: Task) -> None:
-        """Tell about it as this replica."""
         self.on_nan = on_nan
         self.skipped = 0
         self._task = task
@@ -111,12 +104,8 @@ class FiniteWatch:
     def check_weights(self, groups: VariableGroups, host: Mapping[str, Sequence[NamedArray]]) -> None:
         """Before a checkpoint is written: a step that can't be watched may have spoiled the weights.
 
-        Args:
-            groups: the variables that are saved.
-            host: their values.
-
         Raises:
-            NotFinite: a trainable variable has a value that is not; training is not to go on with that.
+            NotFinite: a trainable variable has a value that is not.
         """
         if self.on_nan is OnNan.IGNORE:
             return

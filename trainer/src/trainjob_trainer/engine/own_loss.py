@@ -42,13 +42,7 @@ _PRODUCTS = {"Mul", "RealDiv", "DivNoNan"}
 
 
 def kind_of(tensor: Any, shares: Iterable[str], replicas: int) -> Kind:
-    """What a tensor of a graph is.
-
-    Args:
-        tensor: a scalar, or what it is made of.
-        shares: names of the tensors that Keras has divided by the number of replicas.
-        replicas: that number.
-    """
+    """What a scalar of a graph, or a part of it, is; `shares` names the tensors that Keras has divided."""
     if tensor.name in shares:
         return Kind.SHARE
     op = tensor.op
@@ -102,16 +96,12 @@ def explain(name: str, kind: Kind, replicas: int) -> str | None:
 
 
 class OwnLoss:
-    """For the steps of one model, while they are traced or run."""
+    """For the user's own `train_step` or `test_step` of one model, while it is traced or run.
+
+    `report` takes the line that says what is done with the gradients.
+    """
 
     def __init__(self, model: Any, step: Callable[..., Any], report: Callable[[str], None]) -> None:
-        """Change nothing yet.
-
-        Args:
-            model: whose metrics the step updates.
-            step: the model's `train_step` or `test_step`, the user's own.
-            report: takes the line that says what is done with the gradients.
-        """
         self._model = model
         self._name = f"{type(model).__name__}.{step.__name__}"
         self._replicas = model.distribute_strategy.num_replicas_in_sync

@@ -18,11 +18,9 @@ import tensorflow as tf
 
 
 class Part(NamedTuple):
-    """What one replica has of a global batch.
+    """The rows that one replica has of a global batch, and what their mean loss counts for.
 
-    Attributes:
-        rows: as the model's step takes them.
-        share: what their mean loss counts for, a float32 scalar; the shares of all replicas add up to 1.
+    A share is a float32 scalar; the shares of all replicas add up to 1.
     """
 
     rows: Any
@@ -61,12 +59,7 @@ def weigh_losses(losses: ModuleType) -> None:
 
 
 def by_share(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A training step that takes a `Part` as well as rows alone.
-
-    Args:
-        model: whose step it is.
-        step: of a replica.
-    """
+    """A replica's training step that takes a `Part` as well as rows alone."""
     handles: dict[int, Any] = {}
     is_own = not _is_keras(model, "train_step")
     averages = is_own or not _is_keras(model, "compute_loss")

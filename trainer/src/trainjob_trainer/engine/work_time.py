@@ -17,11 +17,9 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class OwnTime:
-    """What a step of a call took this process itself, on average; None where that can't be known.
+    """Seconds that a step of a call took this process itself, on average; None where that can't be known.
 
-    Attributes:
-        work: seconds until its gradients were there, those of `input` included.
-        input: seconds in which it waited for its data.
+    `input` is the wait for its data; `work` includes that, and ends when its gradients are there.
     """
 
     work: float | None = None
@@ -51,17 +49,11 @@ def data_moment(data: Any) -> Any:
 
 
 def own_seconds(strategy: Any, began: Any, had: Any, ready: Any) -> Any:
-    """What a step took this process's slowest replica, in few operations: each costs some microseconds.
+    """Seconds of work, and of waiting for data, of this process's slowest replica: a float64 vector.
 
-    Args:
-        strategy: that ran the replicas.
-        began: when the step began.
-        had: when its data were there.
-        ready: `gradients_moment` of each replica, or 0 where it can't be known.
-
-    Returns:
-        Seconds of its work and of waiting for its data, a float64 vector. Those of its work are less than 0,
-        by decades, where they can't be known.
+    `had` is when the step had its data; `ready` is each replica's `gradients_moment`, or 0 where that can't
+    be known: then the seconds of work are less than 0, by decades. There are few operations, as each costs
+    some microseconds.
     """
     every = strategy.experimental_local_results(ready)
     latest = every[0] if len(every) == 1 else tf.reduce_max(tf.stack(every))

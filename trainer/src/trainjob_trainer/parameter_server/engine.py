@@ -25,11 +25,7 @@ from trainjob_trainer.engine.work_time import moment_after
 
 
 def add_on_server(model: Any) -> None:
-    """From now on the model's metrics and its optimizer's count of steps are added to where they lie.
-
-    Args:
-        model: compiled and built.
-    """
+    """From now on a built model's metrics and its optimizer's count of steps are added to where they lie."""
     for variable in summed_variables(model):
         _add_in_place(variable)
 
@@ -57,7 +53,6 @@ class Block:
     """Steps that one worker has taken.
 
     Attributes:
-        steps: how many.
         seconds: that so many take, by the mean of what has been taken since the block before.
         faults: by worker, the first step of a block, from 1, whose loss or gradients were not finite; 0
             without one. The weights were left as they were before it.
@@ -72,21 +67,11 @@ class CoordinatedEngine:
     """Hands out blocks of steps, and counts each when it has been taken.
 
     A block whose worker has died is handed to another one. Some of its steps may have been taken: they are
-    taken again, and counted once.
-
-    Attributes:
-        model: the compiled one.
+    taken again, and counted once. The strategy is connected to all workers; the model is built by
+    `engine.build_model` with it. With `watched`, updates that are not finite are left out, and reported.
     """
 
     def __init__(self, strategy: Any, model: Any, workers: int, *, watched: bool = True) -> None:
-        """Trace nothing yet.
-
-        Args:
-            strategy: connected to all workers.
-            model: from `engine.build_model` with the same strategy.
-            workers: how many take steps.
-            watched: whether updates that are not finite are left out, and told of.
-        """
         add_on_server(model)
         self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self.model = model
@@ -103,24 +88,15 @@ class CoordinatedEngine:
         return len(self._outstanding)
 
     def hand_out(self, iterators: Any, steps: int) -> None:
-        """Let whichever worker has time take so many steps.
+        """Let whichever worker has time take so many steps, at least 1, with its `reading.worker_iterators`.
 
-        Args:
-            iterators: from `reading.worker_iterators`.
-            steps: at least 1.
-
-        Raises:
-            tf.errors.OpError: an earlier block failed for another reason than its worker's end.
+        Raises tf.errors.OpError if an earlier block failed for another reason than its worker's end.
         """
         block = self._coordinator.schedule(self._steps, args=(iterators, tf.constant(steps, tf.int32)))
         self._outstanding.append((steps, block))
 
     def take_back(self) -> Block:
-        """Wait for the block that was handed out first of those that are left.
-
-        Raises:
-            tf.errors.OpError: as `hand_out`.
-        """
+        """Wait for the block that was handed out first of those that are left; raises as `hand_out`."""
         steps, block = self._outstanding.popleft()
         block.fetch()
         seconds_a_step, faults = self._tally.look()
@@ -129,10 +105,6 @@ class CoordinatedEngine:
     def metrics(self) -> dict[str, float]:
         """The metrics since the last `reset`, of all steps that have been taken by now."""
         return scalars(self.model.get_metrics_result())
-
-    def metric_names(self) -> list[str]:
-        """Those of `metrics`."""
-        return list(self.metrics())
 
     def reset(self) -> None:
         """Begin a new epoch of metrics. No block may be outstanding."""

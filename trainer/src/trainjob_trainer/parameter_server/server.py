@@ -25,10 +25,8 @@ def serve(replica: Replica) -> NoReturn:
     """Serve until the chief has finished, and end the process with exit code 0.
 
     SIGTERM ends it at once, from the thread that listens for it: there is nothing to save here. Agents don't
-    wait for its end: they end it when the chief's process has ended.
-
-    Raises:
-        PortInUse: this replica's address is taken.
+    wait for its end: they end it when the chief's process has ended. Raises PortInUse if this replica's
+    address is taken.
     """
     with explained(replica.task):
         server = start_server(replica.task)
@@ -66,11 +64,8 @@ def wait_for_end(
 ) -> None:
     """Return once training has finished and the chief, who may still read the variables, has ended.
 
-    Args:
-        has_finished: whether the final checkpoint is marked. The mark may be an earlier training's until the
-            chief has come, so nothing is concluded before.
-        is_chief_gone: whether nobody listens at the chief's address.
-        wait: for so many seconds; replaced by tests.
+    The mark of the final checkpoint may be an earlier training's until the chief has come, so nothing is
+    concluded before. The chief is gone when nobody listens at its address.
     """
     has_come = False
     while True:

@@ -6,18 +6,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, read
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
-from trainjob_trainer.early_stopping.selection import Selection
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, METRICS, read_results, saved_results
-from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
+from trainjob_trainer.engine.not_finite import FiniteWatch, Found
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution, next_stop
 from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.parameter_server.engine import CoordinatedEngine
-from trainjob_trainer.plan import TrainingPlan
-from trainjob_trainer.recorder import Recorder
-from trainjob_trainer.replica import Replica
 from trainjob_trainer.resume import SETTINGS, saved_settings
+from trainjob_trainer.training import Training
 
 # How many steps a worker is handed at a time.
 
@@ -27,12 +24,9 @@ BLOCKS_A_WORKER = 4
 
 
 def next_block(left: int, wanted: int, workers: int) -> int:
-    """Return how many steps to hand out next.
+    """Return how many steps to hand out next, of `left`, at least 1, up to where all wait for each other.
 
-    Args:
-        left: steps up to the point where all wait for each other, at least 1.
-        wanted: how many take a good time, which is so long that handing them out costs nothing.
-        workers: who take them.
+    `wanted` steps take a good time, which is so long that handing them out costs nothing.
     """
     fair = -(-left // (workers * BLOCKS_A_WORKER))
     return max(1, min(wanted, fair, left))
@@ -44,69 +38,50 @@ _SECONDS_BETWEEN_RECORDS = 0.5
 
 
 class CoordinatorLoop:
-    """Trains from a step to the plan's end, as `training.TrainingLoop` does where all workers step together.
+    """Trains from a step to the plan's end, as `Training.run` does where all workers step together.
 
     Checkpoints are read while no step is under way, so each one is of exactly the steps that it names.
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        engine: CoordinatedEngine,
-        plan: TrainingPlan,
-        groups: VariableGroups,
-        on_nan: OnNan = OnNan.STOP,
-        export: Callable[[HostGroups], None] | None = None,
-        selection: Selection | None = None,
-        recorder: Recorder | None = None,
-        settings: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, training: Training, engine: CoordinatedEngine, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Put the parts together, as `training.TrainingLoop` does."""
+        replica, plan = training.replica, training.plan
         self._replica = replica
+        self._workers = replica.task.num_workers
         self._engine = engine
         self._plan = plan
-        self._groups = groups
-        self._settings = saved_settings(settings or {})
-        self._watch = FiniteWatch(on_nan, replica.task)
+        self._groups = training.groups
+        self._settings = saved_settings(training.settings)
+        self._watch = FiniteWatch(training.on_nan, replica.task)
         self._clock = clock
-        self._workers = replica.task.num_workers
         self._executions = StepsPerExecution(lambda number: number)
         self._checkpoints = CheckpointManager(
-            replica, plan, selection or Selection(), groups, self._snapshot, export
+            replica, plan, training.selection, training.groups, self._snapshot, training.export
         )
-        self._recorder = recorder or Recorder(replica, plan)
+        self._recorder = training.recorder
         self._recorded = (0, 0.0)
         self._last_epoch: Mapping[str, float] = {}
-        self._is_over = False
 
-    def resume(self, saved: HostGroups, step: int) -> None:
-        """Go on at `step` with what the run that wrote its checkpoint knew; nothing in it changes nothing."""
-        self._engine.resume_metrics(saved.get(METRICS, ()))
-        self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
-        self._is_over = self._checkpoints.resume(saved, step)
-
-    def run(self, iterators: Any, start_step: int) -> Ending:
+    def run(self, iterators: Any, start_step: int, saved: HostGroups) -> Ending:
         """Train, save, report.
 
-        Args:
-            iterators: from `reading.worker_iterators`, positioned at `start_step`.
-            start_step: steps done before.
-
-        Raises:
-            OutputFull, OutputUnwritable: a checkpoint could not be written.
-            Preempted: asked to stop, after saving what was reached.
-            NotFinite: a loss, a gradient or a weight is NaN or infinite, and that is to end the training.
+        `iterators` are positioned at `start_step`; `saved` is all that its checkpoint holds, nothing for the
+        first one. Raises OutputFull or OutputUnwritable if a checkpoint can't be written, NotFinite if that
+        is to end the training, and Preempted when asked to stop, after saving what was reached.
         """
         step, total = start_step, self._plan.total_steps
+        self._engine.resume_metrics(saved.get(METRICS, ()))
+        self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
+        is_over = self._checkpoints.resume(saved, step)
         self._recorder.begin(step)
         self._recorded = step, self._clock()
         with self._checkpoints.patient():
-            while step < total and not self._is_over:
+            while step < total and not is_over:
                 periods = self._plan.epoch_steps, self._plan.checkpoint_every
                 step = self._meet(iterators, step, next_stop(step, total, periods))
                 self._end_epoch(step)
-                self._is_over = self._checkpoints.between_steps(step)
+                is_over = self._checkpoints.between_steps(step)
             ending = self._checkpoints.end(step, self._last_epoch)
         self._recorder.end(ending)
         return ending

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import equally_many, reorders_itself
+from trainjob_trainer.data.batches import as_written, count_elements, equally_many, reorders_itself
 from trainjob_trainer.data.part import part_of as part_of_worker
 from trainjob_trainer.engine.replica_share import Part, weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
@@ -61,11 +61,7 @@ def fill_rest(dataset: Any, least: int) -> Any:
     """Bring a last batch of fewer than `least` rows up to that number, with rows of the batch before it.
 
     The number of batches stays. Only the last batch may be smaller than the others. Batches of unequal width
-    can't be joined, so that some parts of such a rest have no rows.
-
-    Args:
-        dataset: batches of dense tensors; others are left alone.
-        least: rows that a batch needs.
+    can't be joined, so that some parts of such a rest have no rows. Only dense tensors are filled up.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     dense = all(isinstance(spec, tf.TensorSpec) and _is_batched(spec) for spec in specs)
@@ -73,6 +69,7 @@ def fill_rest(dataset: Any, least: int) -> Any:
         return dataset
     nothing = tf.nest.map_structure(_no_rows, dataset.element_spec)
 
+    @as_written
     def hold_back(held: Any, batch: Any) -> Any:
         rows, before = _count(batch), _count(held)
         is_rest = (rows > 0) & (rows < least) & (before > 0) & _are_of_one_width(held, batch)
@@ -86,14 +83,9 @@ def fill_rest(dataset: Any, least: int) -> Any:
 
 
 def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False) -> Any:
-    """Parts `first` to `first + count - 1` of each batch cut into `of` parts, one element each.
+    """Parts `first` to `first + count - 1`, from 0, of each batch cut into `of` parts, one element each.
 
-    Args:
-        dataset: of batches.
-        first: number of the first part, from 0.
-        count: how many parts.
-        of: parts of a batch.
-        weighed: whether an element is a `Part`, which always has rows: see `part_of`.
+    With `weighed`, an element is a `Part`, which always has rows: see `part_of`.
     """
 
     def cut(batch: Any, number: Any) -> Any:
@@ -107,18 +99,18 @@ def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False
     if count == 1:
         return _mapped(dataset, lambda batch: cut(batch, first))
     numbers = tf.data.Dataset.range(first, first + count)
-    return dataset.flat_map(lambda *parts: numbers.map(lambda number: cut(_element(dataset, parts), number)))
+
+    @as_written
+    def parts_of(*batch: Any) -> Any:
+        return numbers.map(as_written(lambda number: cut(_element(dataset, batch), number)))
+
+    return dataset.flat_map(parts_of)
 
 
 def part_of(total: Any, number: Any, of: int) -> tuple[Any, Any, Any]:
-    """Where a part begins and ends, and how many parts have these same rows.
+    """Where part `number`, from 0, begins and ends, and how many parts have these same rows.
 
-    With fewer rows than parts, each part is one row, and some have the same one.
-
-    Args:
-        total: rows of the batch, at least 1.
-        number: of the part, from 0.
-        of: parts of the batch.
+    With fewer rows than parts, but at least one, each part is one row, and some have the same one.
     """
     begin = total * number // of
     later = total * (number + 1) // of
@@ -129,7 +121,11 @@ def part_of(total: Any, number: Any, of: int) -> tuple[Any, Any, Any]:
 
 
 def _mapped(dataset: Any, function: Callable[[Any], Any]) -> Any:
-    return dataset.map(lambda *parts: function(_element(dataset, parts)), num_parallel_calls=tf.data.AUTOTUNE)
+    @as_written
+    def of_element(*parts: Any) -> Any:
+        return function(_element(dataset, parts))
+
+    return dataset.map(of_element, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _element(dataset: Any, parts: Any) -> Any:
@@ -210,7 +206,8 @@ def share_batches(trainer: ModuleType) -> None:
         elif collective and not self.steps_per_epoch:
             dataset = _counted(self.data_adapter, dataset)
             self._num_batches = self.data_adapter.num_batches
-        if training and collective and current_process().is_writer and current_process().task.num_workers > 1:
+        is_for_writer = training and current_process().is_writer and current_process().task.num_workers > 1
+        if is_for_writer and collective and _is_to_be_told(current_process().call):
             _tell_once(_sentence(self, dataset))
         self._trainjob_endless = training and collective and _may_go_on(self, dataset)
         self._distributed_dataset = _distributed(self, dataset, size)
@@ -233,14 +230,11 @@ class Order:
 
     A script that seeds TensorFlow itself keeps Keras's order. Of arrays it is the same in every epoch: each
     has a new iterator, and that begins with the seed. A `shuffle()` in a pipeline goes on with each iterator,
-    and Keras makes two for an epoch, of which it uses the first.
-
-    Attributes:
-        needs_iterators: whether an epoch's order depends on its iterator being a new one.
+    and Keras makes two for an epoch, of which it uses the first. `needs_iterators` says whether an epoch's
+    order depends on its iterator being a new one.
     """
 
     def __init__(self) -> None:
-        """No order yet."""
         self.needs_iterators = False
         self._epoch: Any = None
         self._reordered: Any = None
@@ -279,8 +273,7 @@ class Order:
     def begin_epoch(self) -> int:
         """Choose the order of the iterator that is about to be made; it counts its further epochs itself.
 
-        Returns:
-            Epochs that have passed since the script called `fit`, those before a restart included.
+        Returns the epochs since the script called `fit`, those before a restart included.
         """
         call = current_process().call
         if call is None:
@@ -300,7 +293,9 @@ def first_draw(value: Any) -> Any:
     seed, further = tf.compat.v1.random.get_seed(None)
     with tf.init_scope():
         numbers = tf.data.Dataset.from_tensors(tf.range(value.shape[0], dtype=value.dtype))
-        drawn = numbers.map(lambda one: tf.raw_ops.RandomShuffle(value=one, seed=seed, seed2=further))
+        drawn = numbers.map(
+            as_written(lambda one: tf.raw_ops.RandomShuffle(value=one, seed=seed, seed2=further))
+        )
         return next(iter(drawn))
 
 
@@ -390,16 +385,9 @@ def _by_rows(epoch: Any, dataset: Any, size: int | None) -> Callable[[int, int],
 
 
 class OwnFiles:
-    """Data of which each worker reads its own files.
-
-    Attributes:
-        sharded: batches of this worker's files, as the script's pipeline makes them.
-        plan: what the worker takes of them.
-        sentence: who reads what.
-    """
+    """Data of which each worker reads its own files; `sharded` are the script's batches of them."""
 
     def __init__(self, sharded: Any, plan: file_shards.Plan, devices: int, sentence: str) -> None:
-        """Of a worker with so many devices."""
         self.sharded, self.plan, self.sentence = sharded, plan, sentence
         self._devices = devices
 
@@ -408,10 +396,8 @@ class OwnFiles:
         """Where the user wants it so; None where rows are shared. All workers call it together.
 
         Predicted rows come in the order of the data set, so each worker reads all of it; and so it does where
-        the rows of an evaluation can't be spread over equally many steps.
-
-        Raises:
-            InvalidConfiguration: the data set can't be trained on in this way.
+        the rows of an evaluation can't be spread over equally many steps. Raises InvalidConfiguration where
+        the data set can't be trained on in this way.
         """
         use, own = epoch._trainjob_use, part_of_worker(current_process().task)
         if use is Use.PREDICT or not file_shards.is_by_file(dataset) or not has_rows(dataset):
@@ -457,12 +443,12 @@ class OwnFiles:
         if plan.sizes is not None:
             batches = file_shards.joined(self.sharded, plan, devices)
             if plan.shares is not None:
-                batches = batches.map(Part)
+                batches = batches.map(as_written(Part))
         else:
             replicas = devices * current_process().task.num_workers
             source = self.sharded if plan.steps is not None else self.sharded.repeat()
             parts = part(source, first=0, count=replicas, of=replicas, weighed=True)
-            batches = parts.map(lambda one: one.rows)
+            batches = parts.map(as_written(lambda one: one.rows))
             batches = batches if plan.steps is None else batches.take(plan.steps * devices)
         return batches.skip(after * devices) if after else batches
 
@@ -504,6 +490,11 @@ def _tell_once(sentence: str) -> None:
     announce(sentence)
 
 
+def _is_to_be_told(call: Any) -> bool:
+    """The library has said by itself what its workers read."""
+    return call is None or bool(call.reads_over)
+
+
 def _sentence(epoch: Any, dataset: Any) -> str:
     """What each worker reads."""
     if epoch._trainjob_files is not None:
@@ -530,13 +521,7 @@ def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) ->
 
 
 def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
-    """Say what a training batch of fewer rows than replicas means.
-
-    Args:
-        count: its rows.
-        replicas: all that train.
-        is_rest: whether it is only the last one of an epoch.
-    """
+    """What a training batch of fewer rows than replicas means; `is_rest`: only an epoch's last one does."""
     which = "the last batch of an epoch" if is_rest else "a batch"
     has = f"{which} has {count} row{'s' if count > 1 else ''} for {replicas} replicas"
     advice = "" if is_rest else f"; with a batch_size of at least {replicas} each has rows of its own"
@@ -558,7 +543,7 @@ def _counted(adapter: Any, dataset: Any) -> Any:
             "together: pass steps_per_epoch (fit), validation_steps or steps (evaluate), or a tf.data.Dataset"
         )
     announce("counting the batches of a data set; `tf.data.experimental.assert_cardinality` saves that")
-    count = int(dataset.reduce(0, lambda total, *_: total + 1))
+    count = count_elements(dataset)
     adapter._dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
     return adapter._dataset
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import keras
 
+from trainjob_trainer.checkpoint.snapshot import HostGroups
 from trainjob_trainer.engine.callbacks import put_back
 from trainjob_trainer.engine.metric_state import scalars
-from trainjob_trainer.plain.fit_call import FitCall, ResumePlan
+from trainjob_trainer.plain.fit_call import ResumePlan, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.saving import compare_weights, save
+from trainjob_trainer.plain.saving import between_calls, read_variables, resume_midway
 from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.reporting.step_times import StepClock
@@ -48,7 +49,6 @@ class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     async_safe = True
 
     def __init__(self, progress: ProgressFile) -> None:
-        """Report there."""
         super().__init__()
         self._progress = progress
         self._before = progress.last.state
@@ -74,8 +74,7 @@ class AtEnd(Scoring):
 
     async_safe = False
 
-    def __init__(self, process: PlainProcess, call: FitCall, users: list[Any]) -> None:
-        """Record `call` of `process`; `users` are the script's callbacks."""
+    def __init__(self, process: PlainProcess, call: ScriptCall, users: list[Any]) -> None:
         super().__init__(process.progress)
         self._process = process
         self._call = call
@@ -83,13 +82,16 @@ class AtEnd(Scoring):
         self._clock = StepClock()
         self._profiler = Profiler(process.task, process.environment)
         self._step_before = 0
+        self._patience = 0.0
+        self._held: HostGroups = {}
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; by now the user's callbacks have forgotten everything."""
         resumed = self._call.resumed
         if resumed is not None and self._call.plan is ResumePlan.RESUME and not resumed.complete:
             put_back(self._users, resumed.callbacks, self._call.resumed_groups)
-        self._call.resumed_groups = {}
+        if self._call.midway[1]:
+            self._held = read_variables(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, with the epoch's number from 0."""
@@ -97,10 +99,12 @@ class AtEnd(Scoring):
         if epoch > call.epoch and steps:  # another callback restored a later epoch
             process.step += (epoch - call.epoch) * int(steps)
         call.epoch = epoch
-        self._step_before = process.step
+        before, self._held = self._held, {}
+        resume_midway(process, call, self.model, before)
+        self._step_before = process.step - call.batches_before
         process.progress.update(
             step=process.step,
-            total_steps=process.step + int(steps) * (call.epochs - epoch) if steps else None,
+            total_steps=self._step_before + int(steps) * (call.epochs - epoch) if steps else None,
             epoch=epoch + 1,
             total_epochs=call.epochs,
         )
@@ -120,24 +124,35 @@ class AtEnd(Scoring):
         self._profiler.between_calls(
             self._process.step, self._call.executions.longest if self._call.executions else 1
         )
+        is_last = steps and done == int(steps)
+        if not is_last and self._call.times.within_epochs:
+            between_calls(self._process, self._call, self.model, self._users, done)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; the script may go on with another `fit`."""
         self._profiler.pause(self._process.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras; what ends with this epoch is saved by `training`, after all callbacks' ends."""
+        """Called by Keras; what the last one ends with is saved by `training`, after all callbacks' ends."""
         call = self._call
         call.epoch = epoch + 1
         call.epochs_run.append(epoch)
         for name, value in (logs or {}).items():
             call.history.setdefault(name, []).append(value)
         self._process.progress.update(**self._figures(logs))
-        ends = epoch + 1 >= call.epochs or bool(self.model.stop_training)
-        if not ends:
-            compare_weights(self._process, call, self.model)
-            if self._process.is_writer:
-                save(self._process, call, self.model, self._users)
+        if epoch + 1 < call.epochs:
+            between_calls(self._process, call, self.model, self._users)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Called by Keras; there is nothing to save in a validation, and no end of it to wait for."""
+        super().on_test_begin(logs)
+        stop = self._process.stop
+        self._patience, stop.patience_seconds = stop.patience_seconds, 0.0
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Called by Keras."""
+        super().on_test_end(logs)
+        self._process.stop.patience_seconds = self._patience
 
     def _own_time(self) -> dict[str, Any]:
         own = self._call.own_time

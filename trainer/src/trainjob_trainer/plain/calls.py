@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ from typing import Any
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
-from trainjob_trainer.plain.fit_call import FitCall
-from trainjob_trainer.plain.keras_repair import is_collective
-from trainjob_trainer.plain.process import PlainProcess, current_process
+from trainjob_trainer.plain.fit_call import FitCall, Seen
+from trainjob_trainer.plain.keras_repair import fit_class, is_collective, of_one_replica
+from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
 from trainjob_trainer.reporting.progress import announce
 
 # What a call of many batches is asked for.
@@ -34,12 +35,9 @@ from trainjob_trainer.reporting.progress import announce
 
 @dataclass
 class Batches:
-    """What Keras's loop passes on as the iterator.
+    """What Keras's loop passes on as the iterator: the data, and how many batches the call is to take.
 
-    Attributes:
-        iterator: the data.
-        count: how many batches the call is to take.
-        is_seen: whether a callback looks at the figures, so that they are to be those of all workers.
+    `is_seen`: a callback looks at the figures, so that they are to be those of all workers.
     """
 
     iterator: Any
@@ -51,7 +49,6 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        """Return a batch."""
         return next(self.iterator)
 
 
@@ -89,14 +86,15 @@ class Shapes(Enum):
             return cls.LAST_SMALLER if adapter.has_partial_batch else cls.EQUAL
         if kind != "TFDatasetAdapter":
             return cls.UNKNOWN
-        specs = importlib.import_module("tensorflow").nest.flatten(adapter.get_tf_dataset().element_spec)
+        found = importlib.import_module("tensorflow").nest.flatten(adapter.get_tf_dataset().element_spec)
+        specs = [of_one_replica(one) for one in found]
         are_known = all(hasattr(one, "shape") and one.shape.is_fully_defined() for one in specs)
         return cls.EQUAL if are_known else cls.UNKNOWN
 
 
 def take_many_batches(trainer: ModuleType) -> None:
     """Replace the two in `keras.src.backend.tensorflow.trainer`."""
-    kind: Any = trainer.TensorFlowTrainer
+    kind = fit_class(trainer)
     if hasattr(kind._make_function, "__wrapped__") or not has_expected_shape(trainer):
         return
     kind._make_function = _making(kind._make_function)
@@ -108,16 +106,14 @@ def take_many_batches(trainer: ModuleType) -> None:
 
 def has_expected_shape(trainer: ModuleType) -> bool:
     """Whether the private functions still take what they took."""
-    expected = (
-        ("TensorFlowTrainer", "_make_function", ["self", "step_function"]),
-        ("TensorFlowTrainer", "_get_metrics_result_or_logs", ["self", "logs"]),
-        ("TFEpochIterator", "_enumerate_iterator", ["self"]),
-    )
     try:
-        return all(
-            list(inspect.signature(getattr(getattr(trainer, kind), name)).parameters) == parameters
-            for kind, name, parameters in expected
+        kind = fit_class(trainer)
+        expected = (
+            (kind._make_function, ["self", "step_function"]),
+            (kind._get_metrics_result_or_logs, ["self", "logs"]),
+            (trainer.TFEpochIterator._enumerate_iterator, ["self"]),
         )
+        return all(list(inspect.signature(one).parameters) == names for one, names in expected)
     except (AttributeError, TypeError, ValueError):
         return False
 
@@ -131,6 +127,9 @@ def takes_many(model: Any) -> bool:
 
     What a method of the user's returns may be held by no metric, and be of the last batch alone.
     """
+    call = current_process().call
+    if call is not None and call.any_step:
+        return not model.run_eagerly
     if model.run_eagerly or not is_collective(model.distribute_strategy):
         return False
     return are_keras_own(type(model), _KERAS_OWN) and are_keras_own(type(model.optimizer), _OPTIMIZERS_OWN)
@@ -143,19 +142,15 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
 
 
 def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
-    """How many batches the calls of a `fit` take; None leaves them to Keras.
-
-    Args:
-        process: this replica.
-        model: about to be trained.
-        callbacks: the script's.
-    """
-    if not takes_many(model):
+    """How many batches the calls of a `fit` with the script's callbacks take; None leaves them to Keras."""
+    call = process.call
+    if call is None or not takes_many(model):
         return None
     from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
 
     strategy = model.distribute_strategy
-    if any(sees_batches(callback) for callback in callbacks):
+    call.seen = Seen.by_any(strategy, process.task, callbacks)
+    if call.seen.batches:
         return StepsPerExecution.fixed(model.steps_per_execution)
     return StepsPerExecution(lambda value: broadcast(strategy, process.task, [value])[0])
 
@@ -184,6 +179,8 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
             return logs
 
         function.over_all = steps and steps.over_all  # type: ignore[attr-defined]
+        call = current_process().call
+        function.watched_for = call and call.watch and call.watch.on_nan  # type: ignore[attr-defined]
         return function
 
     return _make_function
@@ -204,7 +201,7 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
     is_left_to_keras = is_collective(model.distribute_strategy) and not takes_many(model)
     reading: Callable[[Any], Any] = read_over_all if is_left_to_keras else contextlib.nullcontext
-    weighed = by_share(model, _with_own_loss(model, step) if is_left_to_keras else step)
+    weighed = by_share(model, with_own_loss(model, step) if is_left_to_keras else step)
 
     @functools.wraps(step)
     def summed(data: Any) -> Any:
@@ -214,8 +211,10 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
     return summed
 
 
-def _with_own_loss(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    if are_keras_own(type(model), [step.__name__]):
+def with_own_loss(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """The model's training or test step; of the user's own, shares of a mean count as in one process."""
+    is_alone = model.distribute_strategy.num_replicas_in_sync == 1
+    if is_alone or are_keras_own(type(model), [step.__name__]):
         return step
     from trainjob_trainer.engine.own_loss import OwnLoss  # noqa: PLC0415 - Keras is imported just now
 
@@ -228,8 +227,12 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        over_all = _over_all(self)
-        return original(self, logs) if over_all is None else over_all.results()
+        over_all, call = _over_all(self), current_process().call
+        if over_all is not None:
+            return over_all.results()
+        if not logs and call is not None and call.batches_before:  # which were all that the epoch has
+            logs = self.get_metrics_result()
+        return original(self, logs)
 
     return _get_metrics_result_or_logs
 
@@ -263,28 +266,34 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None:
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
-        before = call.sees_tests
-        call.sees_tests = see_tests(given)
-        try:
+        is_validation = type(given).__name__ == "CallbackList"
+        with assigned(call, "sees_tests", call.seen.tests if is_validation else see_tests(given)):
             return original(self, *args, **kwargs)
-        finally:
-            call.sees_tests = before
 
     return evaluate
 
 
 def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Older versions of Keras number a call by one of its batches; its callbacks are then told of the last.
+    by_pairs = "yield step, iterator" in inspect.getsource(original)
+
     @functools.wraps(original)
-    def _enumerate_iterator(self: Any) -> Iterator[tuple[int, int, Any]]:
+    def _enumerate_iterator(self: Any) -> Iterator[tuple[Any, ...]]:
         call = current_process().call
         steps = self.steps_per_epoch or self._num_batches or 0
         if call is None or call.executions is None or steps <= 0 or self._trainjob_use is Use.PREDICT:
-            yield from original(self)
+            calls = original(self)
+            passed = call.batches_before if call is not None and self._trainjob_use is Use.FIT else 0
+            if call is None or not passed:
+                yield from calls
+            else:
+                yield from _after(passed, calls, self.steps_per_execution, reads_over=call.reads_over)
             return
         self.data_adapter.on_epoch_begin()
         if self._current_iterator is None or not (self.steps_per_epoch or self._trainjob_endless):
             self._current_iterator, self._steps_seen = iter(self._get_iterator()), 0
-        yield from _executions_of(self, steps, call.executions, call)
+        for begin, end, batches in _executions_of(self, steps, call.executions, call):
+            yield (end, batches) if by_pairs else (begin, end, batches)
         if self._num_batches and self._steps_seen >= self._num_batches:
             self._steps_seen = 0
             if not self._trainjob_endless:
@@ -292,6 +301,38 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
         self.data_adapter.on_epoch_end()
 
     return _enumerate_iterator
+
+
+def reads_over() -> bool:
+    """Whether an epoch can begin behind what an earlier attempt has taken of it."""
+    trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
+    return hasattr(trainer.TFEpochIterator._enumerate_iterator, "__wrapped__")
+
+
+def _after(
+    passed: int, calls: Iterator[tuple[Any, ...]], batches: int, *, reads_over: bool = True
+) -> Iterator[tuple[Any, ...]]:
+    """Keras's calls of so many batches each behind those that have passed, which are read over if need be."""
+    for one in calls:
+        if one[0] + batches > passed:
+            yield one
+        elif reads_over and sum(1 for _ in itertools.islice(one[-1], batches)) < batches:
+            return  # data of unknown length, of which the last call got fewer
+
+
+def _read_over(count: int, iterator: Any) -> None:
+    """Of a strategy's data; without Python in between it takes little more than the reading."""
+    tf = importlib.import_module("tensorflow")
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
+    def read(iterator: Any) -> None:
+        def one(done: Any) -> Any:
+            next(iterator)
+            return done + 1
+
+        tf.while_loop(lambda done: done < count, one, [tf.constant(0)])
+
+    read(iterator)
 
 
 def _executions_of(
@@ -304,7 +345,13 @@ def _executions_of(
     if trains:
         shapes = Shapes.of(epoch.data_adapter) if files is None else files.shapes
     is_seen = executions.is_fixed if trains else call.sees_tests
-    step = 0
+    step = call.batches_before if trains else 0
+    if step:
+        if call.reads_over:
+            _read_over(step, epoch._current_iterator)
+        epoch._steps_seen += step
+    if trains and call.last_step is not None:
+        steps = min(steps, step + call.last_step - current_process().step)
     while step < steps:
         left = (epoch._num_batches or math.inf) - epoch._steps_seen
         if left <= 0:
@@ -312,7 +359,9 @@ def _executions_of(
             break
         left = int(min(left, steps - step))
         if trains:
-            count = executions.next_call(most_at_once(left, shapes, gathers=call.gathers))
+            most = most_at_once(left, shapes, gathers=call.gathers)
+            until_due = most if call.every is None else call.every - current_process().step % call.every
+            count = executions.next_call(min(most, until_due))
         else:
             count = min(left, epoch.steps_per_execution if is_seen else EVALUATION_BATCHES)
         epoch._steps_seen += count

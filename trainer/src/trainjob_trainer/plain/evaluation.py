@@ -25,13 +25,7 @@ _ARRAYS = ("x", "y", "sample_weight")
 
 
 def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, Any]) -> NoReturn:
-    """Evaluate each new checkpoint of the job, the final one for certain, and end the process with code 0.
-
-    Args:
-        process: the evaluator's.
-        model: the compiled model.
-        arguments: of the call of `fit`, by name.
-    """
+    """Evaluate each new checkpoint of the job, the final one for certain, and end the process with code 0."""
     data = _heldout(arguments)
     if data is None:
         announce(

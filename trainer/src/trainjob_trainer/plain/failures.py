@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from trainjob_trainer.checkpoint.files import explain_write_error
 from trainjob_trainer.edge import exit_now, explain_failure, leave
 from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.errors import OutputFull, TrainerError
+from trainjob_trainer.plain.fit_call import ScriptCall
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.replica import leave_on_request
 from trainjob_trainer.reporting.progress import ProgressFile
@@ -64,7 +66,7 @@ def joined_process() -> PlainProcess:
 
 
 def end_on_request(process: PlainProcess) -> None:
-    """End on SIGTERM, which TensorFlow would swallow, with what the last whole epoch has saved.
+    """End on SIGTERM, which TensorFlow would swallow; a `fit` that takes steps saves what it has reached.
 
     A script's own handler stays the one that decides.
     """
@@ -74,6 +76,9 @@ def end_on_request(process: PlainProcess) -> None:
 
 def _end(process: PlainProcess) -> None:
     if is_listening():
+        if isinstance(process.call, ScriptCall):
+            with contextlib.suppress(TrainerError):
+                process.call.record.writer.settle()
         remove_private_folder()
         leave_on_request(process.task, process.progress)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import equally_many
+from trainjob_trainer.data.batches import as_written, count_elements, equally_many
 from trainjob_trainer.data.part import Part
 from trainjob_trainer.errors import InvalidConfiguration
 
@@ -37,11 +37,7 @@ def is_by_file(dataset: Any) -> bool:
 
 
 def shard(dataset: Any, part: Part) -> Any:
-    """The same pipeline on one worker's files.
-
-    Raises:
-        tf.errors.OpError: TensorFlow finds no files in it.
-    """
+    """The same pipeline on one worker's files; raises tf.errors.OpError if TensorFlow finds no files."""
     specs = [
         one if isinstance(one, tf.TensorSpec) else tf.TensorSpec([], tf.variant)
         for one in tf.nest.flatten(dataset.element_spec)
@@ -81,9 +77,7 @@ def _is_name(spec: Any) -> bool:
 def count_files(sharded: Any, *, reads: bool) -> list[int] | None:
     """How many files each list of them has that the workers share; None where that can't be known.
 
-    Args:
-        sharded: by `shard`.
-        reads: whether to read their names where TensorFlow doesn't know their number.
+    With `reads`, their names are read where TensorFlow doesn't know their number.
     """
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(
@@ -118,33 +112,28 @@ def _upstream(graph: Any, node: Any) -> Any:
 def _elements(dataset: Any, *, reads: bool) -> int | None:
     count = int(dataset.cardinality())
     if count == tf.data.UNKNOWN_CARDINALITY and reads:
-        return int(dataset.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+        return count_elements(dataset)
     return count if count >= 0 else None
 
 
 def count_rows(dataset: Any, part: Part, batch: int, rows_of: Callable[[Any], Any]) -> int:
     """Rows in one worker's files; neither parsed nor batched, where the pipeline lets one see that.
 
-    Args:
-        dataset: batches, as the script has them.
-        part: the worker's.
-        batch: rows of a full one.
-        rows_of: counts those of an element.
+    A full batch has `batch` rows; `rows_of` counts those of an element.
     """
     none = tf.constant(0, tf.int64)
     stage = equally_many(dataset)
     if type(stage).__name__.lstrip("_") not in _BATCHES:
-        return int(shard(stage, part).reduce(none, lambda total, *one: total + rows_of(one)))
+        return int(shard(stage, part).reduce(none, as_written(lambda total, *one: total + rows_of(one))))
     records = equally_many(*stage._inputs())
-    rows = int(shard(records, part).reduce(none, lambda total, *_: total + 1))
+    rows = count_elements(shard(records, part))
     drops_rest = tf.nest.flatten(stage.element_spec)[0].shape[0] is not None
     return rows - rows % batch if drops_rest else rows
 
 
 def count_batches(dataset: Any, part: Part) -> int:
     """Batches that the pipeline makes of one worker's files."""
-    sharded = shard(equally_many(dataset), part)
-    return int(sharded.reduce(tf.constant(0, tf.int64), lambda total, *_: total + 1))
+    return count_elements(shard(equally_many(dataset), part))
 
 
 # What all take together.
@@ -172,13 +161,7 @@ def split(rows: int, parts: int) -> list[int]:
 
 
 def plan_endless(batch: int, part: Part, devices: int) -> Plan:
-    """Of each global batch every replica takes its part, over and over.
-
-    Args:
-        batch: rows of a global batch.
-        part: this worker's.
-        devices: of each worker.
-    """
+    """Of each global batch, of `batch` rows, every replica takes its part, over and over."""
     sizes = _of_replicas(batch, part.count * devices)
     own = sizes[part.index * devices : (part.index + 1) * devices]
     return _weighed(None, own, [sum(sizes)] * devices, part.count * devices)
@@ -187,14 +170,8 @@ def plan_endless(batch: int, part: Part, devices: int) -> Plan:
 def plan_epoch(rows: Sequence[int], batch: int, part: Part, devices: int) -> Plan:
     """As many steps as the worker with the fewest rows has; its last one may be smaller, and counts for less.
 
-    Args:
-        rows: of each worker's files, at least 1.
-        batch: rows of a global batch.
-        part: this worker's.
-        devices: of each worker.
-
-    Raises:
-        InvalidConfiguration: a worker has fewer rows than devices.
+    `rows` are those of each worker's files, at least 1; `batch` those of a global batch; `devices` are each
+    worker's. Raises InvalidConfiguration if a worker has fewer rows than devices.
     """
     full = _of_replicas(batch, part.count * devices)
     takes = [sum(full[worker * devices : (worker + 1) * devices]) for worker in range(part.count)]
@@ -217,14 +194,7 @@ def plan_epoch(rows: Sequence[int], batch: int, part: Part, devices: int) -> Pla
 def plan_evaluation(rows: Sequence[int], batch: int, part: Part, devices: int) -> Plan | None:
     """Every row once, in as many steps as the most rows need; workers with fewer take fewer at a time.
 
-    Args:
-        rows: of each worker's files.
-        batch: rows of a global batch.
-        part: this worker's.
-        devices: of each worker.
-
-    Returns:
-        None where some worker hasn't a row for each of its devices in each step.
+    Arguments as `plan_epoch`. None where some worker hasn't a row for each of its devices in each step.
     """
     full = _of_replicas(batch, part.count * devices)
     takes = [sum(full[worker * devices : (worker + 1) * devices]) for worker in range(part.count)]
@@ -262,9 +232,8 @@ class Found:
     def plan_training(self, part: Part, devices: int) -> Plan:
         """What a worker takes.
 
-        Raises:
-            InvalidConfiguration: there are fewer files than workers, workers see different ones, or one has
-                no whole batch.
+        Raises InvalidConfiguration if there are fewer files than workers, workers see different ones, or one
+        has no whole batch.
         """
         trouble = self.trouble()
         if trouble:
@@ -306,12 +275,7 @@ class Found:
         return None
 
     def sentence(self, steps: int | None, *, reorders: bool) -> str:
-        """What each worker reads.
-
-        Args:
-            steps: of an epoch; None where files are read over and over.
-            reorders: whether each epoch has another order.
-        """
+        """What each worker reads; `steps` of an epoch is None where files are read over and over."""
         workers, files = len(self.files), self.files[0]
         if files == UNKNOWN:
             read = f"each of {workers} workers reads files of its own"
@@ -352,9 +316,7 @@ NO_FILES = (
 def by_rows_sentence(workers: int, lists: Sequence[int] | None) -> str:
     """What each worker reads where all read the same.
 
-    Args:
-        workers: that train.
-        lists: files that could be shared instead; None where there are none, or it isn't known.
+    `lists` counts the files that could be shared instead; None where there are none, or it isn't known.
     """
     read = f"training data: each of {workers} workers reads all of it and takes its rows of each batch"
     if lists is None or min(lists) < workers:
@@ -370,10 +332,7 @@ def by_rows_sentence(workers: int, lists: Sequence[int] | None) -> str:
 def joined(sharded: Any, plan: Plan, devices: int) -> Any:
     """Batches of the plan's sizes, one element a device; pairs of a batch and its share where it has shares.
 
-    Args:
-        sharded: batches of any size, of rows of one shape.
-        plan: what the worker takes, with sizes.
-        devices: of the worker.
+    `sharded` has batches of any size, of rows of one shape; the plan must have sizes.
     """
     source = sharded if plan.steps is not None else sharded.repeat()
     sizes = np.array(plan.sizes, np.int64)

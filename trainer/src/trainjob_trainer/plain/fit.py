@@ -10,7 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.plain.process import current_process
+from trainjob_trainer.plain.keras_repair import fit_class
+from trainjob_trainer.plain.process import assigned, current_process
 
 
 def manage_fit(trainer: ModuleType) -> None:
@@ -18,7 +19,7 @@ def manage_fit(trainer: ModuleType) -> None:
 
     A `fit` within another one (a callback that trains a second model) is left to Keras.
     """
-    kind: Any = trainer.TensorFlowTrainer
+    kind = fit_class(trainer)
     original = kind.fit
     if hasattr(original, "_trainjob_managed"):
         return
@@ -27,7 +28,12 @@ def manage_fit(trainer: ModuleType) -> None:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         process = current_process()
-        if process.call is not None or not _is_in_a_job():
+        call = process.call
+        if call is not None:
+            within, call.has_begun = call.has_begun, True
+            with assigned(process, "call", None if within else call):
+                return original(self, *args, **kwargs)
+        if not _is_in_a_job():
             return original(self, *args, **kwargs)
         arguments = _named(signature, self, args, kwargs)
         if process.task.is_evaluator:
@@ -82,7 +88,7 @@ def _reported(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(self, *args, **kwargs)
         process = current_process() if _is_in_a_job() else None
         if process is not None and process.task.is_evaluator:
-            with process.scoring():
+            with assigned(process, "is_scoring", True):
                 return original(*bound.args, **bound.kwargs)
         if process is not None:
             from trainjob_trainer.plain.callbacks import with_scoring  # noqa: PLC0415 - as above

@@ -5,6 +5,7 @@ Each preparation is done once, and is safe beside a script that uses the library
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -23,6 +24,11 @@ def prepare_loaded() -> None:
         module = sys.modules.get(name)
         if module is not None:
             prepare(module)
+
+
+def prepare_fit() -> None:
+    """Prepare Keras's `fit` alone, for a process that has been set up in another way."""
+    prepare(importlib.import_module("keras.src.backend.tensorflow.trainer"))
 
 
 def _tensorflow_context(module: ModuleType) -> None:  # noqa: ARG001

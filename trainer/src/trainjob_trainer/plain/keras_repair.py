@@ -28,14 +28,9 @@ _MARK = "_trainjob_repaired"
 
 
 def repair_keras(trainer: Any, version: str | None = None) -> bool:
-    """Repair `keras.src.backend.tensorflow.trainer` in place, once.
+    """Repair `keras.src.backend.tensorflow.trainer` in place, once; `version` is Keras's own by default.
 
-    Args:
-        trainer: that module.
-        version: Keras's version, for tests; read from Keras by default.
-
-    Returns:
-        Whether several workers can be expected to train. If not, a line on stderr says what to do.
+    Returns whether several workers can be expected to train. If not, a line on stderr says what to do.
     """
     if getattr(trainer, _MARK, False):
         return True
@@ -44,17 +39,22 @@ def repair_keras(trainer: Any, version: str | None = None) -> bool:
         _warn(version or _keras_version())
         return False
     if has_build_fault(trainer):
-        trainer.TensorFlowTrainer._maybe_symbolic_build = _repaired_build(trainer)
+        fit_class(trainer)._maybe_symbolic_build = _repaired_build(trainer)
     if has_reduce_fault(trainer):
         trainer.reduce_per_replica = _repaired_reduce(trainer)
-        trainer.TensorFlowTrainer.predict_on_batch = _repaired_predict_on_batch(trainer)
+        fit_class(trainer).predict_on_batch = _repaired_predict_on_batch(trainer)
     setattr(trainer, _MARK, True)
     return True
 
 
+def fit_class(trainer: Any) -> Any:
+    """The class that `fit` is a method of, which Keras 3.16 has renamed."""
+    return getattr(trainer, "TensorFlowTrainer", None) or trainer.Trainer
+
+
 def has_build_fault(trainer: ModuleType) -> bool:
     """Whether the first batch, a tuple of per-replica values, is still reduced as if it were one tensor."""
-    source = inspect.getsource(trainer.TensorFlowTrainer._maybe_symbolic_build)
+    source = inspect.getsource(fit_class(trainer)._maybe_symbolic_build)
     return re.search(r"distribute_strategy\.reduce\(", source) is not None
 
 
@@ -71,7 +71,7 @@ def is_collective(strategy: Any) -> bool:
 
 
 def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
-    original = trainer.TensorFlowTrainer._maybe_symbolic_build
+    original = fit_class(trainer)._maybe_symbolic_build
 
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -104,10 +104,7 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
 def fixed_batch_trouble(fixed: int | None, rows: int | None, replicas: int) -> str | None:
     """Why a model can't train whose input says how many rows a batch has, as stateful RNNs need it.
 
-    Args:
-        fixed: those rows; None for any number.
-        rows: of a global batch; None where that isn't known.
-        replicas: that share them.
+    `fixed` are those rows, None for any number; `rows` those of a global batch, None where it isn't known.
     """
     if fixed is None or rows is None or fixed * replicas == rows:
         return None
@@ -185,14 +182,15 @@ def _batch_spec(epoch: Any) -> Any:
     tf = importlib.import_module("tensorflow")
     try:
         spec = without_share(epoch._distributed_dataset.element_spec)
-        parts = tf.nest.map_structure(_of_one_replica, spec)
+        parts = tf.nest.map_structure(of_one_replica, spec)
         known = all(part is None or part.shape.rank is not None for part in tf.nest.flatten(parts))
     except (AttributeError, TypeError, ValueError):
         return None
     return parts if known else None
 
 
-def _of_one_replica(spec: Any) -> Any:
+def of_one_replica(spec: Any) -> Any:
+    """What a replica gets of it; None where that may be nothing."""
     components = getattr(spec, "_component_specs", None)
     if type(spec).__name__ == "PerReplicaSpec" and components:
         spec = components[0]
@@ -222,7 +220,7 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
 
 def _repaired_predict_on_batch(trainer: ModuleType) -> Callable[..., Any]:
     """Each worker has a batch of its own and predicts it by itself; Keras returns the rows of all."""
-    original = trainer.TensorFlowTrainer.predict_on_batch
+    original = fit_class(trainer).predict_on_batch
 
     @functools.wraps(original)
     def predict_on_batch(self: Any, x: Any) -> Any:
@@ -252,7 +250,7 @@ def _predicting(model: Any, strategy: Any) -> Callable[[Any], Any]:
 
 def _has_expected_shape(trainer: ModuleType) -> bool:
     try:
-        build = inspect.signature(trainer.TensorFlowTrainer._maybe_symbolic_build)
+        build = inspect.signature(fit_class(trainer)._maybe_symbolic_build)
         reduce = inspect.signature(trainer.reduce_per_replica)
     except (AttributeError, TypeError, ValueError):
         return False

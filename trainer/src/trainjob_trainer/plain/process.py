@@ -28,9 +28,6 @@ class PlainProcess:
     """One replica's process.
 
     Attributes:
-        task: which replica it is.
-        environment: the job's variables.
-        progress: where it reports.
         models: what is known of each model that the script has called `fit` on.
         count: how many models there have been.
         step: optimizer steps that the script has taken, all its models together, earlier attempts included.
@@ -38,7 +35,6 @@ class PlainProcess:
         call: the `fit` under way.
         is_scoring: whether Keras's `evaluate` or `predict` is under way in the evaluator.
         failed: whether the script is on its way out with an error.
-        stop: whether the process has been asked to stop.
         fence: the writer's claim to the checkpoints, if an agent has started it.
     """
 
@@ -60,31 +56,50 @@ class PlainProcess:
         return self.task.is_writer
 
     def claim_output(self) -> None:
-        """Before anything is written: make sure that this is the process to write it.
-
-        Raises:
-            Fenced, OutputTaken, OutputUnwritable, OutputFull: as `Fence.claim`.
-        """
+        """Before anything is written: make sure that this process may write it; raises as `Fence.claim`."""
         if self.fence is not None:
             self.fence.claim()
 
-    @contextmanager
-    def scoring(self) -> Iterator[None]:
-        """Around Keras's `evaluate` or `predict`, which a callback may call within one another."""
-        before, self.is_scoring = self.is_scoring, True
-        try:
-            yield
-        finally:
-            self.is_scoring = before
+
+@contextmanager
+def assigned(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value meanwhile: calls of Keras may lie within one another, by callbacks."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
-@functools.lru_cache(maxsize=1)
+_instead: list[PlainProcess] = []
+
+
+@contextmanager
+def running_as(process: PlainProcess) -> Iterator[None]:
+    """Meanwhile `current_process` is this one: the library knows more than the environment says."""
+    _instead.append(process)
+    try:
+        yield
+    finally:
+        _instead.pop()
+
+
 def current_process() -> PlainProcess:
     """This process, as its environment describes it.
 
-    Raises:
-        InvalidConfiguration: TF_CONFIG or a TRAINJOB_* variable is malformed.
+    Raises InvalidConfiguration if TF_CONFIG or a TRAINJOB_* variable is malformed.
     """
+    return _instead[-1] if _instead else _by_environment()
+
+
+def forget_environment() -> None:
+    """It has changed since `current_process` read it."""
+    _by_environment.cache_clear()
+
+
+@functools.lru_cache(maxsize=1)
+def _by_environment() -> PlainProcess:
     task = Task.from_environment(os.environ)
     output = from_environment("output", os.environ, None)
     resume = from_environment("resume", os.environ, otherwise=True)
@@ -110,11 +125,7 @@ def job_seed() -> int:
 
 
 def seed_tensorflow(context: Any) -> None:
-    """Seed TensorFlow's operations, if the user has not.
-
-    Args:
-        context: the module `tensorflow.python.eager.context`.
-    """
+    """Seed TensorFlow's operations, if the user has not; `context` is `tensorflow.python.eager.context`."""
     if context.global_seed() is None:
         context.set_global_seed(job_seed())
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups, assign, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, VariableGroups, assign, read
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.distribution.collective import broadcast, check_same_weights
 from trainjob_trainer.engine.callbacks import keep_files, remembered, remembered_weights
-from trainjob_trainer.engine.model_state import further_optimizers
+from trainjob_trainer.engine.metric_state import METRICS, MetricState
+from trainjob_trainer.engine.model_state import further_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
 from trainjob_trainer.plain.fit_call import (
     GROUP,
     KEPT_CALLS,
-    FitCall,
     FitState,
     PastCall,
     ResumePlan,
+    ScriptCall,
     choose_plan,
 )
 from trainjob_trainer.plain.keras_repair import is_collective
@@ -47,37 +49,97 @@ def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
     return groups
 
 
-def compare_weights(process: PlainProcess, call: FitCall, model: Any) -> None:
-    """Before a checkpoint, between two steps. All workers call it.
+def all_groups_of(model: Any) -> VariableGroups:
+    """The variables of a checkpoint; the model's strategy has created Keras's random state."""
+    return {**groups_of(model, with_optimizer=True), **further_groups(model)}
 
-    Raises:
-        WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
-    """
+
+def compare_weights(process: PlainProcess, call: ScriptCall, model: Any) -> None:
+    """Before a checkpoint, between two steps. All workers call it; it raises as `WeightsWatch.compare`."""
     if call.weights is not None:
-        variables = {**groups_of(model, with_optimizer=True), **further_optimizers(model)}
+        variables = all_groups_of(model)
         call.weights.compare(variables, process.step)
 
 
-def save(
-    process: PlainProcess, call: FitCall, model: Any, users: list[Any], *, complete: bool = False
-) -> None:
-    """Write a checkpoint of this moment, between two steps. Only the writer calls it.
+_SAVE, _STOP, _END = 1, 2, 4
 
-    Args:
-        process: the writer's.
-        call: the `fit` under way.
-        model: its model.
-        users: the script's callbacks.
-        complete: whether the call has ended.
+
+def between_calls(
+    process: PlainProcess, call: ScriptCall, model: Any, users: list[Any], batches: int = 0
+) -> None:
+    """Save if it is time to, and end the process if it has been asked to. All workers call it together.
+
+    `batches` are taken of the epoch under way; 0 at an epoch's end. There training ends on all where the
+    writer's `stop_training` says so, and nothing is saved.
 
     Raises:
-        OutputFull, OutputUnwritable: it can't be written.
+        OutputFull, OutputUnwritable: this or an earlier checkpoint can't be written.
+        Fenced, OutputTaken: the output is somebody else's by now.
         NotFinite: the weights are not.
+        WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
+        Preempted: asked to stop; what was reached is saved.
     """
-    record = call.record
-    past = list(record.past)
+    writer = call.record.writer
+
+    def wishes() -> int:
+        if model.stop_training and not batches:
+            return _END
+        if not process.is_writer:
+            return 0
+        writer.watch()
+        is_due = call.times.is_due(process.step, epoch_ends=not batches, is_writing=writer.is_writing)
+        return _SAVE * is_due + _STOP * process.stop.requested
+
+    wished = call.looks.after_call(wishes, now=not batches or call.times.has_come(process.step))
+    if not batches:
+        model.stop_training = bool(wished & _END)
+    if not wished or wished & _END:
+        return
+    with call.times.saving(process.step):
+        compare_weights(process, call, model)
+        metrics = call.metrics.state() if batches else []
+        writer.between_steps(
+            process.step,
+            call.epoch,
+            True,
+            lambda: _snapshot(call, model, users, batches, metrics),
+            _ended(call),
+            is_stopping=bool(wished & _STOP),
+        )
+
+
+def save_end(process: PlainProcess, call: ScriptCall, model: Any, users: list[Any]) -> None:
+    """Write what a call ends with, and wait for it. Only the writer calls it.
+
+    The call is the last of its record's `past`. Raises OutputFull or OutputUnwritable if it can't be written,
+    and NotFinite if the weights are not.
+    """
+    call.record.writer.save_last(
+        process.step,
+        call.epoch,
+        lambda: _snapshot(call, model, users, complete=True),
+        _ended(call),
+        says_more=True,
+    )
+    call.record.saved = process.step
+
+
+def _ended(call: ScriptCall) -> list[int]:
+    return [one.step for one in call.record.past[-KEPT_CALLS:]]
+
+
+def _snapshot(
+    call: ScriptCall,
+    model: Any,
+    users: list[Any],
+    batches: int = 0,
+    metrics: Sequence[NamedArray] = (),
+    *,
+    complete: bool = False,
+) -> HostGroups:
+    past = list(call.record.past)
     if not complete:
-        past.append(PastCall(tuple(call.epochs_run), call.history))
+        past.append(PastCall(tuple(call.epochs_run), dict(call.history)))
     state = FitState(
         call=call.number,
         epochs_done=call.epoch,
@@ -86,37 +148,24 @@ def save(
         past=tuple(past),
         callbacks=remembered(users),
         settings=call.settings,
+        batches_done=batches,
     )
-    process.progress.update(state="saving")
-    variables = {**groups_of(model, with_optimizer=True), **further_optimizers(model)}
+    variables = all_groups_of(model)
     values = read(variables)
     if call.watch is not None:
         call.watch.check_weights(variables, values)
-    groups = {
-        **values,
-        GROUP: state.to_arrays(),
-        **remembered_weights(users),
-    }
-    ended = [one.step for one in record.past[-KEPT_CALLS:]]
-    record.store.save(process.step, call.epoch, groups, process.environment.uid, spared=ended)
-    record.saved = process.step
-    process.progress.update(state="training", checkpoint_step=process.step)
+    return {**values, METRICS: list(metrics), GROUP: state.to_arrays(), **remembered_weights(users)}
 
 
 # A call of `fit` brought to where an earlier attempt left it, on all workers alike.
 
 
 def restore(
-    process: PlainProcess, call: FitCall, model: Any, users: list[Any], epoch_steps: int | None
+    process: PlainProcess, call: ScriptCall, model: Any, users: list[Any], epoch_steps: int | None
 ) -> None:
     """Decide what the call has to do, and restore what that needs. Keras calls it once the model is built.
 
-    Args:
-        process: this replica.
-        call: the `fit` under way.
-        model: its model.
-        users: the script's callbacks.
-        epoch_steps: steps of an epoch, where that is known.
+    `epoch_steps` is None where the steps of an epoch aren't known.
 
     Raises:
         OutputFinished: there is nothing left to train.
@@ -151,10 +200,34 @@ def restore(
             store.clear_final()
         _announce(call, state, checkpoint)
     if call.plan is ResumePlan.RESUME and call.number == state.call:
+        if _are_same_batches(state.settings, call.settings):
+            call.midway = state.epochs_done, state.batches_done
         _go_on_with_settings(process, call, state)
 
 
-def _go_on_with_settings(process: PlainProcess, call: FitCall, state: FitState) -> None:
+def _are_same_batches(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a number of batches still stands for the same examples."""
+    return all(then.get(name) == now.get(name) for name in ("global_batch", "steps_of_an_epoch"))
+
+
+def read_variables(model: Any) -> HostGroups:
+    """The values of all that a checkpoint would hold."""
+    return read(all_groups_of(model))
+
+
+def resume_midway(process: PlainProcess, call: ScriptCall, model: Any, before: HostGroups) -> None:
+    """Go on within an epoch, if that is where the checkpoint was written.
+
+    What callbacks do at the epoch's begin they had done before: one may multiply the learning rate each time.
+    `before` is `read_variables` of the model, before those callbacks.
+    """
+    host, call.resumed_groups = call.resumed_groups, {}
+    if call.batches_before:
+        assign(all_groups_of(model), before)
+        MetricState(model).put_back(host.get(METRICS, ()), is_writer=process.is_writer)
+
+
+def _go_on_with_settings(process: PlainProcess, call: ScriptCall, state: FitState) -> None:
     remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
     if process.is_writer:
         for line in describe_differences(state.settings, call.settings, remedy):
@@ -162,7 +235,7 @@ def _go_on_with_settings(process: PlainProcess, call: FitCall, state: FitState) 
     call.settings = settings_in_force(state.settings, call.settings)
 
 
-def _settings(call: FitCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
+def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:
     context = importlib.import_module("tensorflow.python.eager.context")
     seed = context.global_seed() if is_seeded_by_user(context) else None
     return settings_of(
@@ -188,7 +261,7 @@ def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[
 
 
 def _end_of(
-    process: PlainProcess, model: Any, call: FitCall, state: FitState
+    process: PlainProcess, model: Any, call: ScriptCall, state: FitState
 ) -> tuple[Checkpoint, HostGroups] | None:
     """What an earlier call left at its end, if it is still there; all workers call it together."""
     store, past = call.record.store, list(state.past)
@@ -207,7 +280,7 @@ def _end_of(
     return None
 
 
-def _finished(process: PlainProcess, call: FitCall, state: FitState, step: int) -> OutputFinished:
+def _finished(process: PlainProcess, call: ScriptCall, state: FitState, step: int) -> OutputFinished:
     return OutputFinished(
         f"{call.record.store.directory.parent} holds a training that finished at step {step}, epoch "
         f"{state.epochs_done} of {state.epochs_asked}, and {call.epochs} epochs are asked for: ask for more "
@@ -226,17 +299,17 @@ def _check_built(model: Any, store: CheckpointStore) -> None:
 def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimizer: bool) -> None:
     groups = dict(groups_of(model, with_optimizer=with_optimizer))
     if with_optimizer:
-        further = further_optimizers(model)
+        further = further_groups(model)
         groups.update({name: further[name] for name in further if name in host})
     assign(groups, host)
     if is_collective(model.distribute_strategy):
         check_same_weights(model.distribute_strategy, process.task, groups)
 
 
-def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int) -> None:
+def _go_on_from(process: PlainProcess, call: ScriptCall, state: FitState, step: int) -> None:
     record, earlier = call.record, list(state.past)
     record.saved = step
-    process.step = max(process.step, step)
+    process.step = call.times.step = max(process.step, step)
     record.past = earlier[: call.number - 1]
     call.skipped_to = step
     call.resumed = state
@@ -249,8 +322,9 @@ def _go_on_from(process: PlainProcess, call: FitCall, state: FitState, step: int
     process.progress.update(step=process.step, resumed_from=process.step, checkpoint_step=process.step)
 
 
-def _announce(call: FitCall, state: FitState, checkpoint: Checkpoint) -> None:
+def _announce(call: ScriptCall, state: FitState, checkpoint: Checkpoint) -> None:
     where = f"epoch {state.epochs_done} of {call.epochs}"
+    where += f" and {state.batches_done} batches" if state.batches_done else ""
     if call.plan is ResumePlan.SKIP:
         where = f"fit {call.number} had ended"
     announce(f"resumed from step {checkpoint.step} ({where}, {checkpoint.path})")

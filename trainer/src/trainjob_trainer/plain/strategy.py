@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
-from trainjob_trainer.distribution.first_worker import wait_for_first_worker
+from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.errors import PortInUse
@@ -45,9 +45,16 @@ def prepare_strategy(module: ModuleType) -> None:
         end_on_request(process)
         seed_tensorflow(module.context)
         _build(process, lambda: original(self, cluster_resolver, communication_options))
+        _create_locally(self, process.task)
 
     strategy.__init__ = __init__
     read_as_numbers(importlib.import_module("tensorflow.python.distribute.values").DistributedVariable)
+
+
+def _create_locally(strategy: Any, task: Task) -> None:
+    from trainjob_trainer.distribution.initial_values import create_locally  # noqa: PLC0415 - needs all of TensorFlow
+
+    create_locally(strategy, task)
 
 
 def end_at_own_loop(process: PlainProcess) -> None:
@@ -95,6 +102,7 @@ def read_as_numbers(kind: Any) -> None:
 def _build(process: PlainProcess, build: Any) -> None:
     process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
     wait_for_first_worker(process.task)
+    bear_pauses(has_agent=process.environment.has_agent)
     try:
         build()
     except RuntimeError as error:

@@ -10,48 +10,42 @@ from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.metric_state import MetricState, OverAll
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import by_share
-from trainjob_trainer.engine.stepping import ManySteps, build_step
-from trainjob_trainer.plain.calls import Batches
+from trainjob_trainer.engine.stepping import ManySteps, announce_first_step, compiled_step
+from trainjob_trainer.plain.calls import Batches, with_own_loss
 from trainjob_trainer.plain.process import current_process
 
 
 class TracedSteps:
-    """Takes many batches in one call of TensorFlow.
-
-    Attributes:
-        over_all: the model's metrics.
-    """
+    """Takes many batches of a compiled model, with a strategy of several workers, in one TensorFlow call."""
 
     def __init__(self, model: Any, step: Callable[..., Any]) -> None:
-        """Trace nothing yet.
-
-        Args:
-            model: compiled, under a strategy of several workers.
-            step: the model's `train_step` or `test_step`.
-        """
         self._model = model
         self._strategy = model.distribute_strategy
         self._trains = step.__name__ == "train_step"
         path, call = None, current_process().call
+        step = with_own_loss(model, step)
         if self._trains and call is not None:
-            step = by_share(model, build_step(model, compiled=call.record.compiles))
+            step = by_share(model, compiled_step(model) if call.compiles else step)
             path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
         with_optionals = getattr(model, "_autoconvert_optionals", None)  # newer versions of Keras have it
         step = with_optionals(step) if with_optionals else step
         self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
         self._seen = ManySteps(self._strategy, step, self._results_over_all, path)
         self.over_all = OverAll(self._strategy, model)
+        self._is_announced = not (self._trains and current_process().is_writer)
 
     def take(self, batches: Batches) -> dict[str, Any]:
         """Take the batches; return figures of this worker, or of all where somebody sees each batch.
 
-        Raises:
-            NotFinite: a loss or a gradient is not, and that is to end the training.
+        Raises NotFinite if a loss or a gradient is not, and that is to end the training.
         """
         process = current_process()
         call = process.call
         executions = call.executions if call is not None and self._trains else None
         steps = self._seen if batches.is_seen else self._local
+        if not self._is_announced:
+            self._is_announced = True
+            announce_first_step(self._model)
         began = time.perf_counter()
         results = steps.take(batches.iterator, batches.count)
         logs = {name: self._strategy.experimental_local_results(one)[0] for name, one in results.items()}

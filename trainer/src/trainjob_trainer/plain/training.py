@@ -1,33 +1,39 @@
-"""`fit` in a training role: it goes on from what was trained before, saves each epoch, and reports."""
+"""`fit` in a training role: it goes on from what was trained before, saves between two calls, and reports."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint_manager import CheckpointWriter
+from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
-from trainjob_trainer.distribution.first_worker import end_with_first_worker
 from trainjob_trainer.edge import leave
 from trainjob_trainer.engine.callbacks import isolate, remove_private_folder
-from trainjob_trainer.engine.model_state import tell_unsynchronized
+from trainjob_trainer.engine.metric_state import OverAll
+from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
-from trainjob_trainer.engine.stepping import reason_against
+from trainjob_trainer.engine.stepping import compile_in_parts
+from trainjob_trainer.engine.steps_per_execution import Looks
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
-from trainjob_trainer.plain.calls import build_executions
-from trainjob_trainer.plain.fit_call import FitCall, ModelRecord, PastCall, ResumePlan
+from trainjob_trainer.plain.calls import build_executions, reads_over
+from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, SaveTimes, ScriptCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.saving import compare_weights, restore, save
+from trainjob_trainer.plain.saving import compare_weights, restore, save_end
+from trainjob_trainer.recipe import from_environment
+from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
 
 # When a script is through: the final marker is written as it exits with success, not when a `fit` ends.
@@ -45,8 +51,6 @@ def expect_end(process: PlainProcess, record: ModelRecord) -> None:
 
 
 def _finish(process: PlainProcess, record: ModelRecord) -> None:
-    if process.is_writer:
-        end_with_first_worker(process.task)  # however it ends: the others needn't stay for it
     if process.failed or len(record.past) < record.calls:
         return
     if process.is_writer:
@@ -58,8 +62,6 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
             leave(process.task, process.progress, error)
     process.progress.update(state="finished", step=process.step)
     process.progress.flush()
-    if not process.is_writer:
-        end_with_first_worker(process.task)
 
 
 def _note_exit_codes(process: PlainProcess) -> None:
@@ -78,19 +80,9 @@ def _note_exit_codes(process: PlainProcess) -> None:
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
     """Run one call of `fit` and return its `History`, earlier attempts' epochs included.
 
-    Args:
-        process: this replica, a worker or the chief.
-        fit: Keras's own.
-        model: the compiled model.
-        arguments: of the call, by name.
-
-    Raises:
-        InvalidConfiguration: TRAIN_ON_NAN or TRAIN_COMPARE_WEIGHTS has no such value.
-        NotFinite: a loss, a gradient or a weight is NaN or infinite.
-        WeightsDiverged, PeerLost: the workers' weights are no longer the same.
-        OutputFinished: another job finished in this folder, and no more epochs are asked for.
-        Fenced: a newer start of this job writes it.
-        SystemExit: this job did.
+    Raises InvalidConfiguration if TRAIN_ON_NAN or TRAIN_COMPARE_WEIGHTS has no such value, OutputFinished if
+    another job finished in this folder and no more epochs are asked for (SystemExit if this job did), and
+    NotFinite for a step's loss or gradient. What else ends it is raised as by `saving.between_calls`.
     """
     if not model.compiled:
         return fit(model, **arguments)  # Keras says what is missing
@@ -104,7 +96,11 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     _compile_in_parts(process, call, model)
     if process.is_writer and is_collective(model.distribute_strategy):
         tell_unsynchronized(model, model.distribute_strategy.num_replicas_in_sync)
+    with model.distribute_strategy.scope():
+        create_random_state()
     call.watch = FiniteWatch(reaction, process.task)
+    if getattr(model.train_function, "watched_for", None) is not reaction:
+        model.train_function = None  # made by train_on_batch, say, for which nobody looks at gradients
     call.weights = _weights_watch(process, model)
     call.executions = build_executions(process, model, users)
     if not process.is_writer:
@@ -116,8 +112,13 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         model,
     )
     try:
-        history = fit(model, **arguments)
-        _end(process, call, model, users)
+        with call.record.writer.patient():
+            history = fit(model, **arguments)
+            _end(process, call, model, users)
+    except Exception:
+        with contextlib.suppress(TrainerError):  # the error under way says more
+            call.record.writer.settle()
+        raise
     finally:
         model._initial_epoch = None
         process.call = None
@@ -126,25 +127,42 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     return history
 
 
-def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> FitCall:
+def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> ScriptCall:
     record = process.models.get(model)
     if record is None:
         process.count += 1
-        record = process.models[model] = ModelRecord(process.count, _store(process, process.count))
+        record = process.models[model] = _record(process, process.count)
         expect_end(process, record)
     record.calls += 1
-    first = int(arguments.get("initial_epoch") or 0)
-    call = FitCall(record, record.calls, int(arguments["epochs"]), epoch=first)
+    strategy = model.distribute_strategy
+    every = from_environment("checkpoint_every", os.environ, None)
+
+    def agree(numbers: Sequence[int]) -> Sequence[int]:
+        return broadcast(strategy, process.task, numbers) if is_collective(strategy) else numbers
+
+    call = ScriptCall(
+        record=record,
+        number=record.calls,
+        epochs=int(arguments["epochs"]),
+        metrics=OverAll(strategy, model),
+        times=SaveTimes(every, process.step, within_epochs=reads_over()),
+        looks=Looks(agree),
+        every=every,
+        epoch=int(arguments.get("initial_epoch") or 0),
+        has_begun=True,
+    )
     process.call = call
     return call
 
 
-def _store(process: PlainProcess, number: int) -> CheckpointStore:
+def _record(process: PlainProcess, number: int) -> ModelRecord:
     folder = process.environment.checkpoint_dir
-    return CheckpointStore(folder if number == 1 else folder / f"model-{number}", fence=process.fence)
+    store = CheckpointStore(folder if number == 1 else folder / f"model-{number}", fence=process.fence)
+    replica = Replica(process.task, process.environment, store, process.progress, process.stop)
+    return ModelRecord(number, store, CheckpointWriter(replica))
 
 
-def _warn_if_alone(process: PlainProcess, call: FitCall, model: Any) -> None:
+def _warn_if_alone(process: PlainProcess, call: ScriptCall, model: Any) -> None:
     if process.is_writer and process.task.num_workers > 1 and not is_collective(model.distribute_strategy):
         announce(
             "the model was not built in the scope of a tf.distribute.MultiWorkerMirroredStrategy: each "
@@ -152,18 +170,14 @@ def _warn_if_alone(process: PlainProcess, call: FitCall, model: Any) -> None:
         )
 
 
-def _compile_in_parts(process: PlainProcess, call: FitCall, model: Any) -> None:
-    """Keras would compile a whole step, and XLA can't compile what meets other workers."""
+def _compile_in_parts(process: PlainProcess, call: ScriptCall, model: Any) -> None:
     if not is_collective(model.distribute_strategy):
         return
     if model.jit_compile:
-        model.jit_compile = False
-        reason = reason_against(model)
-        call.record.compiles = reason is None
-        if reason and process.is_writer:
-            announce(f"jit_compile=True is left out: {reason}")
+        call.record.compiles = compile_in_parts(model, is_writer=process.is_writer)
     elif model.train_function is None:  # compiled anew since the last `fit`
         call.record.compiles = False
+    call.compiles = call.record.compiles
 
 
 def _reaction(users: list[Any]) -> OnNan:
@@ -181,7 +195,7 @@ def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
     return WeightsWatch(strategy, process.task, wanted=is_wanted(os.environ))
 
 
-def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> None:
+def _end(process: PlainProcess, call: ScriptCall, model: Any, users: list[Any]) -> None:
     """Save what the call leaves behind: callbacks may have put other weights back at its end."""
     step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
     call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step))
@@ -189,6 +203,6 @@ def _end(process: PlainProcess, call: FitCall, model: Any, users: list[Any]) -> 
         return
     compare_weights(process, call, model)
     if process.is_writer:
-        save(process, call, model, users, complete=True)
+        save_end(process, call, model, users)
     process.progress.update(state="preparing")  # what the script does now takes no steps
     process.progress.flush()

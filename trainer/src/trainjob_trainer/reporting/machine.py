@@ -19,12 +19,6 @@ class Machine:
     """Read now and then; what can't be had is left out, without a word."""
 
     def __init__(self, env: Mapping[str, str] = os.environ, load: Callable[[], Any] | None = None) -> None:
-        """Look for GPUs.
-
-        Args:
-            env: of the process: it may see only some of them.
-            load: returns the module `pynvml` (package `nvidia-ml-py`); replaced by tests.
-        """
         self._nvml: Any = None
         self._gpus: list[Any] = []
         with contextlib.suppress(Exception):  # no package, no driver, no GPU: nothing to tell of
@@ -99,13 +93,8 @@ _TUNABLES = ("glibc.malloc.mmap_max", "glibc.malloc.mmap_threshold", "glibc.mall
 def keep_freed_memory(env: Mapping[str, str] | None = None, library: Any = None) -> bool:
     """From now on let this process keep what it frees; where the C library can't do that, change nothing.
 
-    Args:
-        env: the process's environment, replaced by tests; who has set one of glibc's own variables for this
-            is left alone.
-        library: the C library, replaced by tests.
-
-    Returns:
-        Whether it does so now.
+    If the user has set one of glibc's own variables for this, nothing is changed either. Returns whether it
+    keeps memory now.
     """
     if is_set_by_user(os.environ if env is None else env):
         return False

@@ -34,13 +34,7 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True)
 class Request:
-    """Which steps.
-
-    Attributes:
-        id: tells it from other requests.
-        first: the first step that is wanted, from 1.
-        last: the last one.
-    """
+    """Which steps: from `first`, counted from 1, to `last`; `id` tells it from other requests."""
 
     id: str
     first: int
@@ -48,11 +42,7 @@ class Request:
 
     @classmethod
     def parse(cls, text: str, done: int) -> Request:
-        """Read `{"id", "first", "last"}`, or `{"id", "count"}` of those that come when `done` are done.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Read `{"id", "first", "last"}`, or `{"id", "count"}` of steps after `done`, or raise ValueError."""
         raw = json.loads(text)
         if not isinstance(raw, dict) or not isinstance(raw.get("id"), str):
             raise ValueError("no object with an id")  # noqa: TRY004 - of the text, not of an argument
@@ -77,10 +67,9 @@ class Request:
 
 
 class RequestFiles:
-    """The two files of one replica. What can't be read or written is passed over."""
+    """The two files of one replica, such as `worker-0`; what can't be read or written is passed over."""
 
     def __init__(self, output: Path, replica: str) -> None:
-        """Below the job's output folder, of a replica such as `worker-0`."""
         self._request = output / FOLDER / f"{replica}.json"
         self._answer = output / FOLDER / f"{replica}.answer.json"
         self._seen: tuple[int, ...] | None = None
@@ -195,7 +184,10 @@ class _Recording:
 
 
 class Profiler:
-    """Looks for requests between calls. It ends no training: what goes wrong is told to the one who asks."""
+    """Looks for requests between calls. It ends no training: what goes wrong is told to the one who asks.
+
+    `total` is the last step of the training, None where that isn't known.
+    """
 
     def __init__(
         self,
@@ -207,16 +199,6 @@ class Profiler:
         clock: Callable[[], float] = time.monotonic,
         memory: Callable[[], int] = resident_bytes,
     ) -> None:
-        """Look for requests of this replica.
-
-        Args:
-            task: this replica's.
-            environment: its folders.
-            total: the last step of the training, where it is known.
-            trace: records; replaced by tests, as the clock.
-            clock: seconds.
-            memory: that the process has, in bytes.
-        """
         logs = environment.log_dir
         self._folder = logs if task.is_writer else logs.with_name(task.replica)
         self._files = RequestFiles(environment.output_dir, task.replica)
@@ -229,12 +211,7 @@ class Profiler:
         self._recording: _Recording | None = None
 
     def between_calls(self, done: int, ahead: int) -> None:
-        """To be called before each call.
-
-        Args:
-            done: steps that are done.
-            ahead: how many the next call takes at most.
-        """
+        """To be called before each call, of at most `ahead` steps, when `done` steps are done."""
         now = self._clock()
         if self._recording is not None:
             why = self._recording.why_over(done, now, self._memory())

@@ -38,7 +38,6 @@ class Progress:
         step: optimizer steps done, of `total_steps`.
         epoch: the one under way, from 1, of `total_epochs`.
         loss: of the last report; on a worker its own share of it.
-        metrics: by name.
         examples_per_second: over all workers.
         step_seconds: what a step took lately, on average.
         work_seconds: the part of it that this replica worked itself: input, forward and backward pass.
@@ -78,7 +77,11 @@ class Progress:
 
 
 class ProgressFile:
-    """The last report of this process, on disk. Reporting never disturbs training: errors are swallowed."""
+    """The last report of this process, on disk. Reporting never disturbs training: errors are swallowed.
+
+    It is nowhere if `path` is None. `termination_log` gets the last report of a process that has done its
+    work: what Kubernetes keeps of an ended container. A process that fails leaves it to the log's last lines.
+    """
 
     def __init__(
         self,
@@ -88,11 +91,6 @@ class ProgressFile:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Report to `path`, or nowhere when it is None; the clocks are replaced by tests.
-
-        `termination_log` gets the last report of a process that has done its work: what Kubernetes keeps of
-        an ended container. It is left to the log's last lines when a process fails.
-        """
         self._path = path
         self._termination_log = termination_log
         self._clock = clock
@@ -138,9 +136,6 @@ class ProgressFile:
 
         A process that is frozen, or whose interpreter is, stops doing so; one in a long step goes on. The
         report that a process ends with is left alone.
-
-        Args:
-            wait: between two looks; replaced by tests.
         """
         with self._lock:
             if self._is_kept_fresh or self._path is None:

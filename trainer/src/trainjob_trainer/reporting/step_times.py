@@ -31,13 +31,7 @@ class StepTimes:
         self._calls: list[tuple[int, float, float | None]] = []
 
     def add(self, count: int, seconds: float, input_seconds: float | None) -> None:
-        """Take note of a call.
-
-        Args:
-            count: its steps.
-            seconds: that it took.
-            input_seconds: that a step of it waited for its data, if known.
-        """
+        """Take note of a call; each of its steps waited `input_seconds` for its data, None if unknown."""
         self._calls.append((count, seconds, input_seconds))
 
     def drain(self) -> Drained:
@@ -62,7 +56,6 @@ class StepClock:
     """Looks between steps, and averages over about a second; the first step, which traces, is left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is known yet."""
         self._clock = clock
         self._since: tuple[int, float] | None = None
         self._seconds: float | None = None

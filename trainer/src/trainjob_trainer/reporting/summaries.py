@@ -18,20 +18,18 @@ if TYPE_CHECKING:
 
 
 class Summaries:
-    """Scalars and histograms below a folder, or nowhere; the event file appears with the first one."""
+    """Scalars and histograms below a folder (and to W&B), or nowhere; the event file appears with the first.
+
+    All that writes raises OutputFull or OutputUnwritable if it can't.
+    """
 
     def __init__(self, folder: Path | None, also: WandbRun | None = None) -> None:
-        """Write below `folder`, and `also` there; without a folder nothing is written."""
         self._folder = folder
         self._also = also if folder is not None else None
         self._writer: Any = None
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Record values under the names that training and evaluation share.
-
-        Raises:
-            OutputFull, OutputUnwritable: they can't be written.
-        """
+        """Record values under the names that training and evaluation share."""
         if self._folder is not None:
             with _explained(self._folder), self._opened(self._folder).as_default(step=step):
                 for name, value in scalars.items():
@@ -40,11 +38,7 @@ class Summaries:
             self._also.log(step, scalars)
 
     def write_histogram(self, step: int, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Record how values are spread; none are not recorded.
-
-        Raises:
-            OutputFull, OutputUnwritable: it can't be written.
-        """
+        """Record how values are spread; none are not recorded."""
         if not len(values) or self._folder is None:
             return
         with _explained(self._folder), self._opened(self._folder).as_default(step=step):
@@ -53,21 +47,13 @@ class Summaries:
             self._also.log_histogram(step, name, values)
 
     def flush(self) -> None:
-        """Hand everything to the file system.
-
-        Raises:
-            OutputFull, OutputUnwritable: it can't be written.
-        """
+        """Hand everything to the file system."""
         if self._folder is not None and self._writer is not None:
             with _explained(self._folder):
                 self._writer.flush()
 
     def close(self) -> None:
-        """Nothing more will come.
-
-        Raises:
-            OutputFull, OutputUnwritable: as `flush`.
-        """
+        """Nothing more will come."""
         self.flush()
         if self._also is not None:
             self._also.finish()

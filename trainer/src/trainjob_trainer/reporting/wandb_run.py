@@ -31,10 +31,7 @@ _STEP = "step"
 class WandbPlan:
     """What the run is to be called, and where it lies until it is uploaded.
 
-    Attributes:
-        environment: of this replica; the run's files lie in its output folder, unless WANDB_DIR says so.
-        config: the settings of the training.
-        kind: `train` or `evaluate`.
+    The kind is `train` or `evaluate`. Files lie in the output folder, unless WANDB_DIR says otherwise.
     """
 
     environment: Environment
@@ -60,7 +57,10 @@ class WandbPlan:
 
 
 class WandbRun:
-    """One run; it begins with the first figures, or with `begin`. An error ends it, and costs a line."""
+    """One run; it begins with the first figures, or with `begin`. An error ends it, and costs a line.
+
+    Making one raises InvalidConfiguration if the package is not installed.
+    """
 
     def __init__(
         self,
@@ -69,11 +69,6 @@ class WandbRun:
         env: Mapping[str, str] = os.environ,
         tell: Callable[[str], None] = announce,
     ) -> None:
-        """Import `wandb`; the arguments after `plan` are replaced by tests.
-
-        Raises:
-            InvalidConfiguration: the package is not installed.
-        """
         self._plan = plan
         self._wandb = wandb or _load()
         self._env = env
@@ -131,11 +126,7 @@ class WandbRun:
 
 
 def begin_run(task: Task, environment: Environment, config: Mapping[str, Any]) -> WandbRun | None:
-    """A run that has begun, of a replica whose figures count; else None.
-
-    Raises:
-        InvalidConfiguration: the package is not installed.
-    """
+    """Return a begun run of a replica whose figures count, else None; InvalidConfiguration without wandb."""
     if not (task.is_writer or task.is_evaluator):
         return None
     run = WandbRun(WandbPlan(environment, config, "evaluate" if task.is_evaluator else "train"))

@@ -51,16 +51,9 @@ def follow(
     """Yield (checkpoint, is_final), newest first when several have appeared, until the final one.
 
     A checkpoint that was yielded before it became the final one is yielded again, now as final. The end of an
-    earlier training has been scored by its own evaluator: it is passed over while its marker stands. A folder
-    that can't be read is looked at again, with a line in the log when that begins and when it ends.
-
-    Args:
-        store: the folder to watch.
-        poll_seconds: between two looks.
-        job_uid: another job's marker is an earlier training's end, and passed over; None takes any.
-        final_step: a marker of a training that was to end before it is passed over: this one goes on.
-        sleep: replaced by tests.
-        log: takes a line.
+    earlier training has been scored by its own evaluator: it is passed over while its marker stands. That is
+    another job's marker, unless `job_uid` is None, and one of a training that was to end before `final_step`.
+    A folder that can't be read is looked at again, with a line in the log when that begins and when it ends.
     """
     seen: Checkpoint | None = None
     while True:
@@ -83,14 +76,7 @@ def once_available(
     sleep: Callable[[float], None] = time.sleep,
     log: Callable[[str], None] = _ignore,
 ) -> T:
-    """Try again for as long as the folder can't be read: who only reads does no harm by waiting.
-
-    Args:
-        read: what is to be done with it.
-        poll_seconds: between two attempts.
-        sleep: replaced by tests.
-        log: takes a line.
-    """
+    """Try again for as long as the folder can't be read: who only reads does no harm by waiting."""
     is_out = False
     while True:
         try:
@@ -178,21 +164,10 @@ class KerasScoring:
     """A compiled model on one device with its held-out batches.
 
     On one device the last batch may be smaller than the others, so nothing is padded and nothing is dropped.
+    Raises InvalidConfiguration if the data is endless; `name` is that of the function that it comes from.
     """
 
     def __init__(self, model: Any, name: str, data: TrainingData, batch: int, replica: Replica) -> None:
-        """Score on some data.
-
-        Args:
-            model: to load the checkpoints into.
-            name: of the function that the data comes from.
-            data: to be taken `batch` examples at a time.
-            batch: how many.
-            replica: whose checkpoints, and who reports.
-
-        Raises:
-            InvalidConfiguration: the data is endless.
-        """
         if data.examples is None:
             raise InvalidConfiguration(f"{name}() is endless: evaluation needs a data set that ends")
         self._model = model
@@ -203,11 +178,7 @@ class KerasScoring:
         self._told = BatchesTold(replica.progress, replica.environment.output_dir)
 
     def score(self, checkpoint: Checkpoint) -> Mapping[str, float]:
-        """Load the checkpoint's weights and evaluate.
-
-        Raises:
-            CheckpointUnreadable, CheckpointMismatch: as `CheckpointStore.load`.
-        """
+        """Load the checkpoint's weights and evaluate; raises as `CheckpointStore.load`."""
         self._store.load(checkpoint, {"model": self._model.variables})
         metrics = self._model.evaluate(self._batches, verbose=0, return_dict=True, callbacks=[self._told])
         return scalars(metrics)
@@ -221,13 +192,7 @@ Score = Callable[[Checkpoint], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One result.
-
-    Attributes:
-        step: the checkpoint's.
-        metrics: by name, over all held-out examples.
-        final: whether it is the training's result.
-    """
+    """A checkpoint's result: metrics by name, over all held-out examples; `final` if it is the training's."""
 
     step: int
     metrics: Mapping[str, float]
@@ -239,23 +204,18 @@ class Evaluation:
 
 
 class ResultsFile:
-    """Results below one folder: a JSON line each, and TensorBoard scalars."""
+    """Results below one folder: TensorBoard scalars, and `evaluations.jsonl`: a step's last line counts."""
 
     def __init__(
         self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time, also: WandbRun | None = None
     ) -> None:
-        """Append to `<folder>/evaluations.jsonl`; the last line about a step is the one that counts."""
         self._path = folder / RESULTS
         self._summaries = Summaries(log_dir, also)
         self._now = now
         self._is_made = False
 
     def make_folder(self) -> None:
-        """Make the folder, once: on a volume that is unmounted later nothing is begun anew.
-
-        Raises:
-            OutputFull, OutputUnwritable: it can't be made.
-        """
+        """Make the folder, once: on a volume unmounted later nothing is begun anew. Raises as `add`."""
         if self._is_made:
             return
         try:
@@ -265,11 +225,7 @@ class ResultsFile:
         self._is_made = True
 
     def add(self, evaluation: Evaluation) -> None:
-        """Keep a result.
-
-        Raises:
-            OutputFull, OutputUnwritable: it can't be written.
-        """
+        """Keep a result; raises OutputFull or OutputUnwritable if it can't be written."""
         self.make_folder()
         line = json.dumps({**evaluation.to_json(), "time": self._now()})
         try:
@@ -290,17 +246,11 @@ class ResultsFile:
 def evaluate_checkpoints(
     replica: Replica, score: Score, *, final_step: int | None, score_final: Score | None = None
 ) -> Evaluation | None:
-    """Evaluate until the final checkpoint has been scored.
+    """Evaluate until the final checkpoint has been scored, and return its result.
 
-    Args:
-        replica: this process. SIGTERM ends it at once, from a thread of its own.
-        score: loads and measures.
-        final_step: what the training is to reach, where it is known; a marker of one that was to reach less
-            is an earlier one's.
-        score_final: measures what only the final checkpoint is measured by.
-
-    Returns:
-        The final result.
+    SIGTERM ends the process at once, from a thread of its own. `final_step` is what the training is to reach,
+    where it is known; a marker of one that was to reach less is an earlier one's. `score_final` adds what
+    only the final checkpoint is measured by.
     """
     environment = replica.environment
     results = ResultsFile(environment.output_dir, environment.log_dir, also=replica.journal)
@@ -338,12 +288,7 @@ def evaluate_checkpoints(
 def score_here(replica: Replica, score: Score) -> Callable[[int], None]:
     """What a process that trains alone does at a checkpoint whose result decides about the training.
 
-    Args:
-        replica: this process, as an evaluator.
-        score: loads and measures.
-
-    Returns:
-        A function of the checkpoint's step, which keeps the result where an evaluator's would be.
+    Returns a function of the checkpoint's step, which keeps the result where an evaluator's would be.
     """
     results = ResultsFile(replica.environment.output_dir, replica.environment.log_dir)
 

@@ -25,10 +25,9 @@ class Scored(NamedTuple):
 
 
 class EvaluatorScores:
-    """The evaluator's folder, as the training sees it: read, and never written."""
+    """The evaluator's folder, which need not exist, as the training sees it: read, and never written."""
 
     def __init__(self, folder: Path) -> None:
-        """Look at `<output>/evaluator`, which need not exist."""
         self._folder = folder
 
     def size(self) -> int:
@@ -75,10 +74,7 @@ def touch_scoring(folder: Path) -> None:
 def tell_scoring(folder: Path, step: int) -> None:
     """Say, as the evaluator, which checkpoint is being scored: it stays until the next one is.
 
-    The folder is there, by `ResultsFile`.
-
-    Raises:
-        OutputFull, OutputUnwritable: it can't be written.
+    The folder is there, by `ResultsFile`. Raises OutputFull or OutputUnwritable if it can't be written.
     """
     path = folder / SCORING
     try:

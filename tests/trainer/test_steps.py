@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from support_steps import Steps
+from tensorflow.python.eager import context
 
 from trainjob_trainer import InvalidConfiguration
 from trainjob_trainer.data.batches import worker_batches
 from trainjob_trainer.data.source import TrainingSource
 from trainjob_trainer.distribution.collective import weights_hash
-from trainjob_trainer.engine.engine import Engine, build_model
-from trainjob_trainer.engine.model_state import variable_groups
+from trainjob_trainer.engine.metric_state import OverAll, scalars
+from trainjob_trainer.engine.model_state import build_model, variable_groups
+from trainjob_trainer.engine.stepping import announce_first_step, rewritten_once
 
 BATCH = 4
 INPUTS = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
@@ -31,10 +35,10 @@ def regression(with_input: bool = True) -> Any:
     return model
 
 
-def built(build: Callable[[], Any] = regression) -> tuple[Any, Engine]:
+def built(build: Callable[[], Any] = regression) -> tuple[Any, Steps]:
     strategy = tf.distribute.get_strategy()
     model = build_model(strategy, build, SPEC, seed=3)
-    return model, Engine(strategy, model)
+    return model, Steps(strategy, model)
 
 
 def batches(position: int = 0) -> Any:
@@ -44,11 +48,11 @@ def batches(position: int = 0) -> Any:
 
 @pytest.mark.parametrize("calls", [(6,), (1, 5), (2, 2, 2)])
 def test_steps_are_the_same_however_they_are_called(calls: tuple[int, ...]) -> None:
-    model, engine = built()
+    model, steps = built()
     iterator = batches()
 
     for count in calls:
-        logs = engine.run(iterator, count)
+        logs = steps.run(iterator, count)
 
     expected, other = built()
     expected_logs = other.run(batches(), 6)
@@ -58,20 +62,20 @@ def test_steps_are_the_same_however_they_are_called(calls: tuple[int, ...]) -> N
 
 
 def test_metrics_are_those_of_the_epoch() -> None:
-    _, engine = built()
-    iterator = batches()
-    local = engine.run(iterator, 3)
+    model, steps = built()
+    local = steps.run(batches(), 3)
+    over_all = OverAll(tf.distribute.get_strategy(), model)
 
-    assert set(local) == {"loss", "mae"}
-    assert engine.reduced_metrics() == pytest.approx(local)
-    engine.reset()
-    assert engine.reduced_metrics() == pytest.approx({"loss": 0, "mae": 0})
+    assert set(local) == {"loss", "mae"} == set(over_all.names())
+    assert scalars(over_all.results()) == pytest.approx(local)
+    over_all.reset()
+    assert scalars(over_all.results()) == pytest.approx({"loss": 0, "mae": 0})
 
 
 def test_a_model_without_an_input_is_built_from_the_data() -> None:
-    model, engine = built(lambda: regression(with_input=False))
+    model, steps = built(lambda: regression(with_input=False))
 
-    engine.run(batches(), 1)
+    steps.run(batches(), 1)
 
     assert model.built
 
@@ -114,7 +118,31 @@ def test_metrics_that_are_no_numbers_do_not_end_the_training() -> None:
         model.compile("adam", "mse", metrics=[keras.metrics.F1Score(name="f1")])
         return model
 
-    _, engine = built(by_class)
+    model, steps = built(by_class)
 
-    assert set(engine.run(batches(), 1)) == {"loss"}
-    assert set(engine.reduced_metrics()) == {"loss"}
+    assert set(steps.run(batches(), 1)) == {"loss"}
+    assert OverAll(tf.distribute.get_strategy(), model).names() == ["loss"]
+
+
+@pytest.mark.parametrize(("count", "lines"), [(49, 0), (50, 1)])
+def test_a_start_with_many_variables_says_what_it_waits_for(
+    count: int, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce_first_step(SimpleNamespace(trainable_variables=[None] * count))
+    words = f"the model is built, with {count} variables to train; its first step is being traced"
+    assert capsys.readouterr().err.count(words) == lines
+
+
+def test_graphs_are_rewritten_once_by_the_users_own_options() -> None:
+    def rewriting() -> Any:
+        options = context.context().function_call_options
+        config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+        return config.graph_options.rewrite_options
+
+    before = rewriting()
+    with rewritten_once():
+        now = rewriting()
+        assert now.meta_optimizer_iterations == now.ONE
+        now.meta_optimizer_iterations = before.meta_optimizer_iterations
+        assert now == before
+    assert rewriting() == before

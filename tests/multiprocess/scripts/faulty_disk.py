@@ -1,4 +1,4 @@
-"""A disk that fails on demand, in a real process: DISK_FAULT is `listdir ESTALE 1 1 /checkpoints$`.
+"""`library_run.py` on a disk that fails on demand: DISK_FAULT is `listdir ESTALE 1 1 /checkpoints$`.
 
 That is the function of `os`, the error, the first and last call that fail, and a pattern of paths.
 """
@@ -9,6 +9,8 @@ import errno
 import itertools
 import os
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 
@@ -25,3 +27,4 @@ def spoil(name: str, error: str, first: str, last: str, pattern: str) -> None:
 
 if os.environ.get("DISK_FAULT"):
     spoil(*os.environ["DISK_FAULT"].split())
+runpy.run_path(str(Path(__file__).with_name("library_run.py")), run_name="__main__")

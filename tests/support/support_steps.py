@@ -1,0 +1,35 @@
+"""Steps of a compiled model, taken without Keras's `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainjob_trainer.engine.gradient_path import GradientPath
+from trainjob_trainer.engine.metric_state import scalars
+from trainjob_trainer.engine.not_finite import Found, OnNan
+from trainjob_trainer.engine.stepping import ManySteps, compile_in_parts, compiled_step
+
+
+class Steps:
+    """Many in a call."""
+
+    def __init__(self, strategy: Any, model: Any, on_nan: OnNan = OnNan.STOP) -> None:
+        compiled = model.jit_compile and compile_in_parts(model, is_writer=True)
+        self._strategy = strategy
+        self._steps = ManySteps(
+            strategy,
+            compiled_step(model) if compiled else model.train_step,
+            model.get_metrics_result,
+            GradientPath.of(model, strategy, on_nan),
+        )
+
+    def run(self, iterator: Any, count: int) -> dict[str, float]:
+        """The metrics of this worker after so many steps."""
+        results = self._steps.take(iterator, count)
+        local = self._strategy.experimental_local_results
+        return scalars({name: local(value)[0] for name, value in results.items()})
+
+    @property
+    def found(self) -> Found:
+        """What was not finite in the last call."""
+        return self._steps.found

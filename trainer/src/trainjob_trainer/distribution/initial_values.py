@@ -1,0 +1,205 @@
+"""Variables that begin with the same values on all workers, by one agreement for many of them.
+
+TensorFlow broadcasts the initial value of each variable from the first worker as it is created, so that all
+workers meet as often as a model and its optimizer have variables. Here each worker takes the value that it
+has computed itself. Before anything is computed with them, the workers compare one hash; if it differs, the
+first worker's values are broadcast, of the variables that differ and of all these together.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainjob_trainer.checkpoint.snapshot import local_components, variable_name
+from trainjob_trainer.distribution.collective import gather_all
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.task import Task
+
+_LARGEST_PACK = 256 << 20
+"""Bytes that one broadcast takes, unless a single variable has more: they are copied several times."""
+_WORD = 8
+"""Bytes of the integers that a broadcast takes, which knows few types."""
+
+
+def create_locally(strategy: Any, task: Task) -> None:
+    """Have a MultiWorkerMirroredStrategy that was just built create variables without a meeting for each.
+
+    A strategy of another kind, or of one worker, is left alone.
+    """
+    extended = strategy.extended
+    if "run" in vars(strategy):  # a script that uses the library: both look after it
+        return
+    workers = getattr(extended, "_num_workers", 1)
+    if workers > 1 and workers == task.num_workers and hasattr(extended, "_in_multi_worker_mode"):
+        InitialValues(strategy, task).install()
+
+
+def find_different(hashes: Sequence[Sequence[int]]) -> list[int]:
+    """The positions of variables whose hashes, by the worker's rank, differ."""
+    return [position for position, seen in enumerate(zip(*hashes, strict=True)) if len(set(seen)) > 1]
+
+
+def refuse_other_counts(counts: Sequence[int], names: Sequence[str], last: Any) -> None:
+    """Refuse other counts of variables since the workers last met: these would wait for each other.
+
+    Counts and names are by rank; `last` is the newest variable of this worker.
+    """
+    other = next((rank for rank, count in enumerate(counts) if count != counts[0]), None)
+    if other is not None:
+        raise InvalidConfiguration(
+            f"{names[other]} has created {counts[other]} variables where {names[0]} has created {counts[0]} "
+            f"(the newest here is {variable_name(last)}): all workers need the same model, created in the "
+            "same order"
+        )
+
+
+def build_packs(sizes: Sequence[int], largest: int) -> list[list[int]]:
+    """Positions in their order, put together up to so many bytes; what is larger stays alone."""
+    packs: list[list[int]] = []
+    room = 0
+    for position, size in enumerate(sizes):
+        if not packs or size > room:
+            packs.append([])
+            room = largest
+        packs[-1].append(position)
+        room -= size
+    return packs
+
+
+class InitialValues:
+    """The initial values of one strategy's variables: a MultiWorkerMirroredStrategy's of several workers."""
+
+    def __init__(self, strategy: Any, task: Task) -> None:
+        self._strategy = strategy
+        self._task = task
+        self._pending: list[Any] = []
+        self._runs = 0
+        self._computed = 0
+        self._broadcast_value = strategy.extended._get_variable_creator_initial_value
+
+    def install(self) -> None:
+        """Stand between the strategy and its variables, and before what is computed with them."""
+        strategy, extended = self._strategy, self._strategy.extended
+        extended._get_variable_creator_initial_value = self._initial_value
+        extended._create_variable = self._creating(extended._create_variable)
+        strategy.run = self._running(strategy.run)
+        scope = strategy.scope
+        strategy.scope = functools.wraps(scope)(lambda: _Scope(scope(), self.agree))
+
+    def agree(self) -> None:
+        """Make the values of all new variables the same; all workers call it at the same point."""
+        if not self._pending or _is_in_replica():
+            return
+        pending, self._pending = self._pending, []
+        with tf.init_scope():  # a step may be in the middle of its trace
+            hashes = [_hash(variable) for variable in pending]
+            told = gather_all(self._strategy, self._task, [len(pending), _hash_of(repr(hashes).encode())])
+            refuse_other_counts([count for count, _ in told], self._task.trainees, pending[-1])
+            if find_different(told):
+                found = find_different(gather_all(self._strategy, self._task, hashes))
+                self._take_first_workers([pending[position] for position in found])
+
+    def _creating(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(create)
+        def creating(next_creator: Any, **kwargs: Any) -> Any:
+            before = self._computed
+            variable = create(next_creator, **kwargs)
+            if self._computed > before:
+                self._pending.append(variable)
+            return variable
+
+        return creating
+
+    def _initial_value(self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:
+        """In the place of TensorFlow's own, whose arguments it takes: a function that returns the value.
+
+        What is created in the middle of a step is used at once, and what has no fixed size is no number:
+        these are broadcast as ever.
+        """
+        broadcast = functools.partial(self._broadcast_value, replica_id, device, primary_var)
+        if replica_id > 0:
+            return broadcast(**kwargs)
+
+        def compute() -> Any:
+            if self._runs or not tf.executing_eagerly():
+                return broadcast(**kwargs)()
+            with tf.device(device):
+                value = kwargs["initial_value"]
+                value = value() if callable(value) else value
+                value = getattr(value, "wrapped_value", value)  # of a checkpoint that is being restored
+                value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            if value.dtype in (tf.string, tf.resource, tf.variant):
+                return broadcast(**{**kwargs, "initial_value": value})()
+            self._computed += 1
+            return value
+
+        return compute
+
+    def _running(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        # Its module stays TensorFlow's: autograph leaves it alone, and converts the step that it is given.
+        @functools.wraps(run)
+        def running(*args: Any, **kwargs: Any) -> Any:
+            self.agree()
+            self._runs += 1
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._runs -= 1
+
+        return running
+
+    def _take_first_workers(self, variables: Sequence[Any]) -> None:
+        values = [local_components(variable)[0].numpy() for variable in variables]
+        for pack in build_packs([value.nbytes for value in values], _LARGEST_PACK):
+            own = b"".join(values[position].tobytes() for position in pack)
+            words = np.frombuffer(own + bytes(-len(own) % _WORD), np.int64)
+            device = self._strategy.extended.worker_devices[0]
+            received = self._broadcast_value(0, device, None, initial_value=words, dtype=tf.int64)()
+            everything, begin = received.numpy().tobytes(), 0
+            for position in pack:
+                mine = values[position]
+                value = np.frombuffer(everything, mine.dtype, mine.size, begin).reshape(mine.shape)
+                begin += mine.nbytes
+                for component in local_components(variables[position]):
+                    component.assign(value)
+
+
+class _Scope:
+    """A strategy's scope, at whose end the workers agree; not where an error ends it on one of them."""
+
+    def __init__(self, scope: Any, agree: Callable[[], None]) -> None:
+        self._scope = scope
+        self._agree = agree
+
+    def __enter__(self) -> Any:
+        return self._scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        suppressed = self._scope.__exit__(kind, error, trace)
+        if kind is None:
+            self._agree()
+        return suppressed
+
+
+def _is_in_replica() -> bool:
+    return bool(tf.distribute.has_strategy()) and not tf.distribute.in_cross_replica_context()
+
+
+def _hash(variable: Any) -> int:
+    """Of shape, type and value."""
+    value = local_components(variable)[0].numpy()
+    return _hash_of(f"{value.shape} {value.dtype}".encode() + value.tobytes())
+
+
+def _hash_of(content: bytes) -> int:
+    """48 bits: numbers are added up over a worker's devices on their way, within 64."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")
