@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support_forms import Failure
+sys.path.append(str(Path(__file__).parents[1] / "cluster"))  # as pytest has it, for `testbed`
+
+from support_forms import Failure  # noqa: E402
 
 
 def run(request: dict[str, Any]) -> None:
