@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "cluster"))  # as pytest has it, for `testbed`
 
-from support_forms import Failure  # noqa: E402
+from support_forms import Failure
 
 
 def run(request: dict[str, Any]) -> None:
