@@ -368,9 +368,10 @@ asyncio.run(main())
 
 def test_it_ends_with_the_agent(tmp_path: Path) -> None:
     here = Path(__file__).parent
+    path = os.pathsep.join(str(here.parent / name) for name in ("support", "cluster"))  # as pytest has it
     agent = subprocess.Popen(
         [PYTHON, "-c", AGENT, str(here), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(here.parent / "support")},
+        env={**os.environ, "PYTHONPATH": path},
         stderr=subprocess.PIPE,
         text=True,
     )

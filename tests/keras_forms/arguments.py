@@ -74,9 +74,9 @@ def validation_with_weights(scope):
     return fitted(scope, validation_data=(x, y, np.linspace(0, 2, 40)))
 
 
-@form()
+@form(killed=True)
 def steps_per_epoch(scope):
-    return fitted(scope, steps_per_epoch=2)
+    return fitted(scope, batch_size=12, steps_per_epoch=3, epochs=5, shuffle=True)
 
 
 @form()
@@ -127,6 +127,20 @@ def compiled_by_xla(scope):
 @form()
 def run_eagerly(scope):
     return fitted(scope, dense(scope, run_eagerly=True), epochs=1)
+
+
+@form()
+def compiled_outside_the_scope(scope):
+    model = dense(scope)
+    model.compile("adam", "mse", metrics=[keras.metrics.MeanAbsoluteError()])
+    return {**fitted(scope, model), "evaluated": model.evaluate(*numbers(), verbose=0)}
+
+
+@form()
+def compiled_outside_the_scope_and_run_eagerly(scope):
+    model = dense(scope)
+    model.compile("sgd", "mse", metrics=["mae"], run_eagerly=True)
+    return fitted(scope, model, epochs=1)
 
 
 @form(killed=True)

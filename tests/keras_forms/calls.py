@@ -164,6 +164,14 @@ def fit_on_several_devices_with_unequal_parts(scope):
 
 
 @form(devices=2)
+def compiled_outside_the_scope_for_several_devices(scope):
+    x, y = numbers()
+    model = dense(scope)
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return seen(model, model.fit(x, y, batch_size=24, epochs=2, shuffle=False, verbose=0))
+
+
+@form(devices=2)
 def predict_on_several_devices(scope):
     x, _ = numbers()
     return seen(predictions=dense(scope).predict(x, verbose=0))

@@ -23,9 +23,22 @@ def finite_dataset(scope):
 
 @form(workers=3, killed=True)
 def endless_dataset(scope):
+    data = tf.data.Dataset.from_tensor_slices(numbers()).shuffle(96, seed=3).batch(24).repeat()
     model = dense(scope)
-    history = model.fit(batches().repeat(), steps_per_epoch=3, epochs=2, verbose=0)
-    return seen(model, history)
+    return seen(model, model.fit(data, steps_per_epoch=3, epochs=2, verbose=0))
+
+
+@form(killed=True)
+def dataset_longer_than_an_epoch(scope):
+    model = dense(scope)
+    return seen(model, model.fit(batches().repeat(3), steps_per_epoch=4, epochs=3, verbose=0))
+
+
+@form(killed=True)
+def shuffled_dataset_used_up_within_the_epochs(scope):
+    data = tf.data.Dataset.from_tensor_slices(numbers()).shuffle(96, seed=3).batch(48)
+    model = dense(scope)
+    return seen(model, model.fit(data, steps_per_epoch=2, epochs=3, verbose=0))
 
 
 @form()
@@ -40,6 +53,13 @@ def endless_dataset_with_endless_validation(scope):
         verbose=0,
     )
     return seen(model, history)
+
+
+@form(killed=True)
+def dataset_of_unknown_length_in_steps(scope):
+    model = dense(scope)
+    data = batches(240).filter(lambda x, y: tf.reduce_sum(x) > -1e6)
+    return seen(model, model.fit(data, steps_per_epoch=3, epochs=3, verbose=0))
 
 
 @form()
@@ -172,17 +192,17 @@ def sparse_features(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(killed=True)
 def python_generator(scope):
     x, y = numbers()
 
     def examples():
         while True:
-            for begin in range(0, 96, 24):
-                yield x[begin : begin + 24], y[begin : begin + 24]
+            for begin in range(0, 96, 12):
+                yield x[begin : begin + 12], y[begin : begin + 12]
 
     model = dense(scope)
-    return seen(model, model.fit(examples(), steps_per_epoch=4, epochs=2, verbose=0))
+    return seen(model, model.fit(examples(), steps_per_epoch=3, epochs=2, verbose=0))
 
 
 class Pieces(keras.utils.PyDataset):
@@ -202,7 +222,7 @@ class Pieces(keras.utils.PyDataset):
         self.epochs += 1
 
 
-@form(workers=3)
+@form(workers=3, killed=True)
 def py_dataset(scope):
     data, model = Pieces(), dense(scope)
     history = model.fit(data, epochs=2, shuffle=False, verbose=0)

@@ -107,6 +107,7 @@ class Trainee:
 
 
 def main(file: str, name: str) -> None:
+    sys.path.append(str(Path(__file__).parents[1] / "cluster"))  # as pytest has it, for `testbed`
     spec = importlib.util.spec_from_file_location("scenario", file)
     assert spec is not None
     assert spec.loader is not None

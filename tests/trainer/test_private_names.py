@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
         collective_all_reduce_strategy.CollectiveAllReduceExtended,
         "(self, replica_id, device, primary_var, **kwargs)",
     ),
+    "_initialize": (backend.Variable, "(self, value)"),
     "_in_multi_worker_mode": (
         collective_all_reduce_strategy.CollectiveAllReduceExtended,
         "(self)",
@@ -81,6 +82,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_direction": keras.metrics.MeanSquaredError,
     "_distribute_strategy": Trainer,
     "_distributed_dataset": Epochs,
+    "_distribution_strategy": keras.optimizers.Optimizer,
     "_ema_weights_in_model": keras.callbacks.SwapEMAWeights,
     "_initial_epoch": keras.Model,
     "_initialized": context.Context,
@@ -102,7 +104,14 @@ ATTRIBUTES: dict[str, Any] = {
     "_weights_path": Backup,
 }
 """Attributes of instances, by the class that assigns them, or an object that has them."""
-OF_OURS = {"_trainjob_bootstraps", "_trainjob_managed", "_trainjob_redirected", "_trainjob_repaired", "_exit"}
+OF_OURS = {
+    "_exit",
+    "_trainjob_bootstraps",
+    "_trainjob_go_on",
+    "_trainjob_managed",
+    "_trainjob_redirected",
+    "_trainjob_repaired",
+}
 """Marks that the package leaves on others' objects; and `os._exit`, which is documented."""
 OF_GRAPHS = {"_Retval"}
 """An operation's name; tests of `file_shards` read all kinds of pipelines by it."""

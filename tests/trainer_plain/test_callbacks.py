@@ -1,6 +1,5 @@
 """What is told of an evaluation or a prediction that a script or one of its callbacks asks for."""
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,9 +50,7 @@ def test_a_jobs_evaluate_and_predict_are_told(role: str, told: bool, monkeypatch
             del x
             return callbacks
 
-    process = SimpleNamespace(
-        task=Task(role, 0, {}), progress=Told(), call=None, scoring=contextlib.nullcontext
-    )
+    process = SimpleNamespace(task=Task(role, 0, {}), progress=Told(), call=None, is_scoring=False)
     monkeypatch.setattr("trainjob_trainer.plain.fit.current_process", lambda: process)
     manage_fit(SimpleNamespace(TensorFlowTrainer=Trainer))  # type: ignore[arg-type]
     ours, own = Trainer(), keras.callbacks.Callback()

@@ -152,3 +152,19 @@ def test_autograph_rewrites_no_function_of_ours(monkeypatch: pytest.MonkeyPatch)
     taken = worker_batches(stream, workers=1, worker=0, batch=4, read_over=read_over).take(3)
     assert len(list(taken)) == 3
     assert not rewritten
+
+
+def keras_stands_after(epochs: int, steps: int, batches: int | None) -> tuple[int, int]:
+    """By the loop of `EpochIterator`, where one batch is taken at a time."""
+    renewals = served = seen = 0
+    for _ in range(epochs):
+        served += 1
+        seen += steps if batches is None else min(steps, batches - seen)
+        if batches is not None and seen >= batches:
+            renewals, served, seen = renewals + 1, 0, 0
+    return renewals, served
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.none() | st.integers(1, 30))
+def test_data_of_many_epochs_stands_where_keras_left_it(epochs: int, steps: int, batches: int | None) -> None:
+    assert rows.standing_after(epochs, steps, batches) == keras_stands_after(epochs, steps, batches)

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -23,23 +24,35 @@ def test_sigterm_ends_every_worker_as_preempted(tmp_path: Path) -> None:
         assert gang.progress("worker-0")["error"]["reason"] == "Preempted"
 
 
-def test_what_is_asked_to_stop_within_an_epoch_saves_it_and_goes_on_there(tmp_path: Path) -> None:
-    script = SCRIPTS / "long_epoch.py"
-    expected = ended(Gang(script, tmp_path / "undisturbed", env=ENV))
+@pytest.mark.parametrize(
+    ("workers", "kind", "slow", "steps"),
+    [(2, "strategy", "10", range(11, 150)), (1, "none", "149", [150])],
+    ids=["two", "before-validation-without-a-strategy"],
+)
+def test_what_is_asked_to_stop_within_an_epoch_saves_it_and_goes_on_there(
+    workers: int, kind: str, slow: str, steps: Collection[int], tmp_path: Path
+) -> None:
+    """Of 150 batches each. Once more, it has nothing to do."""
+    script, env = SCRIPTS / "long_epoch.py", {**ENV, "SCOPE": kind}
+    expected = ended(Gang(script, tmp_path / "undisturbed", workers=workers, env=env))
     patient = {"TRAINJOB_STATE_DIR": str(tmp_path)}  # as agents have it: they know how long there is
-    with Gang(script, tmp_path / "output", env={**ENV, **patient, "SLOW": "1"}) as gang:
-        gang["worker-0"].wait_for_line("batch 10")
+    output = tmp_path / "output"
+    with Gang(script, output, workers=workers, env={**env, **patient, "SLOW": slow}) as gang:
+        gang["worker-0"].wait_for_line("now")
         for process in gang.processes.values():
             process.kill(signal.SIGTERM)
         assert set(gang.wait().values()) == {ExitCode.PREEMPTED}, gang.report
         told = re.search(r"worker-0 was asked to stop; saved step (\d+)", gang.report)
         assert told, gang.report
         step = int(told[1])
-        assert 10 < step < 150, "of 150 batches an epoch"
+        assert step in steps
         assert gang.progress("worker-0")["checkpointStep"] == step
-    gang = Gang(script, tmp_path / "output", env=ENV, attempt=2)
+    gang = Gang(script, output, workers=workers, env=env, attempt=2)
     assert ended(gang) == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
     assert f"resumed from step {step} (epoch 0 of 2 and {step} batches" in gang.report
+    with Gang(script, output, workers=workers, env=env, attempt=3) as gang:
+        assert set(gang.wait().values()) == {0}, gang.report
+    assert "this job has finished before" in gang.report
 
 
 @pytest.mark.parametrize(("steps_a_call", "killed_at"), [(1, (5, 8)), (3, (9,))], ids=["one", "three"])

@@ -23,6 +23,7 @@ SECONDS = 90
 
 RUNNING = "jsonpath={.status.state}=Running"
 RESUMABLE = "jsonpath={.status.output.checkpointStep}=30"
+HEARD = "jsonpath={.status.progress.stepSeconds['worker-1']}=0.2"
 
 LITTLE_MEMORY = {"resources": {"requests": {"cpu": "20m", "memory": "32Mi"}, "limits": {"memory": "96Mi"}}}
 GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -167,6 +168,7 @@ def strike(cluster: NodeCluster, namespace: str, job: dict[str, Any]) -> None:
     wait_for(cluster, namespace, name, RUNNING)
     if job["spec"].get("restartStrategy") != "Recreate":  # nobody hears a plain pod's reports
         wait_for(cluster, namespace, name, RESUMABLE)
+        wait_for(cluster, namespace, name, HEARD)
     if name != "deleted":
         touch(cluster, namespace, name, f"{name}.fault")
         return

@@ -1,5 +1,6 @@
-"""One long epoch and a short one. With SLOW set, it hardly goes on after the tenth batch."""
+"""Two long epochs. SLOW=10: it hardly goes on from that batch; SCOPE=none: it has no strategy."""
 
+import contextlib
 import json
 import os
 import time
@@ -11,25 +12,25 @@ import tensorflow as tf
 
 class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):  # noqa: ARG002 - Keras names it
-        if batch == 10:
-            print("batch 10", flush=True)
-        if batch >= 10:
-            time.sleep(0.1)
+        if batch == SLOW:
+            print("now", flush=True)
+        if batch >= SLOW:
+            time.sleep(0.1 if SLOW < 149 else 1)
 
 
+SLOW = int(os.environ.get("SLOW", "1000"))
 keras.utils.set_random_seed(3)
 x = np.random.default_rng(0).normal(size=(600, 4)).astype("float32")
 y = (x.sum(axis=1) > 0).astype("float32")
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-with strategy.scope():
+alone = os.environ["SCOPE"] == "none"
+with contextlib.nullcontext() if alone else tf.distribute.MultiWorkerMirroredStrategy().scope():
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1, "sigmoid")]
     )
     model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(600).batch(4)
 halved = keras.callbacks.LearningRateScheduler(lambda _epoch, rate: rate / 2)
-history = model.fit(
-    data, epochs=2, verbose=0, callbacks=[halved, *([Slow()] if os.environ.get("SLOW") else [])]
-)
+callbacks = [halved, *([Slow()] if "SLOW" in os.environ else [])]
+history = model.fit(data, epochs=2, verbose=0, validation_data=data.take(10), callbacks=callbacks)
 weights = [float(np.abs(one).sum()) for one in model.get_weights()]
 print("ended", json.dumps({**history.history, "weights": weights}), flush=True)

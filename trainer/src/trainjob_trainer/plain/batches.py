@@ -24,7 +24,8 @@ from trainjob_trainer.data.part import part_of as part_of_worker
 from trainjob_trainer.engine.replica_share import Part, weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
-from trainjob_trainer.plain.calls import Shapes, Use
+from trainjob_trainer.plain.calls import Shapes, Use, read_over
+from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
 from trainjob_trainer.reporting.progress import announce
@@ -197,7 +198,7 @@ def share_batches(trainer: ModuleType) -> None:
             dataset = self.data_adapter.get_tf_dataset()
         size = _size_of(self.data_adapter, dataset)
         self._trainjob_files = OwnFiles.of(self, dataset, size) if collective else None
-        if training and collective and _is_reordered(self, dataset):
+        if training and _is_reordered(self, dataset):
             self._trainjob_order.follow(_read_here(self, dataset))
         if training and current_process().call is not None:
             current_process().call.batch_size = size  # type: ignore[union-attr]
@@ -211,18 +212,16 @@ def share_batches(trainer: ModuleType) -> None:
             _tell_once(_sentence(self, dataset))
         self._trainjob_endless = training and collective and _may_go_on(self, dataset)
         self._distributed_dataset = _distributed(self, dataset, size)
-        self._trainjob_resumable = (dataset, size) if training and _is_endless(self, dataset) else None
 
     @functools.wraps(base_get)
     def _get_iterator(self: Any) -> Any:
-        passed = self._trainjob_order.begin_epoch()
-        if passed and self._trainjob_resumable is not None and self._current_iterator is None:
-            dataset, size = self._trainjob_resumable
-            self._distributed_dataset = _distributed(self, dataset, size, after=_passed_batches(self, passed))
+        # With steps of an epoch Keras makes the next one at the end of the epoch that has used one up.
+        self._trainjob_order.begin_epoch(bool(self.steps_per_epoch and self._current_iterator is not None))
         return base_get(self)
 
     iterator.__init__ = __init__
     iterator._get_iterator = _get_iterator
+    iterator._trainjob_go_on = _go_on
 
 
 class Order:
@@ -240,7 +239,7 @@ class Order:
         self._reordered: Any = None
         self._made = 0
         call = current_process().call
-        self._first = call.epoch if call is not None else 0
+        self.first = call.epoch if call is not None else 0
 
     @contextlib.contextmanager
     def applied_to(self, adapter: Any) -> Iterator[None]:
@@ -270,22 +269,21 @@ class Order:
         """Of a pipeline that reorders itself: go on with it as one process does."""
         self._reordered, self.needs_iterators = dataset, True
 
-    def begin_epoch(self) -> int:
+    def begin_epoch(self, later: int = 0) -> None:
         """Choose the order of the iterator that is about to be made; it counts its further epochs itself.
 
-        Returns the epochs since the script called `fit`, those before a restart included.
+        It serves from the epoch on that comes so many `later` than the one under way.
         """
         call = current_process().call
         if call is None:
-            return 0
+            return
         if self._epoch is not None:
-            self._epoch.assign(call.number * 2**32 + call.epoch)
-        passed = call.epoch - self._first
+            self._epoch.assign(call.number * 2**32 + call.epoch + later)
+        passed = call.epoch - self.first
         if self._reordered is not None:
             for _ in range(2 * passed - self._made):
                 iter(self._reordered)
             self._made = max(self._made, 2 * passed) + 1
-        return passed
 
 
 def first_draw(value: Any) -> Any:
@@ -334,24 +332,45 @@ def _read_here(epoch: Any, dataset: Any) -> Any:
     return dataset if epoch._trainjob_files is None else epoch._trainjob_files.sharded
 
 
-def _is_endless(epoch: Any, dataset: Any) -> bool:
-    """Whether it is a pipeline of the user's without end, of which one iterator serves all epochs."""
-    if epoch._trainjob_files is not None:
-        return epoch._trainjob_files.plan.steps is None and bool(epoch.steps_per_epoch)
-    is_ours = type(epoch.data_adapter).__name__ == "TFDatasetAdapter" and isinstance(dataset, tf.data.Dataset)
-    return is_ours and bool(epoch.steps_per_epoch) and dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-
-
-def _passed_batches(epoch: Any, passed: int) -> int:
-    """How many of an endless pipeline were trained before a restart."""
-    taken = int(passed * epoch.steps_per_epoch)
+def _go_on(epoch: Any, call: FitCall) -> None:
+    """At the begin of the epoch that goes on after a restart: have the data stand where it stood then."""
+    passed = call.epoch - epoch._trainjob_order.first
+    goes_on = call.reads_over and call.midway[0] == call.epoch and epoch._current_iterator is None
+    if passed <= 0 or not goes_on:
+        return
+    for _ in range(passed):
+        epoch.data_adapter.on_epoch_begin()
+        epoch.data_adapter.on_epoch_end()
+    if not epoch.steps_per_epoch:
+        return
+    taken_at_once = 1 if call.executions is not None else epoch.steps_per_execution
+    steps = -(-epoch.steps_per_epoch // taken_at_once) * taken_at_once
+    renewals, served = standing_after(passed, steps, epoch._num_batches)
+    if type(epoch.data_adapter).__name__ == "TFDatasetAdapter":
+        pipeline = epoch.data_adapter.get_tf_dataset()
+        for _ in range(renewals if reorders_itself(pipeline) else 0):
+            iter(pipeline)
+    if not served:
+        return
     if current_process().is_writer:
-        announce(f"the {taken:,} batches that were trained before the restart are read over")
-    return taken
+        announce(f"the {served * steps:,} batches that were trained before the restart are read over")
+    epoch._trainjob_order.begin_epoch(-served)
+    with contextlib.suppress(tf.errors.OutOfRangeError):  # then Keras had made another one
+        found = iter(epoch._distributed_dataset)
+        read_over(served * steps, found)
+        epoch._current_iterator, epoch._steps_seen = found, served * steps
 
 
-def _distributed(epoch: Any, dataset: Any, size: int | None, *, after: int = 0) -> Any:
-    """Have each worker read its own, from the batch `after` on where the data set is endless."""
+def standing_after(epochs: int, steps: int, batches: int | None) -> tuple[int, int]:
+    """How often Keras has made another iterator of the data, and how many epochs its present one has served.
+
+    An epoch takes so many steps, and less where the data, of so many `batches`, ends; None: no end is known.
+    """
+    return divmod(epochs, -(-batches // steps)) if batches else (0, epochs)
+
+
+def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
+    """Have each worker read its own."""
     strategy = epoch._distribute_strategy
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
@@ -359,11 +378,11 @@ def _distributed(epoch: Any, dataset: Any, size: int | None, *, after: int = 0) 
         return strategy.experimental_distribute_dataset(dataset)
     replicas = strategy.num_replicas_in_sync
     files = epoch._trainjob_files
-    whole = _by_rows(epoch, dataset.skip(after) if after else dataset, size) if files is None else None
+    whole = _by_rows(epoch, dataset, size) if files is None else None
 
     def own(context: Any) -> Any:
         local = replicas // context.num_input_pipelines
-        mine = files.taken(after) if whole is None else whole(context.input_pipeline_id * local, local)
+        mine = files.taken() if whole is None else whole(context.input_pipeline_id * local, local)
         # Keras counts the batches and stops at the last one. Declared endless, the data set is not asked by
         # all workers together before each step whether there is more; and the end, where some would leave
         # a collective that others wait in, is never met.
@@ -437,8 +456,8 @@ class OwnFiles:
         adapter._dataset = adapter._dataset.apply(tf.data.experimental.assert_cardinality(length))
         epoch._num_batches = adapter.num_batches
 
-    def taken(self, after: int) -> Any:
-        """What the worker's devices take one after the other, from a step on."""
+    def taken(self) -> Any:
+        """What the worker's devices take one after the other."""
         plan, devices = self.plan, self._devices
         if plan.sizes is not None:
             batches = file_shards.joined(self.sharded, plan, devices)
@@ -450,7 +469,7 @@ class OwnFiles:
             parts = part(source, first=0, count=replicas, of=replicas, weighed=True)
             batches = parts.map(as_written(lambda one: one.rows))
             batches = batches if plan.steps is None else batches.take(plan.steps * devices)
-        return batches.skip(after * devices) if after else batches
+        return batches
 
 
 def _exchange(

@@ -82,6 +82,7 @@ class AtEnd(Scoring):
         self._clock = StepClock()
         self._profiler = Profiler(process.task, process.environment)
         self._step_before = 0
+        self._batches = 0
         self._patience = 0.0
         self._held: HostGroups = {}
 
@@ -101,7 +102,8 @@ class AtEnd(Scoring):
         call.epoch = epoch
         before, self._held = self._held, {}
         resume_midway(process, call, self.model, before)
-        self._step_before = process.step - call.batches_before
+        self._batches = call.batches_before
+        self._step_before = process.step - self._batches
         process.progress.update(
             step=process.step,
             total_steps=self._step_before + int(steps) * (call.epochs - epoch) if steps else None,
@@ -112,7 +114,7 @@ class AtEnd(Scoring):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Called by Keras, with the last batch's number within the epoch, from 0."""
         steps = (self.params or {}).get("steps")
-        done = min(batch + 1, int(steps)) if steps else batch + 1
+        self._batches = done = min(batch + 1, int(steps)) if steps else batch + 1
         self._process.step = self._step_before + done
         self._process.progress.update(
             state="training",
@@ -145,6 +147,10 @@ class AtEnd(Scoring):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Called by Keras; there is nothing to save in a validation, and no end of it to wait for."""
+        if self._batches and self._call.times.within_epochs:
+            between_calls(
+                self._process, self._call, self.model, self._users, self._batches, before_validation=True
+            )
         super().on_test_begin(logs)
         stop = self._process.stop
         self._patience, stop.patience_seconds = stop.patience_seconds, 0.0

@@ -280,6 +280,8 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _enumerate_iterator(self: Any) -> Iterator[tuple[Any, ...]]:
         call = current_process().call
+        if call is not None and self._trainjob_use is Use.FIT:
+            self._trainjob_go_on(call)
         steps = self.steps_per_epoch or self._num_batches or 0
         if call is None or call.executions is None or steps <= 0 or self._trainjob_use is Use.PREDICT:
             calls = original(self)
@@ -320,7 +322,7 @@ def _after(
             return  # data of unknown length, of which the last call got fewer
 
 
-def _read_over(count: int, iterator: Any) -> None:
+def read_over(count: int, iterator: Any) -> None:
     """Of a strategy's data; without Python in between it takes little more than the reading."""
     tf = importlib.import_module("tensorflow")
 
@@ -348,7 +350,7 @@ def _executions_of(
     step = call.batches_before if trains else 0
     if step:
         if call.reads_over:
-            _read_over(step, epoch._current_iterator)
+            read_over(step, epoch._current_iterator)
         epoch._steps_seen += step
     if trains and call.last_step is not None:
         steps = min(steps, step + call.last_step - current_process().step)

@@ -78,6 +78,8 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
         strategy = self._distribute_strategy
         if not is_collective(strategy):
             original(self, iterator=iterator, data_batch=data_batch)
+            if strategy is None and iterator is not None and _goes_on() and _has_call(self):
+                self._symbolic_build(data_batch=_batch_spec(iterator))
             return
         if iterator is not None:
             data_batch = _batch_spec(iterator)
@@ -93,12 +95,44 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
             trouble = fixed_batch_trouble(_fixed_rows(self), call.batch_size, replicas)
             if trouble:
                 raise InvalidConfiguration(trouble)
+        for optimizer in _optimizers_of(self):  # Keras takes the scope it was made in, which may be none
+            optimizer._distribution_strategy = strategy
         if _has_call(self):
             original(self, data_batch=data_batch)
         elif self.train_function is None:
             _build_by_its_step(self, data_batch)
+        _bring_into_strategy(self)
 
     return _maybe_symbolic_build
+
+
+def _bring_into_strategy(model: Any) -> None:
+    """Have the variables that metrics and optimizers got outside the scope, as by a `compile()` there.
+
+    Each worker would count its own rows alone, and a step would count once for each of a worker's devices.
+    """
+    strategy, tf = model.distribute_strategy, importlib.import_module("tensorflow")
+    of_optimizers = [one for optimizer in _optimizers_of(model) for one in optimizer.variables]
+    with strategy.scope():
+        for one in (*model.metrics_variables, *of_optimizers):
+            if isinstance(one.value, tf.Variable) and not isinstance(
+                one.value, tf.distribute.DistributedValues
+            ):
+                one._initialize(one.numpy())
+
+
+def _optimizers_of(model: Any) -> list[Any]:
+    keras = importlib.import_module("keras")
+    return [one for one in vars(model).values() if isinstance(one, keras.optimizers.Optimizer)]
+
+
+def _goes_on() -> bool:
+    """Whether there is a checkpoint to go on from: its variables, and those of its metrics, are wanted now.
+
+    Without a strategy Keras creates them in the first step.
+    """
+    record = getattr(current_process().call, "record", None)
+    return record is not None and bool(record.store.steps())
 
 
 def fixed_batch_trouble(fixed: int | None, rows: int | None, replicas: int) -> str | None:
@@ -152,8 +186,7 @@ def _build_by_its_step(model: Any, batch: Any) -> None:
 @contextlib.contextmanager
 def _without_gradients(model: Any) -> Iterator[list[tuple[Any, Any]]]:
     """Have zeros for gradients, which can't be had outside a replica, and only note what is applied."""
-    tf, keras = importlib.import_module("tensorflow"), importlib.import_module("keras")
-    optimizers = [one for one in vars(model).values() if isinstance(one, keras.optimizers.Optimizer)]
+    tf = importlib.import_module("tensorflow")
     applied: list[tuple[Any, Any]] = []
 
     def zeros(self: Any, target: Any, sources: Any, *args: Any, **words: Any) -> Any:  # noqa: ARG001
@@ -171,7 +204,7 @@ def _without_gradients(model: Any) -> Iterator[list[tuple[Any, Any]]]:
     with contextlib.ExitStack() as stack:
         stack.callback(setattr, tf.GradientTape, "gradient", tf.GradientTape.gradient)
         tf.GradientTape.gradient = zeros
-        for one in optimizers:
+        for one in _optimizers_of(model):
             stack.callback(delattr, one, "apply")
             one.apply = noting(one)
         yield applied

@@ -65,12 +65,19 @@ _SAVE, _STOP, _END = 1, 2, 4
 
 
 def between_calls(
-    process: PlainProcess, call: ScriptCall, model: Any, users: list[Any], batches: int = 0
+    process: PlainProcess,
+    call: ScriptCall,
+    model: Any,
+    users: list[Any],
+    batches: int = 0,
+    *,
+    before_validation: bool = False,
 ) -> None:
     """Save if it is time to, and end the process if it has been asked to. All workers call it together.
 
     `batches` are taken of the epoch under way; 0 at an epoch's end. There training ends on all where the
-    writer's `stop_training` says so, and nothing is saved.
+    writer's `stop_training` says so, and nothing is saved. Before a validation only who has been asked to
+    stop saves: others do at the epoch's end, with its figures.
 
     Raises:
         OutputFull, OutputUnwritable: this or an earlier checkpoint can't be written.
@@ -88,9 +95,10 @@ def between_calls(
             return 0
         writer.watch()
         is_due = call.times.is_due(process.step, epoch_ends=not batches, is_writing=writer.is_writing)
-        return _SAVE * is_due + _STOP * process.stop.requested
+        return _SAVE * (is_due and not before_validation) + _STOP * process.stop.requested
 
-    wished = call.looks.after_call(wishes, now=not batches or call.times.has_come(process.step))
+    now = not batches or before_validation or call.times.has_come(process.step)
+    wished = call.looks.after_call(wishes, now=now)
     if not batches:
         model.stop_training = bool(wished & _END)
     if not wished or wished & _END:

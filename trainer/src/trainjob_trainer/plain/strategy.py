@@ -36,7 +36,7 @@ def prepare_strategy(module: ModuleType) -> None:
         self: Any, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
         process = current_process()
-        _end_if_finished(process)
+        end_if_finished(process)
         process.claim_output()
         process.progress.keep_fresh()
         if process.task.is_evaluator:
@@ -119,7 +119,7 @@ def _build(process: PlainProcess, build: Any) -> None:
     process.progress.update(state="starting")
 
 
-def _end_if_finished(process: PlainProcess) -> None:
+def end_if_finished(process: PlainProcess) -> None:
     """A replica that comes back after the job's end must not wait for peers that will never come."""
     store = CheckpointStore(process.environment.checkpoint_dir)
     before = None if process.task.is_evaluator else finished_before(store, process.environment.uid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import functools
 import os
@@ -28,10 +29,12 @@ from trainjob_trainer.engine.steps_per_execution import Looks
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_executions, reads_over
+from trainjob_trainer.plain.failures import end_on_request
 from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, SaveTimes, ScriptCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import compare_weights, restore, save_end
+from trainjob_trainer.plain.strategy import end_if_finished
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
@@ -65,7 +68,7 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
 
 
 def _note_exit_codes(process: PlainProcess) -> None:
-    """`sys.exit(1)` ends a script without an error that a hook would see."""
+    """`sys.exit(1)` and `exit(1)` end a script without an error that a hook would see."""
     original = sys.exit
 
     @functools.wraps(original)
@@ -75,6 +78,7 @@ def _note_exit_codes(process: PlainProcess) -> None:
         original(status)
 
     sys.exit = leave  # type: ignore[assignment]
+    vars(builtins).update({name: leave for name in ("exit", "quit") if hasattr(builtins, name)})
 
 
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
@@ -86,6 +90,9 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     """
     if not model.compiled:
         return fit(model, **arguments)  # Keras says what is missing
+    if not process.count:  # a script without a strategy of several workers has not come by this yet
+        end_if_finished(process)
+        end_on_request(process)
     process.progress.keep_fresh()
     if process.count:  # the first fit of all is part of the start
         process.progress.update(state="preparing")
