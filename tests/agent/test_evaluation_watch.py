@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support_agent_job import Job, until
 
-from trainjob_trainer.agent.agent import FIRST_SECONDS, EvaluationWatch
+from trainjob_trainer.agent.main import FIRST_SECONDS, EvaluationWatch
 
 SCORING = {"state": "evaluating", "step": 5, "evaluatedBatches": 3, "time": 1.0}
 RESULT = {"step": 4, "metrics": {}, "final": False}

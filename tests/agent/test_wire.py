@@ -15,11 +15,10 @@ import pytest
 from testbed.ports import free_ports
 
 from trainjob.cluster.agents.wire import GREETING, LARGEST_FRAME, NONCE_BYTES, Opener, Sealer, session_key
-from trainjob_trainer.agent import listener as listening
-from trainjob_trainer.agent.listener import Listener, PortTaken
+from trainjob_trainer.agent import wire
 from trainjob_trainer.agent.log import Seldom
 from trainjob_trainer.agent.settings import Address
-from trainjob_trainer.agent.wire import LARGEST_FIRST_FRAME, Channel, WireError, connect
+from trainjob_trainer.agent.wire import LARGEST_FIRST_FRAME, Channel, Listener, PortTaken, WireError, connect
 
 TOKEN = "token"  # noqa: S105
 PATIENCE = 20.0
@@ -201,7 +200,7 @@ async def test_a_frame_that_comes_twice_ends_the_connection() -> None:
 
 
 async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "STRANGER_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "STRANGER_SECONDS", 0.1)
     async with server() as serving:
         silent, slow = await serving.connect(), await serving.connect()
         await slow.greet()
@@ -240,7 +239,7 @@ def test_a_pause_of_the_machine_is_no_silence() -> None:
 
 async def test_strangers_cannot_keep_others_out() -> None:
     async with server() as serving:
-        strangers = [await serving.connect() for _ in range(listening.MOST_STRANGERS + 20)]
+        strangers = [await serving.connect() for _ in range(wire.MOST_STRANGERS + 20)]
         client = await serving.connect()
         await client.greet()
         client.writer.write(client.sealer.seal({"type": "join"}))
@@ -265,7 +264,7 @@ async def test_whoever_else_listens_is_no_agent() -> None:
 
 
 async def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_BIND_SECONDS", 0.0)
+    monkeypatch.setattr(wire, "_BIND_SECONDS", 0.0)
     async with server() as serving:
         with pytest.raises(PortTaken, match=f"can't listen on port {serving.port}"):
             await Server(serving.port).listener.open(Address("127.0.0.1", serving.port))

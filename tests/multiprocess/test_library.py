@@ -16,7 +16,7 @@ from support_checkpoints import final_variables, largest_difference
 from support_processes import DEADLINE_SECONDS, Gang, jsonl
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.early_stopping.stopping import MONITORED, History
+from trainjob_trainer.early_stopping import MONITORED, History
 from trainjob_trainer.errors import ExitCode
 
 SCRIPT = Path(__file__).parent / "scripts" / "library_run.py"

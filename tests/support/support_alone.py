@@ -14,11 +14,11 @@ import tensorflow as tf
 from trainjob_trainer import Environment, Task, checkpoint_manager
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import BackgroundWriter
+from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.library import _Request, _train
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.stop import StopRequest
 
 STRATEGY = tf.distribute.get_strategy()
 

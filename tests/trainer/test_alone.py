@@ -12,8 +12,8 @@ import tensorflow as tf
 from support_alone import STRATEGY, examples, model, replica, train
 
 from trainjob_trainer import CheckpointMismatch, Run
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
+from trainjob_trainer.checkpoint.store import FinalMarker
 from trainjob_trainer.library import _Request, _train
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.resume import Start

@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainjob_trainer import CheckpointMismatch, InvalidConfiguration, Task
 from trainjob_trainer.distribution import collective
 from trainjob_trainer.distribution.collective import check_same_plan, check_same_weights, gather, weights_hash
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 
 PLAN = TrainingPlan(total_steps=30, epoch_steps=10, checkpoint_every=5, global_batch=8)
 TASK = Task("worker", 1, {"worker": ("a:1", "b:1")})

@@ -27,9 +27,9 @@ from trainjob_trainer.distribution.divergence import (
     is_wanted,
     mirrored,
 )
-from trainjob_trainer.early_stopping.selection import Selection
+from trainjob_trainer.early_stopping import Selection
 from trainjob_trainer.engine.gradient_path import _note_gathered
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 
 THREE = {"worker": ("a:1", "b:1", "c:1")}
 MIRRORED = tf.distribute.MirroredStrategy(["CPU:0"])

@@ -13,7 +13,7 @@ from support_processes import jsonl
 
 from trainjob_trainer import InvalidConfiguration, OutputFinished, Preempted
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.early_stopping.stopping import Source, build_monitoring
+from trainjob_trainer.early_stopping import Source, build_monitoring
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import build_model
 from trainjob_trainer.library import Result, _Request, _train

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trainjob_trainer import OutputFull, PeerLost, Preempted, Task
-from trainjob_trainer.edge import explain_failure
-from trainjob_trainer.stop import StopRequest
+from trainjob_trainer.edge import StopRequest, explain_failure
 
 CLUSTER = {"worker": ("a:1", "b:1"), "evaluator": ("c:1",)}
 ONE_OF_TWO = Task("worker", 0, CLUSTER)

@@ -15,11 +15,11 @@ from support_checkpoints import final_variables, largest_difference
 
 from trainjob_trainer import Environment, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.library import Result, _Request, _train
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.stop import StopRequest
 
 STRATEGY = tf.distribute.get_strategy()
 STEPS, EPOCH_STEPS, BATCH, EVERY = 31, 7, 4, 5

@@ -21,9 +21,8 @@ from support_disk import FaultyFiles
 from trainjob_trainer import Fenced, InvalidConfiguration, OutputTaken, OutputUnwritable
 from trainjob_trainer.checkpoint.fence import REVOCATION_SECONDS, Fence
 from trainjob_trainer.checkpoint.files import Files
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
-from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.environment import Generation
 
 T = TypeVar("T")

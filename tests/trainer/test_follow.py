@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 from support_disk import STALE, FaultyFiles
 
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
-from trainjob_trainer.scoring.evaluation import follow
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
+from trainjob_trainer.evaluation import follow
 
 GROUPS = {"model": [NamedArray("a", np.zeros(2, "float32"))]}
 

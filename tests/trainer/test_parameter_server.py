@@ -16,22 +16,26 @@ from hypothesis import strategies as st
 
 from trainjob_trainer import Environment, InvalidConfiguration, NotFinite, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.data.reading import build_share
-from trainjob_trainer.data.source import Cache, TrainingSource
+from trainjob_trainer.data.source import Cache, TrainingSource, build_share
 from trainjob_trainer.distribution.strategy import server_addresses, wait_for_servers
-from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
-from trainjob_trainer.early_stopping.stopping import Monitoring, Rule, Source
+from trainjob_trainer.early_stopping import MonitoredSelection, Monitoring, Rule, Selection, Source
+from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.gradient_path import GradientPath
 from trainjob_trainer.engine.model_state import optimizers_of
 from trainjob_trainer.engine.not_finite import OnNan
-from trainjob_trainer.parameter_server.engine import Block, Tally, add_on_server, many_steps
-from trainjob_trainer.parameter_server.server import wait_for_end
-from trainjob_trainer.parameter_server.training import CoordinatorLoop, next_block
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.parameter_server import (
+    Block,
+    CoordinatorLoop,
+    Tally,
+    add_on_server,
+    many_steps,
+    next_block,
+    wait_for_end,
+)
+from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.stop import StopRequest
 from trainjob_trainer.training import Training
 
 TASK = Task("chief", 0, {"chief": ("a:1",), "worker": ("b:1", "c:1"), "ps": ("d:1",)})

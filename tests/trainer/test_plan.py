@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.plan import batch_of_a_device, build_plan
+from trainjob_trainer.recipe import batch_of_a_device, build_plan
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trainjob_trainer.data.source import Policy
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 
 WHOLE = {
     "workers": 2,

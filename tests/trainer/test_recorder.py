@@ -14,12 +14,12 @@ from support_events import read_events
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import Ending
+from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.work_time import OwnTime
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.recorder import SECONDS_BETWEEN_FIGURES, Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.stop import StopRequest
 
 PLAN = TrainingPlan(total_steps=1000, epoch_steps=100, checkpoint_every=100, global_batch=8)
 

@@ -15,9 +15,8 @@ import tensorflow as tf
 from support_disk import STALE, fail_reads, system_error
 
 from trainjob_trainer import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
-from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.resume import (
     Start,
     Verdict,

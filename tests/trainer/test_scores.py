@@ -7,12 +7,18 @@ import os
 from pathlib import Path
 
 import pytest
+from trainjob_trainer.scoring import evaluation
 
 from trainjob_trainer import OutputUnwritable
+from trainjob_trainer.evaluation import (
+    Evaluation,
+    EvaluatorScores,
+    ResultsFile,
+    Scored,
+    tell_scoring,
+    touch_scoring,
+)
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.scoring import evaluation
-from trainjob_trainer.scoring.evaluation import Evaluation, ResultsFile
-from trainjob_trainer.scoring.scores import EvaluatorScores, Scored, tell_scoring, touch_scoring
 
 
 def add(folder: Path, step: int, loss: float) -> None:

@@ -16,14 +16,20 @@ from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Recip
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
-from trainjob_trainer.early_stopping.selection import EVALUATOR_PATIENCE, MonitoredSelection
-from trainjob_trainer.early_stopping.stopping import Monitoring, Rule, Source, find_source
+from trainjob_trainer.early_stopping import (
+    EVALUATOR_PATIENCE,
+    MonitoredSelection,
+    Monitoring,
+    Rule,
+    Source,
+    find_source,
+)
+from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, saved_results
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.evaluation import tell_scoring
+from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.scoring.scores import tell_scoring
-from trainjob_trainer.stop import StopRequest
 
 TOTAL, EPOCH = 100, 10
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.shared_update import find_slots, shared_update
+from trainjob_trainer.engine.gradient_path import GradientPath, find_slots, shared_update
 from trainjob_trainer.engine.stepping import ManySteps
 
 optimizers = keras.optimizers

@@ -9,7 +9,7 @@ import pytest
 
 LISTEN = """
 import multiprocessing, os, signal, time
-from trainjob_trainer.stop import StopRequest, is_listening
+from trainjob_trainer.edge import StopRequest, is_listening
 stop = StopRequest()
 stop.install(lambda: os._exit(86))
 """

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.early_stopping.stopping import (
+from trainjob_trainer.early_stopping import (
     Decision,
     History,
     Rule,

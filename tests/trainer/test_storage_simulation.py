@@ -47,13 +47,12 @@ from support_filesystem import (
 
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import RETRY_SECONDS
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray
-from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.environment import Generation
 from trainjob_trainer.errors import CheckpointUnreadable, Fenced, OutputUnwritable, TrainerError
+from trainjob_trainer.evaluation import follow, once_available
 from trainjob_trainer.resume import Verdict, choose_start
-from trainjob_trainer.scoring.evaluation import follow, once_available
 
 FOLDER = Path("/output/checkpoints")
 TOTAL, KEEP, JOB = 4, 2, "job"

@@ -27,9 +27,8 @@ from trainjob_trainer import (
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import NamedArray, read
-from trainjob_trainer.checkpoint.store import CheckpointStore, dropped_steps
+from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker, dropped_steps
 from trainjob_trainer.checkpoint_manager import BackgroundWriter
 from trainjob_trainer.environment import Generation
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.data.part import Part
+from trainjob_trainer.data.batches import Part
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards
 from trainjob_trainer.plain.batches import OwnFiles

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.python.autograph.pyct.transpiler import PyToPy
 
+from trainjob_trainer.data.batches import Part as OwnPart
 from trainjob_trainer.data.batches import (
     Place,
     ReadOver,
@@ -14,7 +15,6 @@ from trainjob_trainer.data.batches import (
     stream_in_turn,
     worker_batches,
 )
-from trainjob_trainer.data.part import Part as OwnPart
 from trainjob_trainer.plain import batches as rows
 
 

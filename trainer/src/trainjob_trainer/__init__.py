@@ -36,7 +36,7 @@ from trainjob_trainer.errors import (
 
 if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
-    from trainjob_trainer.data.part import Part, interleaved
+    from trainjob_trainer.data.batches import Part, interleaved
     from trainjob_trainer.environment import Environment
     from trainjob_trainer.library import Result, train_and_evaluate
     from trainjob_trainer.recipe import Recipe
@@ -73,13 +73,13 @@ __all__ = [
 
 _LAZY = {
     "Environment": "trainjob_trainer.environment",
-    "Part": "trainjob_trainer.data.part",
+    "Part": "trainjob_trainer.data.batches",
     "Recipe": "trainjob_trainer.recipe",
     "Result": "trainjob_trainer.library",
     "Run": "trainjob_trainer.custom_loop",
     "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
-    "interleaved": "trainjob_trainer.data.part",
+    "interleaved": "trainjob_trainer.data.batches",
     "train_and_evaluate": "trainjob_trainer.library",
 }
 

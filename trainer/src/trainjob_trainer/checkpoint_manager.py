@@ -12,14 +12,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import HostGroups, VariableGroups
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.distribution.first_worker import is_gone
-from trainjob_trainer.early_stopping.selection import Selection
+from trainjob_trainer.early_stopping import Selection
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, read_results
 from trainjob_trainer.errors import Preempted
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
 

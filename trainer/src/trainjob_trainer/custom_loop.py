@@ -15,12 +15,13 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.snapshot import read
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
-from trainjob_trainer.data.part import part_of
+from trainjob_trainer.data.batches import part_of
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.parameter_server.server import serve
+from trainjob_trainer.evaluation import evaluate_checkpoints
+from trainjob_trainer.parameter_server import serve
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica, join
 from trainjob_trainer.reporting.profiler import Profiler
@@ -28,7 +29,6 @@ from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
 from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
-from trainjob_trainer.scoring.evaluation import evaluate_checkpoints
 
 # The variables of what a user asks to be tracked.
 

@@ -15,12 +15,24 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.data.batches import TrainingData, measure
-from trainjob_trainer.data.reading import distributed_batches, open_training_data, policy_of
-from trainjob_trainer.data.source import TrainingSource, as_function, with_class_weight
+from trainjob_trainer.data.source import (
+    TrainingSource,
+    as_function,
+    distributed_batches,
+    open_training_data,
+    policy_of,
+    with_class_weight,
+)
 from trainjob_trainer.distribution.collective import check_same_plan
 from trainjob_trainer.distribution.strategy import build_strategy
-from trainjob_trainer.early_stopping.selection import MonitoredSelection, Selection
-from trainjob_trainer.early_stopping.stopping import Source, build_monitoring, find_source, is_monitored
+from trainjob_trainer.early_stopping import (
+    MonitoredSelection,
+    Selection,
+    Source,
+    build_monitoring,
+    find_source,
+    is_monitored,
+)
 from trainjob_trainer.engine.metric_state import OverAll, scalars
 from trainjob_trainer.engine.model_state import (
     build_model,
@@ -33,11 +45,15 @@ from trainjob_trainer.engine.model_state import (
 )
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.errors import CheckpointMismatch, InvalidConfiguration, first_line
-from trainjob_trainer.parameter_server.engine import CoordinatedEngine
-from trainjob_trainer.parameter_server.server import serve
-from trainjob_trainer.parameter_server.training import CoordinatorLoop
-from trainjob_trainer.plan import TrainingPlan, batch_of_a_device, build_plan
-from trainjob_trainer.recipe import Recipe, check, recipe_of
+from trainjob_trainer.evaluation import (
+    Evaluation,
+    KerasScoring,
+    Score,
+    evaluate_checkpoints,
+    score_here,
+)
+from trainjob_trainer.parameter_server import CoordinatedEngine, CoordinatorLoop, serve
+from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device, build_plan, check, recipe_of
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.reporting.progress import announce
@@ -53,13 +69,6 @@ from trainjob_trainer.resume import (
     restore,
     settings_in_force,
     settings_of,
-)
-from trainjob_trainer.scoring.evaluation import (
-    Evaluation,
-    KerasScoring,
-    Score,
-    evaluate_checkpoints,
-    score_here,
 )
 from trainjob_trainer.task import Task
 from trainjob_trainer.training import Training

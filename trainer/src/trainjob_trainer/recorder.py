@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from trainjob_trainer.checkpoint_manager import Ending
 from trainjob_trainer.engine.work_time import OwnTime
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.machine import Machine
 from trainjob_trainer.reporting.progress import announce

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.edge import exit_now, install_edge, leave
+from trainjob_trainer.edge import EVALUATOR_STOPPED, StopRequest, exit_now, install_edge, leave
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.reporting.machine import keep_freed_memory
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.resume import finished_before, refuse_finished
-from trainjob_trainer.stop import EVALUATOR_STOPPED, StopRequest
 from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:

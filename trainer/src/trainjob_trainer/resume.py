@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from trainjob_trainer.checkpoint.final import FinalMarker
 from trainjob_trainer.checkpoint.snapshot import (
     HostGroups,
     NamedArray,
@@ -18,7 +17,7 @@ from trainjob_trainer.checkpoint.snapshot import (
     json_group,
     read_json,
 )
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task

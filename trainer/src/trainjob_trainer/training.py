@@ -21,7 +21,7 @@ from trainjob_trainer.checkpoint.snapshot import (
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch
-from trainjob_trainer.early_stopping.selection import Selection
+from trainjob_trainer.early_stopping import Selection
 from trainjob_trainer.engine.callbacks import (
     isolate,
     keep_files,
@@ -45,7 +45,7 @@ from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.plain.fit_call import FitCall, Seen
 from trainjob_trainer.plain.install import prepare_fit
 from trainjob_trainer.plain.process import PlainProcess, running_as
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.profiler import Profiler

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from trainjob_trainer.agent.budget import Budget, Verdict, furthest
 from trainjob_trainer.agent.failure import PREEMPTED, STALLED, UNREACHABLE, Failure
 from trainjob_trainer.agent.messages import FINISHED, IDLE, count_roles
-from trainjob_trainer.agent.rendezvous import LoneSeats, Rendezvous
-from trainjob_trainer.agent.roster import Member, Roster
+from trainjob_trainer.agent.rendezvous import LoneSeats, Member, Rendezvous, Roster
 from trainjob_trainer.agent.stall import Rank, StallWatch, blame
 
 CULPRIT_GRACE = 0.5

@@ -42,8 +42,7 @@ from trainjob_trainer.agent.messages import (
     count_roles,
     farewell,
 )
-from trainjob_trainer.agent.rendezvous import Outbox, Place, Rendezvous
-from trainjob_trainer.agent.roster import ABSENT, Member, is_observer
+from trainjob_trainer.agent.rendezvous import ABSENT, Member, Outbox, Place, Rendezvous, is_observer
 from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
 
 # Which failure started it, among those that every failure sets off in its peers.

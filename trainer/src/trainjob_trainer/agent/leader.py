@@ -24,8 +24,7 @@ from trainjob_trainer.agent.messages import (
     read_member_message,
     read_order,
 )
-from trainjob_trainer.agent.rendezvous import Place
-from trainjob_trainer.agent.roster import is_observer
+from trainjob_trainer.agent.rendezvous import Place, is_observer
 from trainjob_trainer.agent.seat import Seat
 from trainjob_trainer.agent.wire import Channel, WireError
 

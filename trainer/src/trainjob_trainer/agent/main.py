@@ -1,23 +1,294 @@
-"""The program: `trainjob.pyz -- COMMAND [ARGUMENT...]`."""
+"""What one container does, from its start to its exit code: alone, as a member, or as the leading agent.
+
+The program is `trainjob.pyz -- COMMAND [ARGUMENT...]`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from trainjob_trainer.agent.agent import run_agent
 from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.child import Child
 from trainjob_trainer.agent.failure import Failure, is_permanent, reason_of
-from trainjob_trainer.agent.listener import PortTaken
-from trainjob_trainer.agent.log import log
-from trainjob_trainer.agent.settings import InvalidSettings, read_settings
+from trainjob_trainer.agent.leader import Leader
+from trainjob_trainer.agent.log import Seldom, log
+from trainjob_trainer.agent.seat import Departure, Seat
+from trainjob_trainer.agent.settings import InvalidSettings, Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
+from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, PortTaken, WireError, connect
 from trainjob_trainer.errors import ExitCode
+
+# Whether an evaluation stands still: an evaluator has nobody to notice it but its own agent.
+
+
+_SIGNS_OF_LIFE = ("step", "evaluatedBatches", "evaluation")
+FIRST_SECONDS = 300.0
+"""For the first sign of life of a process at least: loading, tracing and compiling come before it."""
+
+
+class EvaluationWatch:
+    """Looks at one process's progress reports (docs/contract.md); waiting for a checkpoint is no stall."""
+
+    def __init__(self) -> None:
+        self._signs: tuple[Any, ...] | None = None
+        self._since = 0.0
+        self._has_scored = False
+
+    def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
+        """Take note of the latest report, None before the first; `now` is of a clock that never goes back."""
+        if report is None or report.get("state") != "evaluating":
+            self._signs = None
+            return
+        self._has_scored = self._has_scored or bool(
+            report.get("evaluatedBatches") or report.get("evaluation")
+        )
+        signs = tuple(report.get(name) for name in _SIGNS_OF_LIFE)
+        if signs != self._signs:
+            self._signs, self._since = signs, now
+
+    def stalled(self, now: float, limit: float) -> bool:
+        """Whether an evaluation is under way in which nothing has moved for `limit` seconds."""
+        return self._signs is not None and now - self._since >= self.patience(limit)
+
+    def patience(self, limit: float) -> float:
+        """How long nothing may move, in seconds."""
+        return limit if self._has_scored else max(limit, FIRST_SECONDS)
+
+
+async def watch_evaluation(seat: Seat, clock: Callable[[], float] = time.monotonic) -> None:
+    """Have an evaluator's process end once it stands still; never return without a limit.
+
+    The pod ends with it. The controller replaces it, and counts that as it counts any failure of its own.
+    """
+    watch, limit = EvaluationWatch(), seat.settings.stall_timeout
+    while limit is not None:
+        now = clock()
+        watch.observe(seat.child.report, now)
+        if watch.stalled(now, limit):
+            seat.leave_stalled(f"no progress within an evaluation for {watch.patience(limit):g} s")
+            return
+        await asyncio.sleep(seat.settings.beat_seconds)
+
+
+# The connection to the leading agent: whenever it ends, training here ends too, and it is made again.
+
+
+SHORTEST_WAIT = 0.1
+LONGEST_WAIT = 1.0
+_COMPLAIN_SECONDS = 30.0
+
+
+class LeaderLink:
+    """Joins the leading agent, obeys it, and joins again for ever."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._settings = seat.settings
+        self._channel: Channel | None = None
+        self._loop = asyncio.get_running_loop()
+        self._lost_at: float | None = self._loop.time()
+        self._newest = 0
+        self._wait = SHORTEST_WAIT
+        self._trouble = Seldom(_COMPLAIN_SECONDS)
+        seat.say = self.say
+
+    @property
+    def lost_seconds(self) -> float | None:
+        """Return for how long there has been no leading agent, or None."""
+        return None if self._lost_at is None else self._loop.time() - self._lost_at
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Tell the leading agent, if there is one."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.post(message)
+        except WireError as error:
+            log(f"could not tell the leading agent of {message.get('type')}: {error}")
+
+    async def run(self) -> None:
+        """Never return."""
+        while True:
+            try:
+                await self._attend()
+            except WireError as error:
+                self._missed(str(error))
+            wait = self._wait * random.uniform(0.5, 1.0)  # noqa: S311 - so that not all come at once
+            self._wait = min(2 * self._wait, LONGEST_WAIT)
+            await asyncio.sleep(wait)
+
+    async def close(self) -> None:
+        """Say what is still to be said, and hang up."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _attend(self) -> None:
+        leader = self._settings.leader
+        # The name is looked up anew each time: the leading agent's pod may be another one by now.
+        channel = await connect(leader.host, leader.port, self._settings.token, FRAME_SECONDS)
+        beats = None
+        try:
+            channel.post(self._seat.join(self._settings.pod_ip or channel.own_host))
+            patience = self._welcome(await channel.receive(FRAME_SECONDS))
+            self._channel = channel
+            beats = asyncio.ensure_future(self._beat())
+            while True:
+                self._obey(await channel.receive(patience))
+        finally:
+            self._channel = None
+            if beats is not None:
+                beats.cancel()
+            await channel.close(0)
+
+    def _obey(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._seat.obey(message)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"its order makes no sense: {error!r}") from error
+
+    def _welcome(self, message: Mapping[str, Any]) -> float:
+        """Return how long the leading agent may be silent; raise unless it lets us in."""
+        if message.get("type") == "end":
+            self._obey(message)
+            raise WireError("it sends this seat's agent away")
+        incarnation, policy = message.get("incarnation"), message.get("policy")
+        if (
+            message.get("type") != "welcome"
+            or not isinstance(incarnation, int)
+            or not isinstance(policy, dict)
+        ):
+            raise WireError("whoever answers speaks another protocol")
+        if incarnation < self._newest:
+            raise WireError("whoever answers has been replaced")
+        self._newest = incarnation
+        self._lost_at = None
+        self._wait = SHORTEST_WAIT
+        return float(policy.get("lostSeconds", self._settings.lost_seconds))
+
+    def _missed(self, why: str) -> None:
+        seat, leader = self._seat, self._settings.leader
+        if self._lost_at is None:
+            self._lost_at = self._loop.time()
+            if not (seat.departure.done() or self._settings.is_observer):
+                log(f"lost the leading agent at {leader} ({why}); training stops here until it is back")
+        else:
+            self._trouble.log(f"waiting for the leading agent at {leader} ({why})")
+        if not self._settings.is_observer:
+            seat.cut_off()
+
+    async def _beat(self) -> None:
+        while True:
+            self.say(self._seat.beat())
+            await asyncio.sleep(self._settings.beat_seconds)
+
+
+# What one container does, from its start to its exit code.
+
+
+async def run_agent(settings: Settings) -> int:
+    """Run the agent of one seat, and return its exit code; PortTaken if it can't listen on its port."""
+    loop = asyncio.get_running_loop()
+    seat = Seat(settings, lambda changed: _make_child(settings, changed))
+    role = _Leading(seat) if settings.is_leader else _Following(seat)
+    listener = Listener(settings.token, role.meet)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, seat.leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    await listener.open(settings.address)
+    work: asyncio.Future[Any] = asyncio.ensure_future(role.run())
+    watch: asyncio.Future[Any] | None = None
+    if settings.is_observer:
+        seat.start_alone()
+        watch = asyncio.ensure_future(watch_evaluation(seat))
+    ends: set[asyncio.Future[Any]] = {work, seat.departure}
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not seat.departure.done():
+            work.result()
+        departure = seat.departure.result()
+        await role.part(departure)
+    finally:
+        work.cancel()
+        if watch is not None:
+            watch.cancel()
+        listener.close()
+        await seat.close()
+    _leave_words(seat, departure)
+    return departure.code
+
+
+class _Leading:
+    def __init__(self, seat: Seat) -> None:
+        self._leader = Leader(seat)
+        self.run = self._leader.run
+        self.meet = self._leader.meet
+
+    async def part(self, departure: Departure) -> None:
+        if departure.verdict in ("finished", "failed"):
+            await self._leader.linger()
+        self._leader.hang_up()
+
+
+class _Following:
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._link = LeaderLink(seat)
+        self.run = self._link.run
+
+    async def meet(self, channel: Channel, first: Mapping[str, Any]) -> None:
+        if first.get("type") == "sync":
+            channel.post(self._report())
+
+    async def part(self, departure: Departure) -> None:
+        del departure
+        await self._link.close()
+
+    def _report(self) -> dict[str, Any]:
+        seat, settings = self._seat, self._seat.settings
+        return {
+            **seat.beat(),
+            "type": "report",
+            "role": "member",
+            "seat": settings.seat,
+            "pod": settings.pod,
+            "incarnation": settings.incarnation,
+            "ledger": seat.ledger.to_json(),
+            "leaderLostSeconds": self._link.lost_seconds,
+        }
+
+
+def _make_child(settings: Settings, changed: Any) -> Child:
+    return Child(
+        settings.command,
+        env=settings.env,
+        state_dir=settings.state_dir,
+        tf_port=settings.tf_port,
+        changed=changed,
+        standby=settings.warm_standby,
+    )
+
+
+def _leave_words(seat: Seat, departure: Departure) -> None:
+    """Say why, unless it is a good end: then the training process has left its own words."""
+    path = seat.settings.termination_log
+    if departure.code == 0 or path is None:
+        return
+    failure = departure.failure
+    write_termination(
+        path,
+        gave_up=departure.gave_up,
+        failure=failure.to_json() if failure else None,
+        ledger=seat.ledger.to_json(),
+        report=seat.child.report,
+    )
 
 
 def main() -> NoReturn:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import VariableGroups, read
 from trainjob_trainer.errors import CheckpointMismatch, InvalidConfiguration
-from trainjob_trainer.plan import TrainingPlan
+from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.task import Task
 
 

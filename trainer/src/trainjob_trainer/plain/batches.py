@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainjob_trainer.data.batches import as_written, count_elements, equally_many, reorders_itself
-from trainjob_trainer.data.part import part_of as part_of_worker
+from trainjob_trainer.data.batches import part_of as part_of_worker
 from trainjob_trainer.engine.replica_share import Part, weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain import file_shards

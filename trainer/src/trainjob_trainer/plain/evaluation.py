@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 import keras
 
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.metric_state import scalars
+from trainjob_trainer.evaluation import BatchesTold, evaluate_checkpoints
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import groups_of
 from trainjob_trainer.plain.strategy import end_evaluator
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.scoring.evaluation import BatchesTold, evaluate_checkpoints
-from trainjob_trainer.stop import StopRequest
 
 _ARRAYS = ("x", "y", "sample_weight")
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from types import TracebackType
 
 from trainjob_trainer.checkpoint.files import explain_write_error
-from trainjob_trainer.edge import exit_now, explain_failure, leave
+from trainjob_trainer.edge import exit_now, explain_failure, is_listening, leave
 from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.errors import OutputFull, TrainerError
 from trainjob_trainer.plain.fit_call import ScriptCall
 from trainjob_trainer.plain.process import PlainProcess, current_process
 from trainjob_trainer.replica import leave_on_request
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.stop import is_listening
 
 _PLACES = [str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))]
 _NOT_THE_USERS = tuple({os.path.realpath(place) for place in _PLACES} | set(_PLACES))

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import as_written, count_elements, equally_many
-from trainjob_trainer.data.part import Part
+from trainjob_trainer.data.batches import Part, as_written, count_elements, equally_many
 from trainjob_trainer.errors import InvalidConfiguration
 
 _POLICY = tf.data.experimental.AutoShardPolicy.FILE

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
+from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.reporting.progress import ProgressFile
-from trainjob_trainer.stop import StopRequest
 from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import Any
 
 import keras
 
-from trainjob_trainer.checkpoint.final import FinalMarker
-from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted

@@ -1,1 +1,0 @@
-"""Which checkpoint is the best, and whether training ends early."""

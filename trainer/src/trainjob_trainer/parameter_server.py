@@ -1,0 +1,383 @@
+"""Training with parameter servers: workers take the steps, variables lie on servers, and the chief leads."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, read
+from trainjob_trainer.checkpoint.store import CheckpointStore
+from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
+from trainjob_trainer.distribution.first_worker import is_gone
+from trainjob_trainer.distribution.strategy import explained, training_cluster
+from trainjob_trainer.edge import exit_now
+from trainjob_trainer.engine.gradient_path import GradientPath, any_of
+from trainjob_trainer.engine.metric_state import (
+    LAST_EPOCH,
+    METRICS,
+    MetricState,
+    metric_variables,
+    read_results,
+    saved_results,
+    scalars,
+)
+from trainjob_trainer.engine.model_state import optimizers_of
+from trainjob_trainer.engine.not_finite import FiniteWatch, Found, OnNan
+from trainjob_trainer.engine.steps_per_execution import StepsPerExecution, next_stop
+from trainjob_trainer.engine.work_time import OwnTime, moment_after
+from trainjob_trainer.errors import OutputUnwritable
+from trainjob_trainer.replica import Replica
+from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.resume import SETTINGS, saved_settings
+from trainjob_trainer.task import Task
+from trainjob_trainer.training import Training
+
+# Sums that several workers add to at once.
+#
+# Keras adds to a variable by reading it, adding, and writing the sum back. Where two workers do so at the
+# same time one of them is forgotten: a third of all steps, with two workers. The server itself adds without
+# that.
+
+
+def add_on_server(model: Any) -> None:
+    """From now on a built model's metrics and its optimizer's count of steps are added to where they lie."""
+    for variable in summed_variables(model):
+        _add_in_place(variable)
+
+
+def summed_variables(model: Any) -> Iterable[Any]:
+    """Those that Keras adds to by itself; weights and their moments are updated in place anyway."""
+    iterations = getattr(model.optimizer, "iterations", None)
+    return [*metric_variables(model), *([iterations] if iterations is not None else [])]
+
+
+def _add_in_place(variable: Any) -> None:
+    def assign_add(value: Any) -> Any:
+        variable.value.assign_add(tf.cast(value, variable.value.dtype))
+        return variable.value
+
+    def assign_sub(value: Any) -> Any:
+        variable.value.assign_sub(tf.cast(value, variable.value.dtype))
+        return variable.value
+
+    variable.assign_add, variable.assign_sub = assign_add, assign_sub
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps that one worker has taken.
+
+    Attributes:
+        seconds: that so many take, by the mean of what has been taken since the block before.
+        faults: by worker, the first step of a block, from 1, whose loss or gradients were not finite; 0
+            without one. The weights were left as they were before it.
+    """
+
+    steps: int
+    seconds: float
+    faults: Sequence[int] = ()
+
+
+class CoordinatedEngine:
+    """Hands out blocks of steps, and counts each when it has been taken.
+
+    A block whose worker has died is handed to another one. Some of its steps may have been taken: they are
+    taken again, and counted once. The strategy is connected to all workers; the model is built by
+    `engine.build_model` with it. With `watched`, updates that are not finite are left out, and reported.
+    """
+
+    def __init__(self, strategy: Any, model: Any, workers: int, *, watched: bool = True) -> None:
+        add_on_server(model)
+        self._coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
+        self.model = model
+        self._metrics = MetricState(model)
+        self._outstanding: deque[tuple[int, Any]] = deque()
+        self._tally = Tally(strategy, workers)
+        on_nan = OnNan.SKIP if watched else OnNan.IGNORE
+        path = GradientPath(strategy, optimizers_of(model), on_nan)
+        self._steps = many_steps(strategy, model.train_step, path, self._tally)
+
+    @property
+    def outstanding(self) -> int:
+        """Blocks that have been handed out and not been taken back."""
+        return len(self._outstanding)
+
+    def hand_out(self, iterators: Any, steps: int) -> None:
+        """Let whichever worker has time take so many steps, at least 1, with its `reading.worker_iterators`.
+
+        Raises tf.errors.OpError if an earlier block failed for another reason than its worker's end.
+        """
+        block = self._coordinator.schedule(self._steps, args=(iterators, tf.constant(steps, tf.int32)))
+        self._outstanding.append((steps, block))
+
+    def take_back(self) -> Block:
+        """Wait for the block that was handed out first of those that are left; raises as `hand_out`."""
+        steps, block = self._outstanding.popleft()
+        block.fetch()
+        seconds_a_step, faults = self._tally.look()
+        return Block(steps, steps * seconds_a_step, faults)
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics since the last `reset`, of all steps that have been taken by now."""
+        return scalars(self.model.get_metrics_result())
+
+    def reset(self) -> None:
+        """Begin a new epoch of metrics. No block may be outstanding."""
+        self.model.reset_metrics()
+
+    @property
+    def metric_state(self) -> list[NamedArray]:
+        """The metrics' variables. No block may be outstanding."""
+        return read({METRICS: metric_variables(self.model)})[METRICS]
+
+    def resume_metrics(self, state: Sequence[NamedArray]) -> None:
+        """Go on with the metrics of an epoch that an earlier run has begun, if they are this model's."""
+        self._metrics.put_back(state, is_writer=True)
+
+
+class Tally:
+    """What workers tell of their blocks, on a parameter server.
+
+    What a block returned would stay with its worker until the chief fetches it, and be lost with that worker.
+    """
+
+    def __init__(self, strategy: Any, workers: int) -> None:
+        """Create the variable: seconds and steps so far, and a number for each worker."""
+        with strategy.scope():
+            self._sums = tf.Variable(tf.zeros([2 + workers], tf.float64), trainable=False, name="tally")
+        self._workers = workers
+        self._seen = np.zeros(2)
+        self._seconds_a_step = 0.0
+
+    def add(self, seconds: Any, steps: Any, worker: Any, fault: Any) -> Any:
+        """In a worker's trace, at a block's end: it took so long, and this was its first bad step, or 0."""
+        done = tf.stack([seconds, tf.cast(steps, tf.float64)])
+        faults = tf.one_hot(worker, self._workers, dtype=tf.float64) * tf.cast(fault, tf.float64)
+        return self._sums.assign_add(tf.concat([done, faults], axis=0), read_value=False)
+
+    def look(self) -> tuple[float, list[int]]:
+        """Seconds a step since the last look, and the workers' numbers."""
+        sums = self._sums.numpy()
+        seconds, steps = sums[:2] - self._seen
+        if steps:  # else another block, looked at before, ended with this one
+            self._seconds_a_step = seconds / steps
+            self._seen = sums[:2]
+        return self._seconds_a_step, [int(number) for number in sums[2:]]
+
+
+def many_steps(strategy: Any, step: Any, path: GradientPath, tally: Tally) -> Any:
+    """Return a function of a worker's iterator and of how many steps to take, which adds to the tally."""
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
+    def call(iterator: Any, count: Any) -> None:
+        def body(done: Any, _: Any, first_fault: Any) -> Any:
+            with tf.control_dependencies([done]):
+                worker, data = next(iterator)
+            one = strategy.run(lambda: vars(path.trace(lambda: step(data))))
+            has_fault = any_of(strategy.experimental_local_results(one["fault"]))
+            is_first = has_fault & (first_fault == 0)
+            return done + 1, worker, tf.where(is_first, done + 1, first_fault)
+
+        began = moment_after([count])
+        begin = tf.constant(0), tf.constant(0, tf.int64), tf.constant(0)
+        with tf.control_dependencies([began]):
+            done, worker, first_fault = tf.while_loop(lambda done, *_: done < count, body, begin)
+        tally.add(moment_after([done]) - began, done, worker, first_fault)
+
+    return call
+
+
+# What a `ps` or a `worker` does beside a chief: it serves, and trains nothing by itself.
+
+
+SECONDS_BETWEEN_LOOKS = 2.0
+_LEAST_THREADS = 4
+
+
+def serve(replica: Replica) -> NoReturn:
+    """Serve until the chief has finished, and end the process with exit code 0.
+
+    SIGTERM ends it at once, from the thread that listens for it: there is nothing to save here. Agents don't
+    wait for its end: they end it when the chief's process has ended. Raises PortInUse if this replica's
+    address is taken.
+    """
+    with explained(replica.task):
+        server = start_server(replica.task)
+    announce(f"{replica.task.replica} serves at {replica.task.address}")
+    replica.progress.update(state="training")
+    wait_for_end(lambda: _has_finished(replica.store), lambda: is_gone(replica.task.writer_address))
+    del server
+    replica.progress.update(state="finished")
+    replica.progress.flush()
+    exit_now(0)
+
+
+def _has_finished(store: CheckpointStore) -> bool:
+    try:
+        return store.final() is not None
+    except OutputUnwritable:
+        return False  # it can't be read now: its chief's end is waited for anyway
+
+
+def start_server(task: Task) -> Any:
+    """Listen at this replica's address; the threads that serve are TensorFlow's own."""
+    return tf.distribute.Server(
+        training_cluster(task),
+        job_name=task.type,
+        task_index=task.index,
+        protocol="grpc",
+        config=_server_config(task),
+    )
+
+
+def wait_for_end(
+    has_finished: Callable[[], bool],
+    is_chief_gone: Callable[[], bool],
+    wait: Callable[[float], object] = time.sleep,
+) -> None:
+    """Return once training has finished and the chief, who may still read the variables, has ended.
+
+    The mark of the final checkpoint may be an earlier training's until the chief has come, so nothing is
+    concluded before. The chief is gone when nobody listens at its address.
+    """
+    has_come = False
+    while True:
+        is_gone_now = is_chief_gone()
+        if has_come and is_gone_now and has_finished():
+            return
+        has_come = has_come or not is_gone_now
+        wait(SECONDS_BETWEEN_LOOKS)
+
+
+def _server_config(task: Task) -> Any:
+    """Parameter servers leave GPUs to the workers; requests wait for each other, so there must be threads."""
+    config = tf.compat.v1.ConfigProto()
+    config.gpu_options.allow_growth = True
+    if task.type == "ps":
+        config.device_count["GPU"] = 0
+    config.inter_op_parallelism_threads = max(_LEAST_THREADS, task.num_workers + 1)
+    return config
+
+
+# The chief's training loop: steps are handed out to the workers, and all meet at epochs and checkpoints.
+
+# How many steps a worker is handed at a time.
+
+
+BLOCKS_A_WORKER = 4
+"""At least, up to the next point where all wait for each other, so that nobody waits long for the last."""
+
+
+def next_block(left: int, wanted: int, workers: int) -> int:
+    """Return how many steps to hand out next, of `left`, at least 1, up to where all wait for each other.
+
+    `wanted` steps take a good time, which is so long that handing them out costs nothing.
+    """
+    fair = -(-left // (workers * BLOCKS_A_WORKER))
+    return max(1, min(wanted, fair, left))
+
+
+BLOCKS_AHEAD = 8
+"""Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""
+_SECONDS_BETWEEN_RECORDS = 0.5
+
+
+class CoordinatorLoop:
+    """Trains from a step to the plan's end, as `Training.run` does where all workers step together.
+
+    Checkpoints are read while no step is under way, so each one is of exactly the steps that it names.
+    """
+
+    def __init__(
+        self, training: Training, engine: CoordinatedEngine, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        replica, plan = training.replica, training.plan
+        self._replica = replica
+        self._workers = replica.task.num_workers
+        self._engine = engine
+        self._plan = plan
+        self._groups = training.groups
+        self._settings = saved_settings(training.settings)
+        self._watch = FiniteWatch(training.on_nan, replica.task)
+        self._clock = clock
+        self._executions = StepsPerExecution(lambda number: number)
+        self._checkpoints = CheckpointManager(
+            replica, plan, training.selection, training.groups, self._snapshot, training.export
+        )
+        self._recorder = training.recorder
+        self._recorded = (0, 0.0)
+        self._last_epoch: Mapping[str, float] = {}
+
+    def run(self, iterators: Any, start_step: int, saved: HostGroups) -> Ending:
+        """Train, save, report.
+
+        `iterators` are positioned at `start_step`; `saved` is all that its checkpoint holds, nothing for the
+        first one. Raises OutputFull or OutputUnwritable if a checkpoint can't be written, NotFinite if that
+        is to end the training, and Preempted when asked to stop, after saving what was reached.
+        """
+        step, total = start_step, self._plan.total_steps
+        self._engine.resume_metrics(saved.get(METRICS, ()))
+        self._last_epoch = read_results(saved.get(LAST_EPOCH, ()))
+        is_over = self._checkpoints.resume(saved, step)
+        self._recorder.begin(step)
+        self._recorded = step, self._clock()
+        with self._checkpoints.patient():
+            while step < total and not is_over:
+                periods = self._plan.epoch_steps, self._plan.checkpoint_every
+                step = self._meet(iterators, step, next_stop(step, total, periods))
+                self._end_epoch(step)
+                is_over = self._checkpoints.between_steps(step)
+            ending = self._checkpoints.end(step, self._last_epoch)
+        self._recorder.end(ending)
+        return ending
+
+    def _meet(self, iterators: Any, step: int, until: int) -> int:
+        """Have steps taken until no block is outstanding: at `until`, or sooner when asked to stop."""
+        handed_out = step
+        while True:
+            while self._may_hand_out(handed_out, until):
+                count = next_block(until - handed_out, self._executions.wanted, self._workers)
+                self._engine.hand_out(iterators, count)
+                handed_out += count
+            if not self._engine.outstanding:
+                return step
+            block = self._engine.take_back()
+            self._watch.look(Found([0, *block.faults]), step)  # the chief, who takes no steps, is the first
+            step += block.steps
+            self._executions.record(block.steps, block.seconds)
+            self._record(step, is_meeting=step == until)
+            self._checkpoints.watch()
+
+    def _may_hand_out(self, handed_out: int, until: int) -> bool:
+        is_full = self._engine.outstanding >= BLOCKS_AHEAD * self._workers
+        return handed_out < until and not is_full and not self._replica.stop.requested
+
+    def _record(self, step: int, *, is_meeting: bool) -> None:
+        now = self._clock()
+        before, at = self._recorded
+        if is_meeting or now - at >= _SECONDS_BETWEEN_RECORDS:
+            self._recorded = step, now
+            self._recorder.record_call(step, step - before, now - at, OwnTime(), self._engine.metrics())
+
+    def _end_epoch(self, step: int) -> None:
+        if self._plan.is_epoch_end(step):
+            self._last_epoch = self._engine.metrics()
+            self._engine.reset()
+            self._recorder.record_epoch(step, self._last_epoch)
+            self._checkpoints.epoch_ended(step, self._last_epoch)
+
+    def _snapshot(self) -> HostGroups:
+        values = read(self._groups)
+        self._watch.check_weights(self._groups, values)
+        return {
+            **values,
+            METRICS: self._engine.metric_state,
+            LAST_EPOCH: saved_results(self._last_epoch),
+            SETTINGS: self._settings,
+        }

@@ -1,1 +1,0 @@
-"""Training with parameter servers: a chief hands out steps, workers take them, servers keep the variables."""

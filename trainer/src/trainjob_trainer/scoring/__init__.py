@@ -1,1 +1,0 @@
-"""Checkpoints are evaluated, and what they scored is written down."""
