@@ -174,8 +174,6 @@ def wait_for_servers(
             sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-__all__ = ["build_strategy", "explain_early_operation"]
-
 watch_first_operation()
 
 
