@@ -7,7 +7,7 @@ import pytest
 from support_jobs import build_plain_job
 from support_world import World
 
-from trainjob.cluster import AlreadyExists, Refused
+from trainjob.cluster import AlreadyExists, NotFound, Refused
 
 
 def refusing(message: str) -> Any:
@@ -77,3 +77,22 @@ async def test_a_refused_deletion_is_no_refused_template() -> None:
     world.cluster.fault = lambda *_: None
     await world.settle()
     assert world.status.state == "Suspended"
+
+
+async def test_pods_that_are_gone_before_their_deleted_job_is_heard_to_be_are_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(build_plain_job())
+    await world.settle()
+    for pod in world.pods:
+        world.cluster.remove(pod)
+    snapshot = await world.cluster.observe(world.key)
+    world.cluster.delete_job(world.key)
+
+    async def behind(_: Any) -> Any:
+        return snapshot
+
+    monkeypatch.setattr(world.cluster, "observe", behind)
+    with pytest.raises(NotFound):
+        await world.reconciler.reconcile(world.key)
+    assert world.cluster.pods(world.key) == []

@@ -87,15 +87,18 @@ class Reconciler:
         observed = self._read(snapshot, past)
         planned = plan(observed, self._clock())
         self._cluster.set_order(key, planned.order)
-        # Once only: what can't be created must not keep the status from being written, nor a thousand pods.
-        ahead = planned.only_creates and not past.ahead and len(planned.actions) <= PORTION
+        # Only for a new job, and once: what can't be created must not keep the status from being written, nor
+        # a thousand pods.
+        is_new = not snapshot.job.get("status")
+        ahead = is_new and planned.only_creates and not past.ahead and len(planned.actions) <= PORTION
         if ahead:
             past.ahead = True
             refused = await self._act(past, planned)
             if self._remember(past, refused, planned) or refused is None:
                 return timedelta(0)  # what has come of it goes into the status, behind other jobs' creations
         await self._clear(planned)
-        await self._record(snapshot, observed, planned)
+        again = planned.creates and not is_new and past.refusal is None
+        await self._record(snapshot, observed, planned, always=again)
         past.ahead = False
         if ahead:
             return planned.requeue
@@ -132,9 +135,13 @@ class Reconciler:
             except Refused as refused:
                 _log.warning("%s: %s: it goes when the job is deleted", action, refused)
 
-    async def _record(self, snapshot: Snapshot, observed: Observed, planned: Plan) -> None:
-        """Write the status if it differs, and post the events."""
-        if planned.status != observed.status:
+    async def _record(self, snapshot: Snapshot, observed: Observed, planned: Plan, *, always: bool) -> None:
+        """Write the status if it differs, and post the events.
+
+        With `always` an equal one is written too, which changes nothing and fails if the job is gone: its
+        pods are deleted with it, and that may be heard before its own end is.
+        """
+        if always or planned.status != observed.status:
             await self._cluster.write_status(
                 observed.key, observed.meta.uid, observed.meta.resource_version, dump_status(planned.status)
             )
@@ -200,7 +207,7 @@ class Reconciler:
         if refused is not None:
             past.refusal = replace(refused, at=self._clock()).after(before)
             return before is None or (before.what, before.reason) != (refused.what, refused.reason)
-        if any(isinstance(action, Creation) for action in planned.actions):
+        if planned.creates:
             past.refusal = None
         return False
 

@@ -168,6 +168,11 @@ class Plan:
     beforehand: tuple[Delete, ...] = ()
 
     @property
+    def creates(self) -> bool:
+        """Tell whether there is something to create."""
+        return any(isinstance(action, Creation) for action in self.actions)
+
+    @property
     def only_creates(self) -> bool:
         """Tell whether there is something to create, and nothing else to be done to any object."""
         return bool(self.actions) and all(isinstance(action, Creation) for action in self.actions)

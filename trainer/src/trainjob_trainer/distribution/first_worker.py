@@ -79,7 +79,7 @@ def wait_for_first_worker(
 
 
 _SECONDS_WITH_AGENT = 86_400.0
-SECONDS_ALONE = 60.0
+_SECONDS_ALONE = 60.0
 """Longer than the pause of a machine that is moved. Nothing else ends a wait for the dead without agents."""
 
 
@@ -89,7 +89,7 @@ def bear_pauses(*, has_agent: bool, service: Any = None) -> None:
     An agent notices a worker's death at once, without TensorFlow's help.
     """
     service = service or importlib.import_module("tensorflow.python.eager.context").context()
-    seconds = _SECONDS_WITH_AGENT if has_agent else SECONDS_ALONE
+    seconds = _SECONDS_WITH_AGENT if has_agent else _SECONDS_ALONE
     service.configure_coordination_service = functools.partial(
         service.configure_coordination_service, heartbeat_timeout_in_ms=int(1000 * seconds)
     )
