@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from trainjob_trainer.scoring import evaluation
 
-from trainjob_trainer import OutputUnwritable
+from trainjob_trainer import OutputUnwritable, evaluation
 from trainjob_trainer.evaluation import (
     Evaluation,
     EvaluatorScores,
