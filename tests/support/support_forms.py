@@ -1,7 +1,8 @@
 """Forms: short functions that use Keras as people do, run by one process and by several, and compared.
 
 One process runs many (`support_form_process.py`). A form that fails ends its processes, because nothing is
-known about the collectives that they have left; the forms behind it go on in new ones.
+known about the collectives that they have left; the forms behind it go on in new ones. One in which
+TensorFlow crashes is run once more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import pickle
 import selectors
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -166,6 +168,11 @@ class Session:
             self.done[replica] += [line.decode() for line in lines]
         return bool(events)
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether TensorFlow has ended a process by a bad address, as it does once in a thousand forms."""
+        return any(process.poll() == -signal.SIGSEGV for process in self._processes)
+
     def result(self, replica: str, name: str) -> Any:
         """The outcome, or an exception's text in a `Failure`."""
         file = self.root / replica / f"{name}.pickle"
@@ -201,11 +208,14 @@ def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
     outcomes: dict[str, dict[str, Any]] = {one.name: {} for one in forms}
     with _session(root / REFERENCE) as reference:
         reference.start(REFERENCE, forms)
-        left, attempt = list(forms), 0
+        left, attempt, crashed = list(forms), 0, set[str]()
         while left:
             attempt += 1
             with _session(root / f"workers-{attempt}") as session:
                 tried = _run_workers(session, left)
+                if session.has_crashed and left[tried - 1].name not in crashed:
+                    tried -= 1
+                    crashed.add(left[tried].name)
                 for one in left[:tried]:
                     outcomes[one.name].update({name: session.result(name, one.name) for name in session.done})
             left = left[tried:]

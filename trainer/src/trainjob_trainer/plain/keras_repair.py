@@ -101,7 +101,8 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
             original(self, data_batch=data_batch)
         elif self.train_function is None:
             _build_by_its_step(self, data_batch)
-        _bring_into_strategy(self)
+        if self.train_function is None or (iterator is not None and self.test_function is None):
+            _bring_into_strategy(self)  # before the step is traced, not for each `train_on_batch`
 
     return _maybe_symbolic_build
 
@@ -115,10 +116,9 @@ def _bring_into_strategy(model: Any) -> None:
     of_optimizers = [one for optimizer in _optimizers_of(model) for one in optimizer.variables]
     with strategy.scope():
         for one in (*model.metrics_variables, *of_optimizers):
-            if isinstance(one.value, tf.Variable) and not isinstance(
-                one.value, tf.distribute.DistributedValues
-            ):
-                one._initialize(one.numpy())
+            value = one.value
+            if isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues):
+                one._initialize(value.numpy())
 
 
 def _optimizers_of(model: Any) -> list[Any]:
