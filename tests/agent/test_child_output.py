@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support_own_process import Trainee, in_own_process
 
-from trainjob_trainer.agent.log import TAIL_CHARACTERS, readable
+from trainjob_trainer.agent.log import TAIL_CHARACTERS, LogCopy, readable
 
 MANY = 20_000_000
 
@@ -77,6 +77,19 @@ async def test_a_reader_that_sleeps_holds_up_the_process_not_its_agent(tmp_path:
     assert (await one.ends()).code == 5
     await one.child.close()
     assert len(received) >= MANY
+
+
+async def test_output_that_was_taken_by_the_time_it_is_looked_for_is_not_the_last() -> None:
+    copy = LogCopy()
+    copy.begin()
+    os.write(copy.writer, b"first")
+    await copy.settle(60)
+    copy._copy()  # as the loop does that has seen something before another took it
+    os.write(copy.writer, b"second")
+    await copy.settle(60)
+    assert copy.recent == "firstsecond"
+    copy.close_writer()
+    copy.finish()
 
 
 def read(reader: int, least: int) -> bytes:

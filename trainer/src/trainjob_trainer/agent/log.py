@@ -183,7 +183,7 @@ class LogCopy:
             pass
 
     def _copy(self) -> None:
-        if not self._take() and self._loop is not None:
+        if self._take() == b"" and self._loop is not None:
             self._loop.remove_reader(self._reader)
         elif self._sink is not None and self._sink.is_full and self._loop is not None:
             self._loop.remove_reader(self._reader)
@@ -194,18 +194,18 @@ class LogCopy:
         if self._loop is not None:
             self._loop.add_reader(self._reader, self._copy)
 
-    def _take(self) -> bool:
-        """Take what there is now; tell whether there was something."""
+    def _take(self) -> bytes | None:
+        """Take what there is now: nothing is the end, and None that nothing has come since."""
         try:
             data = os.read(self._reader, _CHUNK)
         except BlockingIOError:
-            return False
+            return None
         self.received += len(data)
         self._recent += data
         del self._recent[:-_RECENT_BYTES]
         if data and self._sink is not None:
             self._sink.put(data)
-        return bool(data)
+        return data
 
 
 def readable(data: bytes) -> str:
