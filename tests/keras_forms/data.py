@@ -31,7 +31,7 @@ def endless_dataset(scope):
 @form(killed=True)
 def dataset_longer_than_an_epoch(scope):
     model = dense(scope)
-    return seen(model, model.fit(batches().repeat(3), steps_per_epoch=4, epochs=3, verbose=0))
+    return seen(model, model.fit(batches().repeat(3), steps_per_epoch=3, epochs=3, verbose=0))
 
 
 @form(killed=True)
