@@ -272,7 +272,7 @@ class Order:
     def begin_epoch(self, later: int = 0) -> None:
         """Choose the order of the iterator that is about to be made; it counts its further epochs itself.
 
-        It serves from the epoch on that comes so many `later` than the one under way.
+        It begins to serve `later` epochs after the one under way, or before it if that is negative.
         """
         call = current_process().call
         if call is None:
@@ -333,7 +333,7 @@ def _read_here(epoch: Any, dataset: Any) -> Any:
 
 
 def _go_on(epoch: Any, call: FitCall) -> None:
-    """At the begin of the epoch that goes on after a restart: have the data stand where it stood then."""
+    """At the beginning of the epoch that a restart goes on with: have the data stand where it stood then."""
     passed = call.epoch - epoch._trainjob_order.first
     goes_on = call.reads_over and call.midway[0] == call.epoch and epoch._current_iterator is None
     if passed <= 0 or not goes_on:

@@ -78,7 +78,8 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
         strategy = self._distribute_strategy
         if not is_collective(strategy):
             original(self, iterator=iterator, data_batch=data_batch)
-            if strategy is None and iterator is not None and _goes_on() and _has_call(self):
+            is_first = strategy is None and iterator is not None and self.train_function is None
+            if is_first and _has_call(self) and _goes_on():
                 self._symbolic_build(data_batch=_batch_spec(iterator))
             return
         if iterator is not None:
