@@ -20,7 +20,12 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as losses
 from keras.src.random import seed_generator
 from keras.src.saving import saving_api
-from tensorflow.python.distribute import collective_all_reduce_strategy, mirrored_strategy, values
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    input_lib,
+    mirrored_strategy,
+    values,
+)
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
@@ -92,6 +97,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_loss_tracker": keras.Model,
     "_num_batches": keras.src.trainers.epoch_iterator.EpochIterator,
     "_num_workers": collective_all_reduce_strategy.CollectiveAllReduceExtended,
+    "_options": input_lib.DistributedDatasetsFromFunction,
     "_prev_training_metadata_path": Backup,
     "_prev_weights_path": Backup,
     "_reshuffle_each_iteration": tf.data.Dataset.range(1).shuffle(1),

@@ -26,6 +26,7 @@ from trainjob_trainer.data.batches import (
     place_of,
     refuse_empty,
     reorders_itself,
+    shared_out,
     shuffle_buffer,
     stream_in_turn,
     turns,
@@ -424,4 +425,4 @@ def distributed_batches(
             read_over=teller,
         )
 
-    return strategy.distribute_datasets_from_function(of_worker)
+    return shared_out(strategy, of_worker)

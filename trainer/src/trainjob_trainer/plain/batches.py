@@ -19,7 +19,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.data.batches import as_written, count_elements, equally_many, reorders_itself
+from trainjob_trainer.data.batches import (
+    as_written,
+    count_elements,
+    equally_many,
+    reorders_itself,
+    shared_out,
+)
 from trainjob_trainer.data.batches import part_of as part_of_worker
 from trainjob_trainer.engine.replica_share import Part, weigh_losses
 from trainjob_trainer.errors import InvalidConfiguration
@@ -389,14 +395,15 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return mine.apply(endless).prefetch(tf.data.AUTOTUNE)
 
-    return strategy.distribute_datasets_from_function(own)
+    return shared_out(strategy, own)
 
 
 def _by_rows(epoch: Any, dataset: Any, size: int | None) -> Callable[[int, int], Any]:
     """What replicas take of batches that all workers read: so many, from the first one on."""
     replicas = epoch._distribute_strategy.num_replicas_in_sync
     training = epoch._trainjob_use is Use.FIT
-    whole = dataset if training else fill_rest(dataset, replicas)
+    is_enough = (_smallest_of_arrays(epoch.data_adapter, size) or 0) >= replicas
+    whole = dataset if training or is_enough else fill_rest(dataset, replicas)
     weighed = training and _are_weighed(epoch.data_adapter, dataset, size, replicas)
     if epoch._trainjob_endless:
         whole = whole.repeat()
@@ -529,14 +536,18 @@ def _sentence(epoch: Any, dataset: Any) -> str:
 
 def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) -> bool:
     """Whether training batches may have parts of unequal size; a line says where they have too few rows."""
-    are_arrays = type(adapter).__name__ == "ArrayDataAdapter"
-    rest = adapter.partial_batch_size if are_arrays else None
+    rest = _smallest_of_arrays(adapter, size)
     least = min(one for one in (size, rest, replicas) if one)
     if least < replicas and current_process().is_writer:
         announce(too_few_rows(least, replicas, is_rest=least != size))
-    if are_arrays and size:
-        return bool(size % replicas or (rest or 0) % replicas)
+    if size and rest:
+        return bool(size % replicas or rest % replicas)
     return not are_equal(dataset, replicas)
+
+
+def _smallest_of_arrays(adapter: Any, size: int | None) -> int | None:
+    """Rows of the smallest batch of arrays, an epoch's last one; None of other data."""
+    return (adapter.partial_batch_size or size) if type(adapter).__name__ == "ArrayDataAdapter" else None
 
 
 def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
