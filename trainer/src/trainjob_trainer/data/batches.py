@@ -364,7 +364,8 @@ def shared_out(strategy: Any, of_worker: Callable[[Any], Any]) -> Any:
     makes a remote call for each batch (0.15 ms). A GPU needs it: it copies a batch ahead to the device.
     """
     shared = strategy.distribute_datasets_from_function(of_worker)
-    devices = strategy.extended.worker_devices
+    is_split = isinstance(shared, tf.distribute.DistributedDataset)  # not where there's but one device
+    devices = list(strategy.extended.worker_devices) if is_split else []
     if len(devices) == 1 and "CPU" in devices[0] and getattr(shared, "_options", ...) is None:
         shared._options = tf.distribute.InputOptions(
             experimental_fetch_to_device=False,
