@@ -66,6 +66,8 @@ def test_a_mistake_is_reported_with_its_line_and_its_cause(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mistake", FATAL)
 def test_so_is_one_that_shows_in_the_middle_of_a_step(mistake: str, tmp_path: Path) -> None:
-    ended = run_job(SCRIPT, tmp_path, env={"FATAL": mistake})["worker-0"]
-    assert ended.code == 1, ended.log
-    assert ended.progress["error"]["message"] == place(mistake) + FATAL[mistake]
+    workers = run_job(SCRIPT, tmp_path, env={"FATAL": mistake}).values()
+    codes = sorted(one.code for one in workers)
+    assert codes in ([1, 1], [1, 85]), [one.log for one in workers]  # who comes later may find the other gone
+    told = {one.progress["error"]["message"] for one in workers if one.code == 1}
+    assert told == {place(mistake) + FATAL[mistake]}

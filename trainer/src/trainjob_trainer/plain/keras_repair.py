@@ -172,7 +172,7 @@ def _build_by_its_step(model: Any, batch: Any) -> None:
     keras, backend = importlib.import_module("keras"), importlib.import_module("keras.src.backend")
     symbols = keras.tree.map_structure(
         lambda one: (
-            None if one is None else keras.KerasTensor(one.shape, backend.standardize_dtype(one.dtype))
+            None if one is None else keras.KerasTensor(one.shape, keras.backend.standardize_dtype(one.dtype))
         ),
         batch,
     )
