@@ -35,7 +35,7 @@ ENDS = {
 """Of longer sentences of Keras's."""
 FATAL = {
     "label_out_of_range": "InvalidArgumentError: Received a label value of 3 which is outside the valid "
-    "range of [0, 3). Label values: 2 3 1 2",
+    "range of [0, 3). Label values: ",
     "no_such_file": "NotFoundError: nowhere.tfrecord; No such file or directory",
     "error_in_a_map": "UnknownError: raise KeyError(\"label\") KeyError: 'label'",
 }
@@ -69,5 +69,6 @@ def test_so_is_one_that_shows_in_the_middle_of_a_step(mistake: str, tmp_path: Pa
     workers = run_job(SCRIPT, tmp_path, env={"FATAL": mistake}).values()
     codes = sorted(one.code for one in workers)
     assert codes in ([1, 1], [1, 85]), [one.log for one in workers]  # who comes later may find the other gone
-    told = {one.progress["error"]["message"] for one in workers if one.code == 1}
-    assert told == {place(mistake) + FATAL[mistake]}
+    for one in workers:  # whose rows differ, and with them the labels that TensorFlow names
+        if one.code == 1:
+            assert one.progress["error"]["message"].startswith(place(mistake) + FATAL[mistake])
