@@ -257,6 +257,16 @@ async def test_without_a_leader_training_ends_at_once() -> None:
     assert (case.seat.state, case.child.stops) == ("idle", [0.0])
 
 
+async def test_who_leaves_behind_the_leader_may_end_by_itself() -> None:
+    case = Case()
+    case.start()
+    case.seat.leave()
+    case.seat.cut_off()
+    await asyncio.sleep(0.01)
+    assert case.seat.state == "stopping"
+    assert [patience > 0 for patience in case.child.stops] == [True]
+
+
 async def test_the_end() -> None:
     case = Case()
     case.start()

@@ -134,9 +134,12 @@ class Seat:
         self.child.start({})
 
     def cut_off(self) -> None:
-        """End the training process at once: without the leading agent nobody knows who else is there."""
+        """End the training process at once: without the leading agent it isn't known who else trains.
+
+        An agent that leaves too gives it the time: the leading one has left before it, with all that is saved.
+        """
         if self.state not in QUIET:
-            self._stop(graceful=False)
+            self._stop(graceful=self.is_leaving)
 
     def leave(self) -> None:
         """End the training process within the grace, the writer's before the others', then depart."""
