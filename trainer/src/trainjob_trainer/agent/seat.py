@@ -136,7 +136,7 @@ class Seat:
     def cut_off(self) -> None:
         """End the training process at once: without the leading agent it isn't known who else trains.
 
-        An agent that leaves too gives it the time: the leading one has left before it, with all that is saved.
+        An agent that leaves too gives it the time: the leading one has saved, and left before it.
         """
         if self.state not in QUIET:
             self._stop(graceful=self.is_leaving)
