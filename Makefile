@@ -8,7 +8,7 @@ BIN := .venv/bin
 SYNCED := .venv/.synced-$(TENSORFLOW)
 # The oldest TensorFlow and Keras that are declared: tests/versions runs with them.
 OLDEST := .venv-oldest/.synced
-PACKAGES := operator/src trainer/src tests examples benchmarks
+PACKAGES := operator/src trainer/src testbed tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
@@ -28,7 +28,7 @@ check: $(SYNCED)  ## Style, types, layers, and that generated files are up to da
 	@$(BIN)/ruff format --check $(PACKAGES)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 1
-	@$(BIN)/python -m trainjob.generate --check
+	@$(BIN)/python -m trainjob.codegen --check
 	@$(UV) lock --check --quiet
 
 format: $(SYNCED)  ## Bring the sources into shape.
@@ -36,15 +36,15 @@ format: $(SYNCED)  ## Bring the sources into shape.
 	@$(BIN)/ruff format $(PACKAGES)
 
 generate: $(SYNCED)  ## Write what is generated: the CRD, roles, the editors' schema, reference pages.
-	@$(BIN)/python -m trainjob.generate
+	@$(BIN)/python -m trainjob.codegen
 
 cluster-up: $(SYNCED)  ## Start a real single-node Kubernetes here, with the images in it; needs Linux and root.
-	@PYTHONPATH=tests/cluster $(BIN)/python -m testbed up
+	@PYTHONPATH=testbed $(BIN)/python -m testbed up
 
 cluster-down: $(SYNCED)  ## Stop it, and clean up after it.
-	@PYTHONPATH=tests/cluster $(BIN)/python -m testbed down
+	@PYTHONPATH=testbed $(BIN)/python -m testbed down
 
-kind-e2e: $(SYNCED)  ## Run tests/cluster on a kind cluster of its own; needs Docker. ARGS='-k name' runs some.
+kind-e2e: $(SYNCED)  ## Run tests/e2e on a kind cluster of its own; needs Docker. ARGS='-k name' runs some.
 	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.

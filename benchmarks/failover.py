@@ -34,7 +34,7 @@ from measuring import (
 )
 
 from trainjob.cluster.kube import Access, ApiClient, from_kubeconfig
-from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.cluster.kube.transport import PODS, TRAINJOBS
 
 WORKERS = 4
 

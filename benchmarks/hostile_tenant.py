@@ -30,16 +30,9 @@ from tenant_figures import unclean
 
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube import ApiClient, Resource, from_kubeconfig
-from trainjob.cluster.kube.resources import (
-    EVENTS,
-    NETWORK_POLICIES,
-    PODS,
-    SECRETS,
-    SERVICES,
-    TRAINJOBS,
-)
+from trainjob.cluster.kube.transport import EVENTS, NETWORK_POLICIES, PODS, SECRETS, SERVICES, TRAINJOBS
+from trainjob.core.agent import job_token
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_LIVE, LABEL_ROLE
-from trainjob.core.token import job_token
 
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 ATTACKS = ("silent", "liars", "giant", "twice", "affinity", "hoard", "wrong", "planted", "storm")

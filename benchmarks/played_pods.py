@@ -18,7 +18,7 @@ from measuring import GUARD_SECONDS
 
 from trainjob.api import AGENT_PORT
 from trainjob.cluster import ClusterError, Unavailable
-from trainjob.cluster.agents.wire import (
+from trainjob.cluster.agents.protocol import (
     GREETING,
     LARGEST_FIRST_FRAME,
     LENGTH_BYTES,
@@ -29,7 +29,7 @@ from trainjob.cluster.agents.wire import (
     session_key,
 )
 from trainjob.cluster.kube import ApiClient
-from trainjob.cluster.kube.resources import PODS
+from trainjob.cluster.kube.transport import PODS
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
 
 Manifest = dict[str, Any]

@@ -48,9 +48,9 @@ from tenant_figures import (
 
 from trainjob.cluster import ClusterError, NotFound
 from trainjob.cluster.kube import Access, ApiClient, Resource, from_kubeconfig
-from trainjob.cluster.kube.resources import EVENTS, SECRETS, TRAINJOBS
+from trainjob.cluster.kube.transport import EVENTS, SECRETS, TRAINJOBS
+from trainjob.core.agent import job_token
 from trainjob.core.names import LABEL_INDEX, LABEL_JOB
-from trainjob.core.token import job_token
 
 VALUES = Path(__file__).parents[1] / "charts" / "trainjob" / "values.yaml"
 KEY = "trainjob-agent-key"

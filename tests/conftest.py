@@ -29,7 +29,7 @@ settings.register_profile(
 )
 settings.load_profile("trainjob")
 
-CLUSTER = "tests/cluster/"
+CLUSTER = "tests/e2e/"
 CLUSTERS = (f"{CLUSTER}node/", CLUSTER)
 """Folders of tests that share a cluster: one with pods, one without."""
 FORMS = "tests/keras_forms/"
@@ -39,7 +39,7 @@ LONG = (
     FORMS,
     *(
         f"tests/{name}/"
-        for name in ("multiprocess", "versions", "trainer_plain", "trainer", "scenarios", "operator")
+        for name in ("multiprocess", "versions", "trainer_plain", "trainer", "scenarios", "controller")
     ),
 )
 """Folders whose files take longest, in the order in which they begin: what is short fills up the end."""

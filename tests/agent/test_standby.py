@@ -370,7 +370,7 @@ asyncio.run(main())
 
 def test_it_ends_with_the_agent(tmp_path: Path) -> None:
     here = Path(__file__).parent
-    path = os.pathsep.join(str(here.parent / name) for name in ("support", "cluster"))  # as pytest has it
+    path = os.pathsep.join(str(here.parents[1] / name) for name in ("tests/support", "testbed"))
     agent = subprocess.Popen(
         [PYTHON, "-c", AGENT, str(here), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path},

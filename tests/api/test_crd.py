@@ -11,12 +11,11 @@ from support_api import change_job
 from support_jobs import build_job
 
 from trainjob.api import TrainJob
+from trainjob.api.errors import fields_by_alias
 from trainjob.api.fields import PRESERVED
-from trainjob.api.generate.crd import RULES, crd, crd_text, object_schema
-from trainjob.api.generate.reference import EXAMPLE
-from trainjob.api.generate.schema import schema_at, walk
 from trainjob.api.rules import immutable
-from trainjob.api.wording import fields_by_alias
+from trainjob.codegen.crd import RULES, crd, crd_text, object_schema, schema_at, walk
+from trainjob.codegen.reference import EXAMPLE
 
 ALLOWED_WORDS = {
     "type", "format", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",

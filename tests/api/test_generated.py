@@ -12,13 +12,9 @@ from support_api import change_job
 
 from trainjob.api import read_documents
 from trainjob.api.fields import Part
-from trainjob.api.generate.crd import object_schema
-from trainjob.api.generate.editors import editor_schema
-from trainjob.api.generate.reference import EXAMPLE, reference_text
-from trainjob.api.generate.schema import walk
-from trainjob.api.output import Claim, Nfs, Output
-from trainjob.api.roles import Role
-from trainjob.api.spec import TrainJobSpec
+from trainjob.api.types import Claim, Nfs, Output, Role, TrainJobSpec
+from trainjob.codegen.crd import object_schema, walk
+from trainjob.codegen.reference import EXAMPLE, editor_schema, reference_text
 
 
 def test_reference_has_every_field() -> None:

@@ -9,8 +9,8 @@ from support_api import change_job, errors_of, walk_values
 from support_mutations import FULL, mutations
 
 from trainjob.api import rules
-from trainjob.api.generate.crd import object_schema
-from trainjob.api.paths import format_path, value_at
+from trainjob.api.errors import format_path, value_at
+from trainjob.codegen.crd import object_schema
 
 
 def names_a_field(path: str, raw: Any) -> bool:

@@ -6,10 +6,8 @@ import pytest
 from kubernetes.client import models
 
 from trainjob.api.fields import PRESERVED
-from trainjob.api.generate.crd import object_schema
-from trainjob.api.generate.pod_fields import FIELDS
-from trainjob.api.generate.schema import schema_at, walk
 from trainjob.api.rules import immutable
+from trainjob.codegen.crd import FIELDS, object_schema, schema_at, walk
 
 ONLY_PART_OF_IT_IS_TAKEN = "spec.template.metadata"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from trainjob.cli.advice import HERE, ON_CLUSTER, Advice
+from trainjob.cli.summary import HERE, ON_CLUSTER, Advice
 from trainjob.core.exits import EXITS
 
 

@@ -1,7 +1,7 @@
 from support_cli import build_replica, build_view
 
-from trainjob.cli.changes import describe_changes
-from trainjob.core.reports import EvaluationResult
+from trainjob.cli.screen import describe_changes
+from trainjob.core.agent_reports import EvaluationResult
 
 TRAINING = build_view([build_replica(step=3, total_steps=10)], message="training on 1 worker")
 

@@ -12,10 +12,10 @@ from support_cli import CONTEXT
 from support_controller import write_kubeconfig
 
 from trainjob.cli.controller import controller, read_settings
-from trainjob.cluster.kube.pace import Pace
+from trainjob.cluster.kube.informer import Pace
+from trainjob.controller.agent_key import KeyPlace
+from trainjob.controller.settings import Election, OperatorSettings
 from trainjob.core.settings import Isolation
-from trainjob.operator.agent_key import KeyPlace
-from trainjob.operator.settings import Election, OperatorSettings
 
 POD = {"POD_NAME": "controller-0", "POD_NAMESPACE": "trainjob"}
 RULES = [{"from": [{"namespaceSelector": {}}]}]

@@ -1,6 +1,6 @@
 import pytest
 
-from trainjob.cli.figures import format_metric, format_rate
+from trainjob.cli.screen import format_metric, format_rate
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support_cli_jobs import RUNNING, Beside, call, stored_job, stored_pod
 from support_cli_requests import Answer, Asked
 from support_cli_server import CliServer
 
-from trainjob.cluster.depth import DEEPEST_OBJECT
+from trainjob.cluster.protocol import DEEPEST_OBJECT
 
 
 def test_a_table(api: CliServer) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trainjob.cli.interruption import Interruption
+from trainjob.cli.run import Interruption
 
 
 async def test_a_signal_asks_and_a_second_one_insists() -> None:

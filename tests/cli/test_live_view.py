@@ -4,9 +4,9 @@ import pytest
 from rich.console import Console
 from support_cli import build_replica, build_view
 
-from trainjob.cli.live_view import draw
+from trainjob.cli.screen import draw
 from trainjob.cli.view import JobView
-from trainjob.core.reports import EvaluationResult
+from trainjob.core.agent_reports import EvaluationResult
 
 
 def _drawn(view: JobView, lines: Iterable[tuple[str, str]] = (), width: int = 80) -> str:

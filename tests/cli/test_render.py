@@ -9,9 +9,9 @@ from support_jobs import build_job
 
 from trainjob.api import parse
 from trainjob.cli import main
-from trainjob.cli.yaml_stream import dump_stream
+from trainjob.cli.files import dump_stream
 from trainjob.cluster.agents import preview_source
-from trainjob.core.render import build_objects
+from trainjob.core.manifests import build_objects
 
 
 def _render(folder: Path, *jobs: dict[str, Any], arguments: tuple[str, ...] = ()) -> Result:

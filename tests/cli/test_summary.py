@@ -4,7 +4,7 @@ from support_cli import build_replica, build_view, condition
 
 from trainjob.cli.summary import Places, summarize, summarize_interruption
 from trainjob.cli.view import ReplicaView
-from trainjob.core.reports import EvaluationResult
+from trainjob.core.agent_reports import EvaluationResult
 
 PLACES = Places(
     output="runs/training/digits",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support_gang import Simulation
 
-from trainjob.cluster.agents import wire as ours
-from trainjob.core.gang import project_report, read_gang
+from trainjob.cluster.agents import protocol as ours
+from trainjob.core.agent_reports import project_report, read_gang
 from trainjob_trainer.agent import wire as theirs
 from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.failure import Failure

@@ -18,10 +18,10 @@ from trainjob.core.agent import (
     TOKEN,
     agent_source,
     build_token_secret,
+    job_token,
 )
-from trainjob.core.render import build_pod
+from trainjob.core.manifests import build_pod
 from trainjob.core.settings import Bundle
-from trainjob.core.token import job_token
 from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
 
 KEY = b"some key"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from support_tracebacks import MISTAKES, OTHERS
 
-from trainjob.core import budget as rules
 from trainjob.core import exits
-from trainjob.core.backoff import restart_delay
+from trainjob.core import failure as rules
+from trainjob.core.agent_reports import read_agent_words, read_gang, read_ledger
 from trainjob.core.exits import EXITS, meaning_of
-from trainjob.core.gang import read_agent_words, read_gang, read_ledger
 from trainjob.core.pods import read_json
-from trainjob.core.suspects import REASON, named_replicas
+from trainjob.core.queueing import restart_delay
+from trainjob.core.stragglers import SUSPECT_REASON, named_replicas
 from trainjob_trainer import WeightsDiverged
 from trainjob_trainer.agent import budget, failure
 from trainjob_trainer.agent.budget import Ledger
@@ -40,7 +40,7 @@ def test_the_operator_reads_whose_weights_have_come_apart(ranks: list[int], is_c
     workers = [f"worker-{rank}" for rank in range(3 if is_certain else len(ranks))]
     sentence = describe(Apart(ranks, is_certain=is_certain), workers, ["dense/kernel"], 12)
     assert [seat.name for seat in named_replicas(sentence)] == [workers[rank] for rank in ranks]
-    assert WeightsDiverged.reason == REASON
+    assert WeightsDiverged.reason == SUSPECT_REASON
 
 
 def test_the_ledger_is_read_as_it_was_written() -> None:

@@ -11,7 +11,7 @@ from support_jobs import build_job
 
 from trainjob.api import parse
 from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
-from trainjob.core.render import build_pod
+from trainjob.core.manifests import build_pod
 from trainjob_trainer import Environment, ExitCode, Task
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.environment import Generation

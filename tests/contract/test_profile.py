@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainjob.cli.cluster.pace import Pace
-from trainjob.cli.cluster.problems import ClusterProblem, TimeIsOver
-from trainjob.cli.profiling.asking import NO_ANSWER_SECONDS, Asking
-from trainjob.cli.profiling.desk import Away
-from trainjob.cli.profiling.local_desk import LocalDesk
+from trainjob.cli.cluster.errors import ClusterProblem, TimeIsOver
+from trainjob.cli.cluster.following import Pace
+from trainjob.cli.profiling.asking import NO_ANSWER_SECONDS, Asking, Away, LocalDesk
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.reporting.profiler import Profiler
 

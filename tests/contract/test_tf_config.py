@@ -9,9 +9,7 @@ import tensorflow as tf
 from support_jobs import build_job
 
 from trainjob.api import parse
-from trainjob.core.names import Replica
-from trainjob.core.tf_config import address, build_tf_config
-from trainjob.core.topology import desired_replicas
+from trainjob.core.names import Replica, address, build_tf_config, desired_replicas
 from trainjob_trainer import Task
 
 SIZES = pytest.mark.parametrize("workers", [1, 2, 16])

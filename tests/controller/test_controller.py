@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from support_fake_cluster import FakeCluster
 from support_jobs import build_plain_job
 
 from trainjob.cluster import JobKey, NotFound, Refused, Unavailable
-from trainjob.cluster.fake import FakeCluster
 from trainjob.controller import Controller
 
 

@@ -10,7 +10,7 @@ from support_jobs import build_job, build_plain_job
 from support_world import World
 
 from trainjob.cluster import AlreadyExists, Refused, Unavailable
-from trainjob.core import render
+from trainjob.core import manifests as render
 
 WORKERS = 200
 PORTION = 32

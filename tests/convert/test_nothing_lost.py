@@ -14,10 +14,10 @@ from support_tfjob_strategy import tfjobs
 from support_tfjobs import SAMPLES, converted
 
 from trainjob.api import TrainJob, parse, read_documents
-from trainjob.api.paths import format_path, value_at
+from trainjob.api.errors import format_path, value_at
 from trainjob.convert import Conversion, is_tfjob, list_items
-from trainjob.core.render import build_pod
-from trainjob.core.topology import replica_counts
+from trainjob.core.manifests import build_pod
+from trainjob.core.names import replica_counts
 
 Path_ = tuple[str | int, ...]
 KEPT_BY_NAME = ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "managedBy")

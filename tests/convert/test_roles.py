@@ -5,7 +5,7 @@ from support_tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, s
 
 from trainjob.api import parse
 from trainjob.convert import convert
-from trainjob.core.topology import replica_counts
+from trainjob.core.names import replica_counts
 
 R = build_replicas()
 

@@ -21,15 +21,15 @@ from trainjob.core.agent import (
     agent_source,
     build_program,
     build_token_secret,
+    job_token,
     old_secret_name,
     programs_in_use,
     read_source,
     secret_name,
     wrapped_command,
 )
-from trainjob.core.render import build_pod
+from trainjob.core.manifests import build_pod
 from trainjob.core.settings import Bundle
-from trainjob.core.token import job_token
 
 BUNDLE = Bundle(b"zip", b"key")
 

@@ -9,11 +9,11 @@ from support_agents import Agents, training
 from support_jobs import build_job, build_plain_job
 from support_world import World
 
-from trainjob.core.checkpoints import checkpoint_step, origin
+from trainjob.core.agent_reports import read_report
+from trainjob.core.failure import checkpoint_step, origin
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed, read_observed
 from trainjob.core.pods import Pod, PodState
-from trainjob.core.reports import read_report
 
 
 def observed(reports: dict[str, dict[str, Any]], written: int | None = None) -> Observed:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.core.input_bound import NOTICEABLE, describe_input, input_share
+from trainjob.core.stragglers import NOTICEABLE_WAIT, describe_input, input_share
 
 FASTER = ": a faster input pipeline makes training faster"
 
@@ -52,4 +52,4 @@ def test_the_sentence(waited: dict[str, float | None], told: str | None) -> None
 @given(st.dictionaries(st.text(max_size=9), st.floats(0, 2), max_size=6))
 def test_it_is_said_if_anybody_waits(waited: dict[str, float]) -> None:
     told = describe_input(dict.fromkeys(waited, 1.0), waited)
-    assert (told is None) == all(share < NOTICEABLE for share in waited.values())
+    assert (told is None) == all(share < NOTICEABLE_WAIT for share in waited.values())

@@ -10,7 +10,7 @@ from support_jobs import build_plain_job
 from support_world import World
 
 from trainjob.cluster import Conflict
-from trainjob.core.dependents import is_same_policy
+from trainjob.core.observed import is_same_policy
 from trainjob.core.settings import Isolation, Settings
 
 RULE = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 9090}]}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support_jobs import build_job, build_plain_job
 
 from trainjob.api import InvalidTrainJob, OutputStatus, TrainJobStatus, parse
-from trainjob.core.render import build_claim, build_network_policy, build_objects, build_pod, build_service
+from trainjob.core.manifests import build_claim, build_network_policy, build_objects, build_pod, build_service
 from trainjob.core.settings import Isolation
 from trainjob.core.templates import render_template
 

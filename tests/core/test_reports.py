@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.core.gang import project_report, read_gang
-from trainjob.core.reports import EvaluationResult, Report, project_progress, read_report
+from trainjob.core.agent_reports import (
+    EvaluationResult,
+    Report,
+    project_progress,
+    project_report,
+    read_gang,
+    read_report,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

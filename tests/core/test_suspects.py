@@ -7,7 +7,7 @@ from support_agents import Agents, training
 from support_jobs import build_job, build_plain_job
 from support_world import World
 
-from trainjob.core.suspects import MOST, named_replicas
+from trainjob.core.stragglers import MOST, named_replicas
 
 ENDING = "they are not saved, and training goes back to the last checkpoint"
 ONE = f"worker-1's weights differ from the others' at step 30 (variable a); {ENDING}"

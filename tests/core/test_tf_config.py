@@ -6,9 +6,7 @@ import pytest
 from support_jobs import build_job
 
 from trainjob.api import parse
-from trainjob.core.names import Replica
-from trainjob.core.tf_config import build_tf_config, training_world
-from trainjob.core.topology import desired_replicas
+from trainjob.core.names import Replica, build_tf_config, desired_replicas, training_world
 
 
 def test_the_documented_form() -> None:
@@ -47,7 +45,7 @@ def test_addresses_are_written_once_for_all_replicas(monkeypatch: pytest.MonkeyP
         written.append(replica)
         return f"{name}-{replica.name}"
 
-    monkeypatch.setattr("trainjob.core.tf_config.hostname", count)
+    monkeypatch.setattr("trainjob.core.names.hostname", count)
     for replica in desired_replicas(job.spec):
         build_tf_config(job, replica)
     assert len(written) == 51
@@ -83,7 +81,7 @@ def test_the_addresses_of_a_jobs_pods_are_read_once(monkeypatch: pytest.MonkeyPa
         read.append(text)
         return loads(text)
 
-    monkeypatch.setattr("trainjob.core.tf_config.json.loads", count)
+    monkeypatch.setattr("trainjob.core.names.json.loads", count)
     assert [training_world(config) for config in configs] == [{"worker": 20}] * 21
     assert len(read) == 1
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from support_jobs import build_job, build_plain_job
 
 from trainjob.api import TrainJobStatus
-from trainjob.api.generate.crd import object_schema
-from trainjob.api.generate.schema import walk
+from trainjob.codegen.crd import object_schema, walk
 from trainjob.controller.reconciler import dump_status
+from trainjob.core.conditions import truncated
 from trainjob.core.names import Replica, pod_labels
 from trainjob.core.observed import read_observed
 from trainjob.core.plan import plan
-from trainjob.core.truncation import truncated
 from trainjob.core.wording import printable
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -12,8 +12,8 @@ import pytest
 from support_chart import KUBERNETES, kustomize
 from testbed.programs import program
 
-from trainjob.cluster.kube.calls import Call
-from trainjob.operator.metrics import Metrics
+from trainjob.cluster.kube.transport import Call
+from trainjob.controller.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/install.md").read_text()
@@ -68,7 +68,7 @@ def test_paths(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-# tests/cluster installs the same for real. What `helm template` doesn't know is left out.
+# tests/e2e installs the same for real. What `helm template` doesn't know is left out.
 COMMANDS = "\n".join(
     [PAGE, *((ROOT / page).read_text() for page in ("README.md", "charts/trainjob/README.md"))]
 )

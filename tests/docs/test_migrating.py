@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from trainjob.convert import PLACEHOLDER_CLAIM
-from trainjob.convert.replicas import ROLES
-from trainjob.convert.restarts import DEFAULT_RESTARTS
-from trainjob.convert.run_policy import RunPolicy
+from trainjob.convert.policies import DEFAULT_RESTARTS, RunPolicy
+from trainjob.convert.roles import ROLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "migrating-from-tfjob.md").read_text()
@@ -23,7 +22,7 @@ COMMANDS = [part.partition("\n")[::2] for part in re.split(r"^\$ ", CONSOLE, fla
 
 
 def test_the_commands_print_what_is_shown(tmp_path: Path) -> None:
-    """Those of kubectl are run by tests/cluster."""
+    """Those of kubectl are run by tests/e2e."""
     (tmp_path / "tfjob.yaml").write_text(f"# tfjob.yaml\n{FILES['tfjob.yaml']}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ours = [(command, output) for command, output in COMMANDS if command.startswith("trainjob ")]

@@ -62,7 +62,7 @@ def test_the_images_are_built_and_loaded_then_the_suite_runs(tmp_path: Path) -> 
     assert run.option("docker build", "--build-arg") == [f"TRAINER_IMAGE={IMAGES[1]}"]
     assert run.of("kind load") == [f"kind load docker-image {image} --name trainjob-e2e" for image in IMAGES]
     (kubeconfig,) = run.option("kind create", "--kubeconfig")
-    assert run.calls[-3:-1] == ["pytest tests/cluster -k digits", f"given {kubeconfig}"]
+    assert run.calls[-3:-1] == ["pytest tests/e2e -k digits", f"given {kubeconfig}"]
     assert run.calls[-1] == f"kind delete cluster --name trainjob-e2e --kubeconfig {kubeconfig}"
     assert run.left == []
 
@@ -92,7 +92,7 @@ def test_the_cluster_has_two_workers_of_the_kubernetes_that_is_tested_with() -> 
     config = yaml.safe_load((ROOT / "tests" / "kind" / "cluster.yaml").read_text())
     assert (config["kind"], config["name"]) == ("Cluster", "trainjob-e2e")
     assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
-    go = (ROOT / "tests" / "cluster" / "go" / "kubernetes" / "go.mod").read_text()
+    go = (ROOT / "testbed" / "go" / "kubernetes" / "go.mod").read_text()
     minor = re.search(r"k8s\.io/kubernetes (v1\.\d+)\.", go)
     assert minor
     (image,) = {node["image"] for node in config["nodes"]}

@@ -1,4 +1,4 @@
-"""What `helm test` asks, against small servers; the API server's part is in tests/cluster."""
+"""What `helm test` asks, against small servers; the API server's part is in tests/e2e."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from aiohttp import web
 
 from trainjob.api import parse
-from trainjob.cluster.kube.access import Access
-from trainjob.cluster.kube.calls import ignore
-from trainjob.cluster.kube.transport import Transport
+from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.transport import Transport, ignore
 from trainjob.installation.check import EXAMPLE, check_api, check_ready
-from trainjob.installation.errors import InstallationFailed
+from trainjob.installation.crd import InstallationFailed
 
 
 class Answers:

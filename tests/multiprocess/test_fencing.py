@@ -14,7 +14,7 @@ from support_plain import SCRIPTS as PLAIN_SCRIPTS
 from support_processes import Gang
 
 from trainjob.api import parse
-from trainjob.core.render import build_pod
+from trainjob.core.manifests import build_pod
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.errors import ExitCode
 

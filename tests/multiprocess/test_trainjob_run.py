@@ -57,7 +57,7 @@ def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
 
 
 def test_every_example_is_run() -> None:
-    # What asks for GPUs and claims of a cluster is given to an API server: tests/cluster/control_plane.
+    # What asks for GPUs and claims of a cluster is given to an API server: tests/e2e/control_plane.
     for_clusters = {"gpu"}
     assert {path.stem for path in EXAMPLES.glob("*.yaml")} - for_clusters == {"digits", *SMALL_EXAMPLES}
 

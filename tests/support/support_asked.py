@@ -15,7 +15,7 @@ from support_verdicts import Verdict, judge_creations
 from support_wrong_jobs import BROKEN
 from testbed import Cluster
 
-from trainjob.api.generate.crd import RULES
+from trainjob.codegen.crd import RULES
 
 Manifest = dict[str, Any]
 

@@ -24,7 +24,7 @@ from support_jobs import build_job
 from trainjob.api import TrainJobStatus
 from trainjob.cli import main
 from trainjob.cli.view import JobView, ReplicaView
-from trainjob.core.reports import Report
+from trainjob.core.agent_reports import Report
 
 GUARD_SECONDS = 120.0
 """Against hanging only."""

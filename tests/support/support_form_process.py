@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "cluster"))  # as pytest has it, for `testbed`
+sys.path.append(str(Path(__file__).parents[2] / "testbed"))  # as pytest has it
 
 from support_forms import Failure
 

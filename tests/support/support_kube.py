@@ -11,7 +11,7 @@ from support_apiserver import FakeApiServer
 
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Pace
-from trainjob.cluster.kube.resources import TRAINJOBS
+from trainjob.cluster.kube.transport import TRAINJOBS
 
 GUARD_SECONDS = 30.0
 """Against hanging only."""

@@ -10,7 +10,7 @@ from support_apiserver import FakeApiServer
 
 from trainjob.cluster.agents import AgentUnreachable
 from trainjob.cluster.kube.agents import Asking
-from trainjob.cluster.kube.pace import AgentPace
+from trainjob.cluster.kube.informer import AgentPace
 
 Manifest = dict[str, Any]
 

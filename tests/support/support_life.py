@@ -18,8 +18,8 @@ from support_jobs import build_job, build_plain_job
 from support_world import World
 
 from trainjob.cluster import ClusterError, Unavailable
-from trainjob.core.budget import used
 from trainjob.core.conditions import is_finished, is_true
+from trainjob.core.failure import used
 
 LIVE = "trainjob.dev/live"
 MAX_RESTARTS = 1

@@ -8,7 +8,7 @@ from typing import Any
 from support_api import REMOVED, change_job, walk_values
 from support_jobs import build_job
 
-from trainjob.api.paths import format_path
+from trainjob.api.errors import format_path
 
 WRONG_VALUES: tuple[Any, ...] = (
     "two",

@@ -107,7 +107,7 @@ class Trainee:
 
 
 def main(file: str, name: str) -> None:
-    sys.path.append(str(Path(__file__).parents[1] / "cluster"))  # as pytest has it, for `testbed`
+    sys.path.append(str(Path(__file__).parents[2] / "testbed"))  # as pytest has it
     spec = importlib.util.spec_from_file_location("scenario", file)
     assert spec is not None
     assert spec.loader is not None

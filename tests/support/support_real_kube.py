@@ -17,7 +17,7 @@ from testbed.waiting import until
 from trainjob.cluster import ClusterError
 from trainjob.cluster.kube import Access, ApiClient, KubeCluster, from_kubeconfig
 from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, Scope
-from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.cluster.kube.transport import PODS, TRAINJOBS
 
 Manifest = dict[str, Any]
 

@@ -13,8 +13,8 @@ import aiohttp
 from testbed import Cluster
 
 from trainjob.cluster.kube import from_kubeconfig
-from trainjob.cluster.kube.resources import BY_KIND
-from trainjob.cluster.kube.tls import build_tls
+from trainjob.cluster.kube.config import build_tls
+from trainjob.cluster.kube.transport import BY_KIND
 
 Manifest = dict[str, Any]
 

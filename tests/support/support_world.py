@@ -6,9 +6,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from support_fake_cluster import FakeCluster
+
 from trainjob.api import TrainJobStatus
-from trainjob.cluster.errors import ClusterError
-from trainjob.cluster.fake import FakeCluster
+from trainjob.cluster.protocol import ClusterError
 from trainjob.controller import Reconciler
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
 from trainjob.core.settings import Settings

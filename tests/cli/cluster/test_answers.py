@@ -5,19 +5,20 @@ from typing import Any
 
 import pytest
 
-from trainjob.cli.cluster.answers import (
+from trainjob.cli.cluster.errors import (
+    Exit,
     Refused,
     Request,
     ServerProblem,
     Unreachable,
     describe_problem,
+    explain,
     is_missing,
     is_passing,
     lacks_api,
+    no_such_job,
     read_answer,
 )
-from trainjob.cli.cluster.exits import Exit
-from trainjob.cli.cluster.problems import explain, no_such_job
 
 GET = Request("get", "trainjobs", "default", "digits")
 LIST = Request("list", "trainjobs", "default")

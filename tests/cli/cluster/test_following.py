@@ -9,12 +9,20 @@ from support_cli_jobs import stored_job
 from support_cli_requests import Answer, Asked, Break
 from support_cli_server import CliServer
 
-from trainjob.cli.cluster.answers import Refused, Unreachable
-from trainjob.cli.cluster.following import Change, Gone, Listed, Seen, TimeOver, Troubled, follow
-from trainjob.cli.cluster.pace import Pace, backoff
-from trainjob.cli.cluster.resources import TRAINJOBS
-from trainjob.cli.cluster.server import Server
-from trainjob.cli.cluster.where import Where
+from trainjob.cli.cluster.errors import Refused, Unreachable
+from trainjob.cli.cluster.following import (
+    Change,
+    Gone,
+    Listed,
+    Pace,
+    Seen,
+    TimeOver,
+    Troubled,
+    backoff,
+    follow,
+)
+from trainjob.cli.cluster.options import Where
+from trainjob.cli.cluster.server import TRAINJOBS, Server
 
 
 class Clock:

@@ -6,12 +6,10 @@ import click
 import pytest
 
 from trainjob.api import Document, read_documents
-from trainjob.cli.cluster.answers import Answer
-from trainjob.cli.cluster.duration import Duration
-from trainjob.cli.cluster.existing import changed_fields, changes_told, refusal_told
-from trainjob.cli.cluster.namespaces import namespace_of
-from trainjob.cli.cluster.refusals import describe_refusal
+from trainjob.cli.cluster.errors import Answer
+from trainjob.cli.cluster.options import Duration, namespace_of
 from trainjob.cli.files import RefusedFile
+from trainjob.cli.submit import changed_fields, changes_told, describe_refusal, refusal_told
 
 TEXT = """\
 apiVersion: trainjob.dev/v1alpha1

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from support_cli_jobs import RUNNING, ended, stored_pod
 
-from trainjob.cli.cluster.seats import Seats, describe_waits
-from trainjob.cli.cluster.selection import (
+from trainjob.cli.cluster.job_logs import (
+    Seats,
     Wanted,
+    describe_waits,
     earlier_pods,
     has_log,
     newest_pods,

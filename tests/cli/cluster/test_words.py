@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from support_cli_jobs import RUNNING, condition, ended, stored_job, stored_pod
 
-from trainjob.cli.advice import ON_CLUSTER
-from trainjob.cli.cluster.ending import describe_deletion, describe_end
-from trainjob.cli.cluster.picture import draw_job
-from trainjob.cli.cluster.progress import ProgressLine, describe_progress
-from trainjob.cli.cluster.reading import read_job
-from trainjob.cli.cluster.selection import own_pods
-from trainjob.cli.cluster.table import job_header, job_row, layout
+from trainjob.cli.cluster.job_logs import own_pods
+from trainjob.cli.cluster.jobs import read_job
+from trainjob.cli.cluster.waiting import ProgressLine, describe_deletion, describe_end, describe_progress
+from trainjob.cli.get import draw_job, job_header, job_row, layout
+from trainjob.cli.summary import ON_CLUSTER
 
 NOW = datetime(2026, 1, 2, 4, 4, 5, tzinfo=UTC)
 START, END = "2026-01-02T03:04:05Z", "2026-01-02T03:05:10Z"

@@ -1,7 +1,6 @@
 """The TrainJob API `trainjob.dev/v1alpha1`: the typed model, its rules, and reading it from files."""
 
-from trainjob.api.errors import FieldError, InvalidTrainJob
-from trainjob.api.group import (
+from trainjob.api.constants import (
     AGENT_PORT,
     API_VERSION,
     BUNDLE_VOLUME,
@@ -15,14 +14,9 @@ from trainjob.api.group import (
     TRAINER_CONTAINER,
     VERSION,
 )
-from trainjob.api.job import TrainJob
-from trainjob.api.metadata import ObjectMeta
-from trainjob.api.names import longest_name
-from trainjob.api.output import Claim, Nfs, Output
+from trainjob.api.errors import FieldError, InvalidTrainJob
+from trainjob.api.fields import ObjectMeta
 from trainjob.api.parsing import parse
-from trainjob.api.reading import Document, read_documents
-from trainjob.api.roles import ChiefRole, EvaluatorRole, Role, WorkerRole
-from trainjob.api.spec import TrainJobSpec
 from trainjob.api.status import (
     Condition,
     Evaluation,
@@ -35,6 +29,19 @@ from trainjob.api.status import (
     TrainJobStatus,
     WorkerStatus,
 )
+from trainjob.api.types import (
+    ChiefRole,
+    Claim,
+    EvaluatorRole,
+    Nfs,
+    Output,
+    Role,
+    TrainJob,
+    TrainJobSpec,
+    WorkerRole,
+    longest_name,
+)
+from trainjob.api.yaml import Document, read_documents
 
 __all__ = [
     "AGENT_PORT",

@@ -8,12 +8,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trainjob.api import rules
-from trainjob.api.errors import FieldError, InvalidTrainJob
-from trainjob.api.job import TrainJob
-from trainjob.api.paths import format_path
+from trainjob.api.errors import (
+    FieldError,
+    InvalidTrainJob,
+    fields_by_alias,
+    format_path,
+    model_of,
+    say,
+    shown,
+)
 from trainjob.api.rules import size
 from trainjob.api.status import TrainJobStatus
-from trainjob.api.wording import fields_by_alias, model_of, say, shown
+from trainjob.api.types import TrainJob
 
 _ROLES = ("worker", "chief", "ps", "evaluator")
 

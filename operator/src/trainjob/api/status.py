@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from trainjob.api.fields import Int64, Longest, NotNegative, Reported
-from trainjob.api.metadata import Timestamp
+from trainjob.api.fields import Int64, Longest, NotNegative, Reported, Timestamp
 
 Word = Annotated[str, Longest(64)]
 Named = Annotated[str, Longest(253)]

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import yaml
 
-from trainjob.cluster.kube.access import Access, InvalidAccess, in_cluster
-from trainjob.cluster.kube.kubeconfig import from_kubeconfig
-from trainjob.cluster.kube.pace import Pace
+from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
+from trainjob.cluster.kube.informer import Pace
+from trainjob.controller.agent_key import KeyPlace
+from trainjob.controller.logs import LogFormat, start_logging
+from trainjob.controller.settings import Election, ExitCode, OperatorSettings
 from trainjob.core.settings import Isolation, Settings
-from trainjob.operator.agent_key import KeyPlace
-from trainjob.operator.exits import ExitCode
-from trainjob.operator.logs import LogFormat, start_logging
-from trainjob.operator.settings import Election, OperatorSettings
 
 if TYPE_CHECKING:
-    from trainjob.operator.app import Operator
+    from trainjob.controller.process import Operator
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +170,7 @@ def import_operator() -> "type[Operator]":
     # Where the official client is installed kopf imports it, for its types alone: half of the memory that
     # this process takes, and most of its start. It goes without what can't be imported.
     sys.modules.setdefault("kubernetes", None)  # type: ignore[arg-type]
-    from trainjob.operator.app import Operator  # noqa: PLC0415
+    from trainjob.controller.process import Operator  # noqa: PLC0415
 
     return Operator
 

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from trainjob.api import Document, FieldError
-from trainjob.cli.cluster.where import ends_quietly
-from trainjob.cli.files import RefusedFile, UnreadableFile, read_objects
-from trainjob.cli.yaml_stream import dump_stream
+from trainjob.cli.cluster.options import ends_quietly
+from trainjob.cli.files import RefusedFile, UnreadableFile, dump_stream, read_objects
 from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
 from trainjob.convert import convert as convert_tfjob
 

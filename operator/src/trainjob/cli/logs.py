@@ -4,12 +4,11 @@ import sys
 
 import click
 
-from trainjob.cli.cluster.exits import Exit, describe_exits
-from trainjob.cli.cluster.log_showing import LogShowing
-from trainjob.cli.cluster.printing import LogPrinter
-from trainjob.cli.cluster.selection import Wanted
-from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
-from trainjob.core.topology import EVALUATOR, TRAINING_ROLES
+from trainjob.cli.cluster.errors import Exit, describe_exits
+from trainjob.cli.cluster.job_logs import LogShowing, Wanted
+from trainjob.cli.cluster.options import Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.waiting import LogPrinter
+from trainjob.core.names import EVALUATOR, TRAINING_ROLES
 
 _EXITS = {
     Exit.GOOD: "the logs were printed; with -f: and the job is complete",

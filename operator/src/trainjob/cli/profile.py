@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.cli.cluster.duration import Duration
-from trainjob.cli.cluster.exits import Exit, describe_exits
-from trainjob.cli.cluster.pace import Pace
-from trainjob.cli.cluster.problems import ClusterProblem
-from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.errors import ClusterProblem, Exit, describe_exits
+from trainjob.cli.cluster.following import Pace
+from trainjob.cli.cluster.options import Duration, Where, cluster_options, ends_quietly
 from trainjob.cli.profiling.asking import Asking
 from trainjob.core.names import Replica
 
@@ -93,7 +91,7 @@ def profile(
 
 
 def _profile_here(name: str, request: Mapping[str, Any], worker: int, folder: Path, pace: Pace) -> None:
-    from trainjob.cli.profiling.local_desk import LocalDesk, find_output  # noqa: PLC0415 - slow to import
+    from trainjob.cli.profiling.asking import LocalDesk, find_output  # noqa: PLC0415 - slow to import
 
     output = find_output(folder, name)
     replica = Replica("worker", worker)
@@ -104,9 +102,8 @@ def _profile_here(name: str, request: Mapping[str, Any], worker: int, folder: Pa
 def _profile(
     server: Server, namespace: str, name: str, request: Mapping[str, Any], worker: int | None, pace: Pace
 ) -> None:
-    from trainjob.cli.cluster.jobs import find_job  # noqa: PLC0415 - with a cluster only
-    from trainjob.cli.cluster.reading import read_job  # noqa: PLC0415
-    from trainjob.cli.profiling.pod_desk import PodDesk, describe_end  # noqa: PLC0415
+    from trainjob.cli.cluster.jobs import find_job, read_job  # noqa: PLC0415
+    from trainjob.cli.profiling.asking import PodDesk, describe_end  # noqa: PLC0415
 
     job = read_job(find_job(server, namespace, name))
     over = describe_end(job)

@@ -5,14 +5,11 @@ import re
 import click
 
 from trainjob.api import Document, InvalidTrainJob, TrainJob
-from trainjob.cli.cluster.where import ends_quietly
-from trainjob.cli.files import RefusedFile, choose, read_trainjobs
-from trainjob.cli.yaml_stream import dump_stream
+from trainjob.cli.cluster.options import ends_quietly
+from trainjob.cli.files import RefusedFile, choose, dump_stream, read_trainjobs
 from trainjob.cluster.agents import preview_source
-from trainjob.core.names import Replica
-from trainjob.core.render import build_objects
-from trainjob.core.tf_config import build_tf_config
-from trainjob.core.topology import desired_replicas
+from trainjob.core.manifests import build_objects
+from trainjob.core.names import Replica, build_tf_config, desired_replicas
 
 _TASK = re.compile(r"(?P<role>[a-z]+)[/-](?P<index>\d+)")
 

@@ -3,10 +3,15 @@
 import asyncio
 import logging
 import os
+import secrets
 import shlex
+import signal
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +19,166 @@ import click
 
 from trainjob.api import Document, InvalidTrainJob, TrainJob, parse
 from trainjob.cli.files import RefusedFile, choose, folder_of, read_trainjobs
-from trainjob.cli.interruption import Interruption
 from trainjob.cli.screen import LiveScreen, PlainScreen, Screen
 from trainjob.cli.summary import Places, is_complete, summarize, summarize_interruption
-from trainjob.cli.supervision import Ending, Outcome, Supervision
+from trainjob.cli.view import JobView, build_view
 from trainjob.cluster.local import CannotRunHere, LocalCluster, LocalOptions, survey
-from trainjob.core.output import root_folder
-from trainjob.core.render import build_objects
-from trainjob.core.topology import desired_replicas
+from trainjob.cluster.protocol import happens_within
+from trainjob.controller import Controller
+from trainjob.core.manifests import build_objects
+from trainjob.core.names import Replica, desired_replicas, root_folder
+from trainjob.core.settings import Bundle, Settings
+
+# Ctrl-C and its relatives: the first asks to stop, the second insists.
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """Hears the signals that ask a program to stop; use it within one event loop.
+
+    Attributes:
+        asked: set by the first of them.
+    """
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._insisted: Callable[[], None] = lambda: None
+        # `nohup` has a program ignore SIGHUP, so that it outlives its terminal.
+        outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._heard = (signal.SIGINT, signal.SIGTERM) if outlives else _SIGNALS
+
+    def on_second(self, call: Callable[[], None]) -> None:
+        """Call this for every request after the first one."""
+        self._insisted = call
+
+    def ask(self) -> None:
+        """Ask to stop, as a signal does."""
+        if self.asked.is_set():
+            self._insisted()
+        self.asked.set()
+
+    def __enter__(self) -> "Interruption":
+        loop = asyncio.get_running_loop()
+        for number in self._heard:
+            loop.add_signal_handler(number, self.ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._heard:
+            loop.remove_signal_handler(number)
+
+
+# One job, run to its end on this machine while a screen shows it.
+
+
+# What replicas have after Ctrl-C to save a checkpoint before they are killed; a second Ctrl-C doesn't wait.
+GRACE_SECONDS = 10.0
+_REFRESH_SECONDS = 0.25
+
+_STOPPING = f"stopping: replicas have {GRACE_SECONDS:g} s to save; another Ctrl-C ends them at once"
+
+
+class Outcome(Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a run.
+
+    Attributes:
+        view: the job as it was then.
+    """
+
+    outcome: Outcome
+    view: JobView
+
+
+class Supervision:
+    """Drives the controller over a local cluster, and keeps a screen up to date.
+
+    Args:
+        cluster: prepared; it is closed at the end, whatever happens.
+        replicas: every seat of the job.
+        screen: shows what happens.
+        clock: gives the time.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        replicas: tuple[Replica, ...],
+        screen: Screen,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cluster = cluster
+        self._replicas = replicas
+        self._screen = screen
+        self._clock = clock
+        self._since = clock()
+
+    async def run(self, interruption: Interruption) -> Ending:
+        """Run the job until it has ended or someone asks to stop; nothing of it is left afterwards."""
+        interruption.on_second(self._cluster.kill)
+        showing = asyncio.ensure_future(self._keep_showing())
+        try:
+            outcome = await self._until_end(interruption)
+            if outcome is Outcome.FINISHED:
+                view = self._view()
+                showing.cancel()
+                self._screen.show(view)
+            else:
+                self._screen.note(_STOPPING)
+        finally:
+            await self._cluster.close(GRACE_SECONDS)
+            showing.cancel()
+            (problem,) = await asyncio.gather(showing, return_exceptions=True)
+        if isinstance(problem, Exception):
+            raise problem
+        return Ending(outcome, view if outcome is Outcome.FINISHED else self._view())
+
+    async def _until_end(self, interruption: Interruption) -> Outcome:
+        if interruption.asked.is_set():
+            return Outcome.INTERRUPTED  # before anything was started
+        controller = Controller(self._cluster, settings=_settings())
+        finished = asyncio.ensure_future(controller.run_until_finished(self._cluster.key))
+        asked = asyncio.ensure_future(interruption.asked.wait())
+        try:
+            await asyncio.wait([finished, asked], return_when=asyncio.FIRST_COMPLETED)
+            if not finished.done():
+                return Outcome.INTERRUPTED
+            finished.result()
+            return Outcome.FINISHED
+        finally:
+            for task in (finished, asked):
+                task.cancel()
+            await asyncio.gather(finished, asked, return_exceptions=True)
+
+    async def _keep_showing(self) -> None:
+        changed = asyncio.Event()
+        self._cluster.watch(lambda _: changed.set())
+        while True:
+            self._screen.show(self._view())
+            changed.clear()
+            await happens_within(changed, _REFRESH_SECONDS)
+
+    def _view(self) -> JobView:
+        return build_view(self._cluster.snapshot(), self._replicas, since=self._since, now=self._clock())
+
+
+def _settings() -> Settings:
+    # The agents of this run alone have this key; the local cluster has their program by itself.
+    return Settings(bundle=Bundle(pyz=b"", key=secrets.token_bytes(32)))
+
+
+# `trainjob run`: a TrainJob as processes of this machine.
+
 
 _FAILED = 1
 _INTERRUPTED = 130

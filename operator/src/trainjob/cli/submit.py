@@ -1,34 +1,131 @@
 """`trainjob submit`: TrainJobs of a file, created in a cluster."""
 
+from __future__ import annotations
+
+import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.cli.cluster.answers import Refused
-from trainjob.cli.cluster.conclusion import wait_and_conclude
-from trainjob.cli.cluster.duration import Duration
-from trainjob.cli.cluster.existing import describe_existing
-from trainjob.cli.cluster.exits import Exit, describe_exits
-from trainjob.cli.cluster.log_showing import LogShowing
-from trainjob.cli.cluster.namespaces import namespace_of
-from trainjob.cli.cluster.printing import LogPrinter
-from trainjob.cli.cluster.refusals import describe_refusal
-from trainjob.cli.cluster.resources import TRAINJOBS
-from trainjob.cli.cluster.selection import Wanted
-from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
+from trainjob.api import Document
+from trainjob.cli.cluster.errors import Answer, Exit, Refused, ServerProblem, describe_exits, describe_problem
+from trainjob.cli.cluster.job_logs import LogShowing, Wanted
+from trainjob.cli.cluster.jobs import read_job
+from trainjob.cli.cluster.options import Duration, Where, cluster_options, ends_quietly, namespace_of
+from trainjob.cli.cluster.server import TRAINJOBS
+from trainjob.cli.cluster.waiting import LogPrinter, wait_and_conclude
 from trainjob.cli.files import read_valid_trainjobs
 
 if TYPE_CHECKING:
-    from trainjob.api import Document
     from trainjob.cli.cluster.server import Server
+
+
+# What to say about a job that exists already: what `kubectl apply` would make of the file.
+
+
+_MOST_FIELDS = 8
+
+
+def describe_existing(
+    server: Server, namespace: str, manifest: Mapping[str, Any], file: str
+) -> tuple[str, ...]:
+    """Return the lines about a job whose name is taken; the API server is asked, nothing is changed."""
+    name = str(manifest["metadata"]["name"])
+    try:
+        stored = server.get(TRAINJOBS, namespace, name)
+    except ServerProblem as problem:
+        return (f"{name} exists already in namespace {namespace} ({describe_problem(problem)})",)
+    job = read_job(stored)
+    lines = [f"{name} exists already in namespace {namespace} ({job.state}); nothing was created"]
+    try:
+        changed = server.try_change(TRAINJOBS, namespace, name, {"spec": manifest["spec"]})
+        lines += changes_told(changed_fields(stored.get("spec"), changed.get("spec")), file)
+    except Refused as refused:
+        lines += refusal_told(refused.answer, file)
+    lines.append(f"  to run it anew: kubectl delete tj {name} -n {namespace}, then submit it again")
+    return tuple(lines)
+
+
+def changes_told(fields: tuple[str, ...], file: str) -> Iterator[str]:
+    """Yield what applying the file would do."""
+    if not fields:
+        yield f"  it is as {file} has it: kubectl apply would change nothing"
+        return
+    more = f" and {len(fields) - _MOST_FIELDS} more" if len(fields) > _MOST_FIELDS else ""
+    yield f"  kubectl apply -f {file} would change {', '.join(fields[:_MOST_FIELDS])}{more}"
+
+
+def refusal_told(answer: Answer, file: str) -> Iterator[str]:
+    """Yield why the file can't be applied."""
+    yield f"  kubectl apply -f {file} would be refused:"
+    causes = [f"{cause.get('field')}: {cause.get('message')}" for cause in answer.causes]
+    yield from (f"    {line}" for line in causes or [answer.message])
+
+
+def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ...]:
+    """Return the fields that differ, the deepest that tell it, lists as a whole."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        keys = dict.fromkeys([*before, *after])
+        return tuple(
+            p for key in keys for p in changed_fields(before.get(key), after.get(key), f"{path}.{key}")
+        )
+    return () if before == after else (path,)
+
+
+# What an API server refuses, in its own words, beside the lines of the file that they are about.
+
+
+_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
+_VARIABLE = re.compile(r"\.env\[\d+\].*")
+_STRICT = "strict decoding error: "
+_ROOT = ("", "<nil>")
+
+
+def describe_refusal(answer: Answer, document: Document, root: str = "", about: str = "") -> tuple[str, ...]:
+    """Return one line for each mistake.
+
+    Args:
+        answer: of the API server.
+        document: what it refuses, or what that was made from.
+        root: where in the document the fields that it names begin, such as `spec.template`.
+        about: the object, if it isn't the document itself.
+    """
+    return tuple(
+        f"{document.source}:{document.line_of(_within(root, field))} {about}{words}"
+        for field, words in _mistakes(answer)
+    )
+
+
+def _mistakes(answer: Answer) -> Iterable[tuple[str, str]]:
+    named = [(str(c.get("field", "")), str(c.get("message", ""))) for c in answer.causes]
+    # Two causes may say the same of one field: of the structural schema and of a rule.
+    told = dict.fromkeys((f, f"{f}: {m}" if f not in _ROOT else m) for f, m in named if m)
+    if told:
+        return told
+    _, strict, rest = answer.message.partition(_STRICT)
+    if strict:
+        return [(found[1] if (found := _UNKNOWN.search(part)) else "", part) for part in rest.split(", ")]
+    return [("", answer.message or answer.reason or f"HTTP status {answer.code}")]
+
+
+def _within(root: str, field: str) -> str:
+    if field in _ROOT:
+        return root
+    # Variables of ours come before the user's, so that the number is another one in the file.
+    plain = _VARIABLE.sub(".env", field) if root else field
+    return f"{root}.{plain}" if root else plain
+
+
+# `trainjob submit`: TrainJobs of a file, created in a cluster.
 
 
 @dataclass(frozen=True)
 class _Submission:
-    document: "Document"
+    document: Document
     namespace: str
 
     @property
@@ -86,7 +183,7 @@ def submit(file: str, wait: bool, logs: bool, timeout: float | None, dry_run: bo
     sys.exit(code)
 
 
-def _create(server: "Server", job: _Submission, file: str, *, dry_run: bool) -> Exit:
+def _create(server: Server, job: _Submission, file: str, *, dry_run: bool) -> Exit:
     try:
         server.create(TRAINJOBS, job.namespace, job.manifest, dry_run=dry_run)
     except Refused as refused:
@@ -104,6 +201,6 @@ def _create(server: "Server", job: _Submission, file: str, *, dry_run: bool) -> 
     return Exit.GOOD
 
 
-def _follow(server: "Server", job: _Submission) -> Exit:
+def _follow(server: Server, job: _Submission) -> Exit:
     printer = LogPrinter()
     return LogShowing(server, job.namespace, job.name, wanted=Wanted(), printer=printer).follow()

@@ -5,12 +5,11 @@ import sys
 import click
 
 from trainjob.api import Document, TrainJob
-from trainjob.cli.cluster.exits import Exit, describe_exits
-from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.errors import Exit, describe_exits
+from trainjob.cli.cluster.options import Where, cluster_options, ends_quietly
 from trainjob.cli.files import RefusedFile, UnreadableFile, read_valid_trainjobs
-from trainjob.core.resources import count_gpus
-from trainjob.core.roles import role_template
-from trainjob.core.topology import replica_counts
+from trainjob.core.names import replica_counts
+from trainjob.core.roles import count_gpus, role_template
 
 _EXITS = {
     Exit.GOOD: "valid",
@@ -65,7 +64,7 @@ def describe_size(job: TrainJob) -> str:
 def _ask(documents: list[Document], where: Where, *, named: bool) -> int:
     # Rendering and the Kubernetes client are slow to import: only who asks a cluster waits for them.
     from trainjob.cli.cluster.dry_run import check_on_cluster  # noqa: PLC0415
-    from trainjob.cli.cluster.namespaces import namespace_of  # noqa: PLC0415
+    from trainjob.cli.cluster.options import namespace_of  # noqa: PLC0415
 
     code = 0
     with where.connected() as cluster:

@@ -7,11 +7,9 @@ from typing import Any
 
 from trainjob.api import TrainJobStatus
 from trainjob.cluster import Snapshot
-from trainjob.core.gang import Gang, read_gang
-from trainjob.core.names import Replica
+from trainjob.core.agent_reports import EvaluationResult, Gang, Report, read_gang, read_report
+from trainjob.core.names import EVALUATOR, Replica
 from trainjob.core.pods import Pod, PodState, read_pod
-from trainjob.core.reports import EvaluationResult, Report, read_report
-from trainjob.core.topology import EVALUATOR
 
 _NO_REPORT = Report()
 

@@ -4,10 +4,9 @@ import sys
 
 import click
 
-from trainjob.cli.cluster.conclusion import wait_and_conclude
-from trainjob.cli.cluster.duration import Duration
-from trainjob.cli.cluster.exits import Exit, describe_exits
-from trainjob.cli.cluster.where import Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.errors import Exit, describe_exits
+from trainjob.cli.cluster.options import Duration, Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.waiting import wait_and_conclude
 
 _EXITS = {
     Exit.GOOD: "the job is complete",

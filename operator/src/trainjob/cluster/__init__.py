@@ -1,7 +1,17 @@
-"""Where jobs run: one protocol, and what keeps it (processes here, the Kubernetes API, a fake in memory)."""
+"""Where jobs run: one protocol, and what keeps it (processes here, the Kubernetes API)."""
 
-from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound, Refused, Unavailable
-from trainjob.cluster.protocol import Cluster, JobKey, Manifest, ObjectRef, Snapshot
+from trainjob.cluster.protocol import (
+    AlreadyExists,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Manifest,
+    NotFound,
+    Refused,
+    Snapshot,
+    Unavailable,
+)
+from trainjob.core.names import JobKey, ObjectRef
 
 __all__ = [
     "AlreadyExists",

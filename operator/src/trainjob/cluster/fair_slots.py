@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
-from trainjob.core.fair_queue import FairQueue
+from trainjob.core.queueing import FairQueue
 
 
 class FairSlots:

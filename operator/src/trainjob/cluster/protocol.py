@@ -1,18 +1,106 @@
-"""The narrow seam between the controller and whatever runs the pods.
-
-Objects cross it as Kubernetes writes them: JSON objects with `apiVersion`, `kind`, `metadata`. Reading them
-is `trainjob.core`'s part, so that every cluster, real or not, is understood by the same code.
-"""
+"""The narrow seam between the controller and whatever runs the pods."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from trainjob.core.objects import JobKey, ObjectRef
+from trainjob.core.names import JobKey, ObjectRef
 
-__all__ = ["Cluster", "JobKey", "Manifest", "ObjectRef", "Snapshot"]
+# What a cluster may answer to a write, told apart by what the caller should do next.
+#
+# ClusterError
+# ├── NotFound         the object is gone: look again
+# ├── AlreadyExists    the name is taken (perhaps by an object that is still terminating): look again
+# ├── Conflict         the object has changed, or is another one of that name: look again
+# ├── Refused          the request is wrong or not allowed: tell the user, time alone may not mend it
+# └── Unavailable      nobody answered, or asked to wait: try again later
+
+
+class ClusterError(Exception):
+    """A cluster did not do what it was asked to; the subclass says what to do."""
+
+
+class NotFound(ClusterError):
+    """The object does not exist (any more)."""
+
+
+class AlreadyExists(ClusterError):
+    """An object of that kind and name exists, terminating ones included."""
+
+
+class Conflict(ClusterError):
+    """The uid or resourceVersion given as a precondition is not the stored one."""
+
+
+class Refused(ClusterError):
+    """The request was understood and turned down.
+
+    Attributes:
+        reason: Kubernetes' word for it, such as `Invalid` or `Forbidden`.
+        message: the cluster's own sentence, for the user.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+
+
+class Unavailable(ClusterError):
+    """The cluster could not answer.
+
+    Attributes:
+        retry_after: seconds that it asked to wait, or None.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+# How deeply nested the objects may be that the process can read.
+
+
+DEEPEST_OBJECT = 10_000
+"""Levels of JSON that the API server takes; a pod template may have any fields, so anybody can send that."""
+
+_FRAMES_A_LEVEL = 2  # what `copy.deepcopy` takes
+
+
+def allow_deep_objects() -> None:
+    """Have Python follow any object that the API server stores.
+
+    Its own limit is reached at a tenth of that: one object, in any namespace, would end the list and the
+    watch of everybody's jobs.
+    """
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), _FRAMES_A_LEVEL * DEEPEST_OBJECT + 5_000))
+
+
+# Waiting for something to happen, for a limited time.
+
+
+async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Tell whether the event is set within so many seconds; None waits without end.
+
+    Not `asyncio.wait_for`: up to Python 3.11 it goes on when it is cancelled at the moment of the event.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+# The narrow seam between the controller and whatever runs the pods.
+#
+# Objects cross it as Kubernetes writes them: JSON objects with `apiVersion`, `kind`, `metadata`. Reading them
+# is `trainjob.core`'s part, so that every cluster, real or not, is understood by the same code.
+
 
 Manifest = dict[str, Any]
 """One Kubernetes object as JSON."""

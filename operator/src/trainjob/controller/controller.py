@@ -20,7 +20,7 @@ from trainjob.cluster import (
     Refused,
     Unavailable,
 )
-from trainjob.cluster.waiting import happens_within
+from trainjob.cluster.protocol import happens_within
 from trainjob.controller.queue import WorkQueue
 from trainjob.controller.reconciler import Reconciler
 from trainjob.core.conditions import is_finished

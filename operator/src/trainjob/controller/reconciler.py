@@ -21,8 +21,7 @@ from trainjob.cluster import (
     Unavailable,
 )
 from trainjob.core.actions import Action, Creation, Delete, Plan, Replace
-from trainjob.core.dependents import Refusal
-from trainjob.core.observed import Observed, read_observed
+from trainjob.core.observed import Observed, Refusal, read_observed
 from trainjob.core.plan import plan
 from trainjob.core.settings import Settings
 
@@ -33,29 +32,31 @@ PORTION = 32
 leaves connections to others.
 """
 
-MOST_TROUBLES = 8
-"""Failed passes in a row, some 13 s of waits, before what stands in the way is told as a refusal."""
+MOST_FAILED_PASSES = 8
+"""Failed passes in a row, about 13 s of waits, before any error of a creation is reported as a refusal."""
 
 
 @dataclass
-class _Past:
+class _CreationHistory:
     """How the creations for one job went lately.
 
     Attributes:
-        uid: the job's: names are used again.
-        refusal: the cluster's latest, until one succeeds.
-        ahead: it was created for, and the status hasn't been written since.
-        troubles: passes in a row whose actions came to nothing.
+        uid: the job's uid: names are used again.
+        refusal: the cluster's latest refusal, until a creation succeeds.
+        status_pending: objects were created in the last pass; the status write is pending.
+        failed_passes: passes in a row whose actions failed.
     """
 
     uid: str
     refusal: Refusal | None = None
-    ahead: bool = False
-    troubles: int = 0
+    status_pending: bool = False
+    failed_passes: int = 0
 
 
 class Reconciler:
     """Carries out what `plan` says, and keeps of each job only how its latest creations went.
+
+    Every action and event that it carries out is logged once, with the job.
 
     Args:
         cluster: where the job lives.
@@ -69,7 +70,7 @@ class Reconciler:
         self._cluster = cluster
         self._settings = settings or Settings()
         self._clock = clock
-        self._pasts: dict[JobKey, _Past] = {}
+        self._histories: dict[JobKey, _CreationHistory] = {}
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Bring one job a step on, and return when to look again, or None for not before something changes.
@@ -80,39 +81,55 @@ class Reconciler:
         """
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
-            self._pasts.pop(key, None)
+            self._histories.pop(key, None)
             self._cluster.set_order(key, None)
             return None
-        past = self._past_of(key, snapshot)
-        observed = self._read(snapshot, past)
+        history = self._history_of(key, snapshot)
+        observed = self._read(snapshot, history)
         planned = plan(observed, self._clock())
         self._cluster.set_order(key, planned.order)
-        # Only for a new job, and once: what can't be created must not keep the status from being written, nor
-        # a thousand pods.
         is_new = not snapshot.job.get("status")
-        ahead = is_new and planned.only_creates and not past.ahead and len(planned.actions) <= PORTION
-        if ahead:
-            past.ahead = True
-            refused = await self._act(past, planned)
-            if self._remember(past, refused, planned) or refused is None:
-                return timedelta(0)  # what has come of it goes into the status, behind other jobs' creations
-        await self._clear(planned)
-        again = planned.creates and not is_new and past.refusal is None
-        await self._record(snapshot, observed, planned, always=again)
-        past.ahead = False
-        if ahead:
-            return planned.requeue
-        refused = await self._act(past, planned)
-        return timedelta(0) if self._remember(past, refused, planned) else planned.requeue
+        creates_only = planned.only_creates and len(planned.actions) <= PORTION
+        if is_new and creates_only and not history.status_pending:
+            return await self._create_then_record(history, snapshot, observed, planned)
+        return await self._record_then_act(history, snapshot, observed, planned)
 
-    def _past_of(self, key: JobKey, snapshot: Snapshot) -> _Past:
+    async def _create_then_record(
+        self, history: _CreationHistory, snapshot: Snapshot, observed: Observed, planned: Plan
+    ) -> timedelta | None:
+        """Create the objects of a new job first: they don't wait for the status writes of other jobs.
+
+        Only once, and not for a thousand pods: what can't be created must not hold the status up.
+        """
+        history.status_pending = True
+        refused = await self._act(history, observed.key, planned)
+        if self._remember(history, refused, planned) or refused is None:
+            return timedelta(0)  # the next pass writes the status, behind other jobs' creations
+        await self._record(history, snapshot, observed, planned)
+        return planned.requeue
+
+    async def _record_then_act(
+        self, history: _CreationHistory, snapshot: Snapshot, observed: Observed, planned: Plan
+    ) -> timedelta | None:
+        """Write the status first: a controller that dies in between goes on from the record.
+
+        Before creations for a job that isn't new an equal status is written too. That changes nothing, and
+        fails if the job is gone: the deletion of its pods may be observed before its own.
+        """
+        is_new = not snapshot.job.get("status")
+        always = planned.creates and not is_new and history.refusal is None
+        await self._record(history, snapshot, observed, planned, always=always)
+        refused = await self._act(history, observed.key, planned)
+        return timedelta(0) if self._remember(history, refused, planned) else planned.requeue
+
+    def _history_of(self, key: JobKey, snapshot: Snapshot) -> _CreationHistory:
         uid = snapshot.job["metadata"]["uid"]
-        past = self._pasts.get(key)
-        if past is None or past.uid != uid:
-            past = self._pasts[key] = _Past(uid)
-        return past
+        history = self._histories.get(key)
+        if history is None or history.uid != uid:
+            history = self._histories[key] = _CreationHistory(uid)
+        return history
 
-    def _read(self, snapshot: Snapshot, past: _Past) -> Observed:
+    def _read(self, snapshot: Snapshot, history: _CreationHistory) -> Observed:
         return read_observed(
             job=snapshot.job,
             pods=snapshot.pods,
@@ -120,27 +137,28 @@ class Reconciler:
             claim=snapshot.claim,
             network_policy=snapshot.network_policy,
             progress=snapshot.progress,
-            refusal=past.refusal,
+            refusal=history.refusal,
             settings=self._settings,
             gang=snapshot.gang,
         )
 
-    async def _clear(self, planned: Plan) -> None:
-        """Do what comes before the status. A refusal must not keep a job from ending: all go with it."""
+    async def _record(
+        self,
+        history: _CreationHistory,
+        snapshot: Snapshot,
+        observed: Observed,
+        planned: Plan,
+        *,
+        always: bool = False,
+    ) -> None:
+        """Do what comes before the status, write it if it differs or `always`, and post the events."""
         for action in planned.beforehand:
             try:
-                await self._execute(action)
+                await self._execute(observed.key, action)
             except NotFound:
                 pass
-            except Refused as refused:
-                _log.warning("%s: %s: it goes when the job is deleted", action, refused)
-
-    async def _record(self, snapshot: Snapshot, observed: Observed, planned: Plan, *, always: bool) -> None:
-        """Write the status if it differs, and post the events.
-
-        With `always` an equal one is written too, which changes nothing and fails if the job is gone: its
-        pods are deleted with it, and that may be heard before its own end is.
-        """
+            except Refused as refused:  # it must not keep a job from ending
+                _log.warning("%s: %s: %s; deleted with the job", observed.key, action, refused)
         if always or planned.status != observed.status:
             await self._cluster.write_status(
                 observed.key, observed.meta.uid, observed.meta.resource_version, dump_status(planned.status)
@@ -149,69 +167,79 @@ class Reconciler:
             await self._cluster.post_event(
                 snapshot.job, type_=event.type, reason=event.reason, message=event.message
             )
+            _log.info("%s: event %s: %s", observed.key, event.reason, event.message)
+        history.status_pending = False
 
-    async def _act(self, past: _Past, planned: Plan) -> Refusal | None:
-        """Execute the actions, and count the failures in a row: nobody else tells of what never succeeds."""
+    async def _act(self, history: _CreationHistory, key: JobKey, planned: Plan) -> Refusal | None:
+        """Execute the actions, and count failed passes in a row: what never succeeds is reported."""
         try:
-            refused = await self._execute_all(planned, is_told=past.troubles >= MOST_TROUBLES)
+            any_error = history.failed_passes >= MOST_FAILED_PASSES
+            refused = await self._execute_all(key, planned, any_error=any_error)
         except (AlreadyExists, Unavailable):
-            past.troubles += 1
+            history.failed_passes += 1
             raise
         if refused is None:
-            past.troubles = 0
+            history.failed_passes = 0
         return refused
 
-    async def _execute_all(self, planned: Plan, *, is_told: bool) -> Refusal | None:
+    async def _execute_all(self, key: JobKey, planned: Plan, *, any_error: bool) -> Refusal | None:
         """Execute the actions in order, up to a creation that is refused.
 
-        A name that is taken stops what comes after its kind, too: pods don't start behind a Service that may
-        be anybody's.
+        A name that is taken stops what comes after its kind, too: pods don't start behind a Service of
+        another owner.
 
         Args:
+            key: the job.
             planned: what to execute.
-            is_told: whether a creation that fails in any way is to be told as a refusal.
+            any_error: whether a creation that fails in any way counts as refused.
         """
-        told = (Refused, AlreadyExists, Unavailable) if is_told else (Refused,)
+        errors_of_refusal = (Refused, AlreadyExists, Unavailable) if any_error else (Refused,)
         for group in _groups(planned.actions):
-            failed = await self._execute_group(group)
+            failed = await self._execute_group(key, group)
             refusals = [
-                _refusal_of(a, e) for a, e in failed if isinstance(a, Creation) and isinstance(e, told)
+                _refusal_of(action, error)
+                for action, error in failed
+                if isinstance(action, Creation) and isinstance(error, errors_of_refusal)
             ]
             if refusals:
                 return next((r for r in refusals if r.permanent), refusals[0])
-            errors = [e for _, e in failed]
+            errors = [error for _, error in failed]
             if errors:
                 raise next((e for e in errors if not isinstance(e, AlreadyExists)), errors[0])
         return None
 
-    async def _execute_group(self, group: tuple[Action, ...]) -> list[tuple[Action, BaseException]]:
+    async def _execute_group(
+        self, key: JobKey, group: tuple[Action, ...]
+    ) -> list[tuple[Action, BaseException]]:
         """Execute actions of one kind, a portion at a time, and return those that failed.
 
-        What has come of a portion is known before the next one is begun: where a quota lets in fifty pods of
-        a thousand, the others aren't asked for one by one.
+        The results of a portion are known before the next one starts: where a quota lets in fifty pods of
+        a thousand, the others aren't requested one by one.
         """
         failed: list[tuple[Action, BaseException]] = []
         for begin in range(0, len(group), PORTION):
             portion = group[begin : begin + PORTION]
-            results = await asyncio.gather(*map(self._execute, portion), return_exceptions=True)
+            results = await asyncio.gather(
+                *(self._execute(key, action) for action in portion), return_exceptions=True
+            )
             outcomes = zip(portion, results, strict=True)
             failed += [(a, e) for a, e in outcomes if e is not None and not _is_fine(a, e)]
             if any(_stops(action, error) for action, error in failed):
                 break
-            await asyncio.sleep(0)  # a cluster that answers at once lets others go on, too
+            await asyncio.sleep(0)  # a cluster that answers at once lets other tasks run, too
         return failed
 
-    def _remember(self, past: _Past, refused: Refusal | None, planned: Plan) -> bool:
-        """Keep the latest refusal for the next plan, and tell whether it is worth a plan at once."""
-        before = past.refusal
+    def _remember(self, history: _CreationHistory, refused: Refusal | None, planned: Plan) -> bool:
+        """Keep the latest refusal for the next plan, and return whether to plan again at once."""
+        before = history.refusal
         if refused is not None:
-            past.refusal = replace(refused, at=self._clock()).after(before)
+            history.refusal = replace(refused, at=self._clock()).after(before)
             return before is None or (before.what, before.reason) != (refused.what, refused.reason)
         if planned.creates:
-            past.refusal = None
+            history.refusal = None
         return False
 
-    async def _execute(self, action: Action) -> None:
+    async def _execute(self, key: JobKey, action: Action) -> None:
         if isinstance(action, Creation):
             await self._cluster.create(action.build())
         elif isinstance(action, Replace):
@@ -220,6 +248,7 @@ class Reconciler:
             await self._cluster.delete(action.ref)
         else:
             await self._cluster.set_labels(action.ref, dict(action.labels))
+        _log.info("%s: %s", key, action)
 
 
 def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
@@ -229,16 +258,16 @@ def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
 
 
 def _is_fine(action: Action, error: BaseException) -> bool:
-    """Tell whether the action has come to nothing because all is as it should be."""
+    """Return whether the action failed because the object is already as it should be."""
     if isinstance(action, Creation):
         return action.may_exist and isinstance(error, AlreadyExists)
     return isinstance(error, NotFound)
 
 
 def _stops(action: Action, error: BaseException) -> bool:
-    """Tell whether what has come of an action is to be expected of the others of its kind."""
+    """Return whether the other actions of this kind would fail in the same way."""
     if isinstance(action, Creation):
-        return not isinstance(error, AlreadyExists)  # one name that is taken says nothing of the others
+        return not isinstance(error, AlreadyExists)  # a name that is taken says nothing about other names
     return isinstance(error, Unavailable)
 
 

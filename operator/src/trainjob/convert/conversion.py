@@ -1,4 +1,4 @@
-"""One TFJob as a TrainJob: the order of the decisions, each of which is a module of its own."""
+"""One TFJob as a TrainJob: the order of the decisions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,132 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse
-from trainjob.api.paths import mapping_at
-from trainjob.api.wording import shown
-from trainjob.convert.differences import role_differences
-from trainjob.convert.ledger import Ledger, Note
-from trainjob.convert.metadata import convert_metadata
-from trainjob.convert.origins import Origins
-from trainjob.convert.output import choose_output
-from trainjob.convert.replicas import ReplicaSet, read_replicas
-from trainjob.convert.restarts import max_restarts, restart_settings
-from trainjob.convert.roles import assign_roles
-from trainjob.convert.run_policy import RunPolicy, run_settings
-from trainjob.convert.scheduling import priority_class, set_priority_class
-from trainjob.convert.success import note_dynamic_workers, note_success
-from trainjob.convert.templates import convert_template
-from trainjob.convert.trainer import find_trainer
+from trainjob.api.errors import mapping_at, shown
+from trainjob.convert.notes import Ledger, Note, Origins, Path
+from trainjob.convert.policies import (
+    RunPolicy,
+    max_restarts,
+    priority_class,
+    restart_settings,
+    run_settings,
+    set_priority_class,
+)
+from trainjob.convert.roles import ReplicaSet, assign_roles, note_dynamic_workers, note_success, read_replicas
+from trainjob.convert.templates import choose_output, convert_template, find_trainer, role_differences
+
+# Which objects of a file are TFJobs, lists of objects included.
+
+
+GROUP = "kubeflow.org"
+TFJOB_KIND = "TFJob"
+_LIST_KINDS = (("v1", "List"), (GROUP, f"{TFJOB_KIND}List"))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One object of a document.
+
+    Attributes:
+        raw: the object as plain JSON.
+        place: where it stands in its document, `items[2]`; empty when it is the whole document.
+    """
+
+    raw: Mapping[str, Any]
+    place: str = ""
+
+
+def is_tfjob(raw: Mapping[str, Any]) -> bool:
+    """Tell whether an object is a TFJob, of whatever version."""
+    return raw.get("kind") == TFJOB_KIND and _group(raw) == GROUP
+
+
+def list_items(raw: Mapping[str, Any]) -> tuple[Item, ...]:
+    """Return the objects of a list (`kind: List`, `kind: TFJobList`), or what isn't such a list itself.
+
+    The items of a TFJobList are TFJobs even where they don't say so, as the API server answers a list.
+    """
+    items = raw.get("items")
+    is_list = any(
+        raw.get("kind") == kind and owner in (raw.get("apiVersion"), _group(raw))
+        for owner, kind in _LIST_KINDS
+    )
+    if not (is_list and isinstance(items, list) and items and all(isinstance(i, Mapping) for i in items)):
+        return (Item(raw),)
+    implied = (
+        {"apiVersion": raw.get("apiVersion"), "kind": TFJOB_KIND}
+        if raw.get("kind") == f"{TFJOB_KIND}List"
+        else {}
+    )
+    return tuple(Item({**implied, **item}, f"items[{index}]") for index, item in enumerate(items))
+
+
+def describe(raw: Mapping[str, Any]) -> str:
+    """Return kind and name, as a person would call the object."""
+    metadata = mapping_at(raw, "metadata")
+    words = (raw.get("kind"), metadata.get("name") or metadata.get("generateName"))
+    return " ".join(str(word) for word in words if word) or "an object without a kind"
+
+
+def _group(raw: Mapping[str, Any]) -> str:
+    return str(raw.get("apiVersion")).split("/", maxsplit=1)[0]
+
+
+# The TrainJob's metadata: what people wrote is kept, what the cluster or kubectl wrote is not.
+
+
+PATH: Path = ("metadata",)
+
+_KEPT = ("name", "namespace", "labels", "annotations")
+_BY_THE_CLUSTER = frozenset(
+    [
+        *("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink"),
+        *("deletionTimestamp", "deletionGracePeriodSeconds"),
+    ]
+)
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_KUEUE_PREFIX = "kueue.x-k8s.io/"
+
+
+def convert_metadata(raw: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """Return the TrainJob's metadata."""
+    metadata = raw.get("metadata")
+    if not isinstance(metadata, Mapping):
+        problem = "required" if metadata is None else f"must be an object, got {shown(metadata)}"
+        ledger.refuse(PATH, problem)
+        return {}
+    kept = {key: metadata[key] for key in _KEPT if metadata.get(key) is not None}
+    if not kept.get("name") and (prefix := metadata.get("generateName")):
+        kept = {"name": str(prefix).rstrip("-"), **{k: v for k, v in kept.items() if k != "name"}}
+        ledger.note(
+            (*PATH, "generateName"), "becomes metadata.name: a TrainJob's name is part of its addresses"
+        )
+    elif metadata.get("generateName") is not None:
+        ledger.note((*PATH, "generateName"), "left out beside metadata.name")
+    for key, value in metadata.items():
+        if key not in (*_KEPT, "generateName") and value is not None:
+            why = "the cluster sets it" if key in _BY_THE_CLUSTER else "the new object is yours alone"
+            ledger.note((*PATH, str(key)), f"left out: {why}")
+    for kind in ("labels", "annotations"):
+        if isinstance(kept.get(kind), Mapping):
+            kept[kind] = _without_tools(kept[kind], (*PATH, kind), ledger)
+            if not kept[kind]:
+                del kept[kind]
+    return kept
+
+
+def _without_tools(texts: Mapping[str, Any], path: Path, ledger: Ledger) -> dict[str, Any]:
+    for key in texts:
+        if key == _LAST_APPLIED:
+            ledger.note((*path, key), "left out: kubectl writes its own for the new object")
+        elif key.startswith(_KUEUE_PREFIX):
+            ledger.note(
+                (*path, key), "kept, but Kueue doesn't know this kind: the job starts without waiting for it"
+            )
+    return {key: value for key, value in texts.items() if key != _LAST_APPLIED}
+
+
+# One TFJob as a TrainJob: the order of the decisions, each of which is a module of its own.
+
 
 _DOCUMENT_FIELDS = frozenset(["apiVersion", "kind", "metadata", "spec"])
 _SPEC_FIELDS = RunPolicy.IN_SPEC | {"runPolicy", "successPolicy", "tfReplicaSpecs", "enableDynamicWorker"}

@@ -1,13 +1,129 @@
-"""Which roles the TrainJob has: a TFJob may leave out ones that a TrainJob needs, and have more of some."""
+"""The roles and replicas that a TFJob asks for, and when it has succeeded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trainjob.convert.ledger import Ledger
-from trainjob.convert.replicas import PATH, ReplicaSet
+from trainjob.api.errors import shown, suggestion
+from trainjob.convert.notes import Ledger, Path
+
+# The replicas that a TFJob asks for, by role.
+
+
+PATH: Path = ("spec", "tfReplicaSpecs")
+
+ROLES = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "ps", "evaluator": "evaluator"}
+"""Kubeflow's replica types, which it takes in any case, and the roles that they are here."""
+
+_NAMES = ("Chief", "Master", "Worker", "PS", "Evaluator")
+_FIELDS = frozenset(["replicas", "restartPolicy", "template"])
+
+
+@dataclass(frozen=True)
+class ReplicaSet:
+    """One entry of `spec.tfReplicaSpecs`.
+
+    Attributes:
+        type: Kubeflow's name of it, as written: `Worker`.
+        role: what it is here: `chief`, `worker`, `ps` or `evaluator`.
+        count: how many replicas, as written; 1 by default.
+        restart_policy: as written; None where there is none, which to a TFJob is `Never`.
+        template: the pod template, as written; empty where it is missing or no object.
+    """
+
+    type: str
+    role: str
+    count: Any
+    restart_policy: Any
+    template: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Where it stands in the TFJob."""
+        return (*PATH, self.type)
+
+
+def read_replicas(spec: Mapping[str, Any], ledger: Ledger) -> dict[str, ReplicaSet]:
+    """Return what the TFJob says of each role; what can't be read is refused in the ledger."""
+    entries = spec.get("tfReplicaSpecs")
+    if not isinstance(entries, Mapping):
+        problem = "required" if entries is None else f"must be an object, got {shown(entries)}"
+        old = "; spec.replicaSpecs is the form of v1alpha1: write it as tfReplicaSpecs first"
+        ledger.refuse(PATH, problem + (old if "replicaSpecs" in spec else ""))
+        return {}
+    found: dict[str, ReplicaSet] = {}
+    for key, entry in entries.items():
+        role = ROLES.get(str(key).lower())
+        path = (*PATH, str(key))
+        if role is None:
+            near = suggestion(key, _NAMES) or f"; the replica types are {', '.join(_NAMES)}"
+            ledger.refuse(path, f"is no replica type of a TFJob{near}")
+        elif role in found:
+            ledger.refuse(
+                path, f"is a second {role} beside {found[role].type}; a job has one, remove the other"
+            )
+        elif not isinstance(entry, Mapping):
+            ledger.refuse(path, f"must be an object, got {shown(entry)}")
+        else:
+            found[role] = _read(str(key), role, entry, ledger)
+    return found
+
+
+def _read(key: str, role: str, entry: Mapping[str, Any], ledger: Ledger) -> ReplicaSet:
+    path = (*PATH, key)
+    ledger.note_rest(entry, _FIELDS, path, "left out: it is no field of a TFJob's replicas")
+    template = entry.get("template")
+    if not isinstance(template, Mapping):
+        problem = "required" if template is None else f"must be an object, got {shown(template)}"
+        ledger.refuse((*path, "template"), problem)
+        template = {}
+    count, policy = entry.get("replicas"), entry.get("restartPolicy")
+    return ReplicaSet(key, role, 1 if count is None else count, None if policy == "" else policy, template)
+
+
+# When the job has succeeded: a TrainJob waits for all that train, a TFJob by default for one of them.
+
+
+SUCCESS_PATH: Path = ("spec", "successPolicy")
+
+
+def note_success(policy: Any, roles: Mapping[str, ReplicaSet], ledger: Ledger) -> None:
+    """Note where the success policy can't be carried over."""
+    if policy not in (None, "", "AllWorkers"):
+        ledger.refuse(SUCCESS_PATH, f'must be "" or AllWorkers, got {shown(policy)}')
+    elif policy == "" and "ps" not in roles and not _is_alone(roles):
+        ledger.note(
+            SUCCESS_PATH,
+            "is AllWorkers here: the job is complete when chief and workers have all ended with exit code 0",
+        )
+    elif policy == "AllWorkers" and "ps" in roles:
+        ledger.note(
+            SUCCESS_PATH,
+            "left out: with parameter servers the job is complete when the chief has ended with exit code 0",
+        )
+
+
+def _is_alone(roles: Mapping[str, ReplicaSet]) -> bool:
+    return "chief" not in roles and "worker" in roles and roles["worker"].count == 1
+
+
+def note_dynamic_workers(enabled: Any, ledger: Ledger) -> None:
+    """Note what becomes of `enableDynamicWorker`."""
+    path: Path = ("spec", "enableDynamicWorker")
+    if enabled is True:
+        ledger.note(
+            path,
+            "left out: TF_CONFIG always has the whole cluster; kubectl scale changes the number of workers,"
+            " and with restartStrategy InPlace spec.worker.minReplicas is how few may go on",
+        )
+    elif enabled not in (None, False):
+        ledger.refuse(path, f"must be true or false, got {shown(enabled)}")
+
+
+# Which roles the TrainJob has: a TFJob may leave out ones that a TrainJob needs, and have more of some.
+
 
 _SINGLE = ("chief", "evaluator")
 

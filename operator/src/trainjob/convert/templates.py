@@ -1,15 +1,120 @@
-"""A pod template of a TFJob as one of a TrainJob: what is set for each replica goes, the rest stays."""
+"""A pod template of a TFJob as one of a TrainJob: its container, volumes and output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
-from trainjob.api.paths import mapping_at
-from trainjob.convert.ledger import Ledger, Path
-from trainjob.convert.replicas import ReplicaSet
-from trainjob.convert.trainer import convert_trainer, find_trainer, rename_references
+from trainjob.api import PORT, TRAINER_CONTAINER
+from trainjob.api.constants import RESERVED_ENV_NAME, RESERVED_ENV_PREFIX
+from trainjob.api.errors import mapping_at, objects_at
+from trainjob.convert.notes import Ledger, Path
+from trainjob.convert.roles import PATH, ReplicaSet
+
+# The container that trains: `tensorflow` in a TFJob, `trainer` in a TrainJob.
+
+
+THEIR_NAME = "tensorflow"
+THEIR_PORT = "tfjob-port"
+
+_ANNOTATIONS_BY_VALUE = (
+    "kubectl.kubernetes.io/default-container",
+    "kubectl.kubernetes.io/default-logs-container",
+)
+_ANNOTATIONS_BY_KEY = ("container.apparmor.security.beta.kubernetes.io/",)
+
+
+def find_trainer(pod: Mapping[str, Any]) -> int | None:
+    """Return the index of the container that trains, or None where that can't be told."""
+    containers = list(objects_at(pod, "containers"))
+    for name in (THEIR_NAME, TRAINER_CONTAINER):
+        for index, container in containers:
+            if container.get("name") == name:
+                return index
+    return (
+        containers[0][0] if len(containers) == 1 and isinstance(containers[0][1].get("name"), str) else None
+    )
+
+
+def convert_trainer(pod: dict[str, Any], index: int, path: Path, ledger: Ledger) -> None:
+    """Rename the container, and take away what a TrainJob sets for each replica."""
+    container = pod["containers"][index]
+    if container["name"] not in (THEIR_NAME, TRAINER_CONTAINER):
+        ledger.note(
+            (*path, "name"), f"becomes {TRAINER_CONTAINER}: it is the only container, so the one that trains"
+        )
+    container["name"] = TRAINER_CONTAINER
+    _convert_env(container, path, ledger)
+    _convert_ports(container, path, ledger)
+
+
+def _convert_env(container: dict[str, Any], path: Path, ledger: Ledger) -> None:
+    gone = []
+    for index, variable in objects_at(container, "env"):
+        name = variable.get("name")
+        if not isinstance(name, str):
+            continue
+        if name == RESERVED_ENV_NAME:
+            ledger.note((*path, "env", index), f"left out: {RESERVED_ENV_NAME} is set for each replica")
+        elif name.startswith(RESERVED_ENV_PREFIX):
+            why = f"left out: {RESERVED_ENV_PREFIX}* is the job's own; rename {name} here and in the script"
+            ledger.note((*path, "env", index), why)
+        else:
+            continue
+        gone.append(index)
+    _remove(container, "env", gone)
+
+
+def _convert_ports(container: dict[str, Any], path: Path, ledger: Ledger) -> None:
+    gone = []
+    for index, port in objects_at(container, "ports"):
+        if port.get("name") == THEIR_PORT and port.get("containerPort") != PORT:
+            ledger.note(
+                (*path, "ports", index),
+                f"left out: replicas listen on {PORT}; check that the script takes the port from TF_CONFIG",
+            )
+            gone.append(index)
+    _remove(container, "ports", gone)
+
+
+def _remove(container: dict[str, Any], field: str, gone: list[int]) -> None:
+    if gone:
+        container[field] = [item for index, item in enumerate(container[field]) if index not in gone]
+        if not container[field]:
+            del container[field]
+
+
+def rename_references(template: dict[str, Any], old_name: str) -> None:
+    """Let what refers to the container by name follow its renaming."""
+    _rename_fields(template.get("spec"), old_name)
+    metadata = template.get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    if not isinstance(annotations, dict):
+        return
+    for key in _ANNOTATIONS_BY_VALUE:
+        if annotations.get(key) == old_name:
+            annotations[key] = TRAINER_CONTAINER
+    for prefix in _ANNOTATIONS_BY_KEY:
+        if prefix + old_name in annotations:
+            annotations[prefix + TRAINER_CONTAINER] = annotations.pop(prefix + old_name)
+
+
+def _rename_fields(value: Any, old_name: str) -> None:
+    if isinstance(value, dict):
+        reference = value.get("resourceFieldRef")
+        if isinstance(reference, dict) and reference.get("containerName") == old_name:
+            reference["containerName"] = TRAINER_CONTAINER
+        for inner in value.values():
+            _rename_fields(inner, old_name)
+    elif isinstance(value, list):
+        for inner in value:
+            _rename_fields(inner, old_name)
+
+
+# A pod template of a TFJob as one of a TrainJob: what is set for each replica goes, the rest stays.
+
 
 _METADATA = frozenset(["labels", "annotations"])
 _HOST_NAMES = ("hostname", "subdomain")
@@ -92,3 +197,237 @@ def trainer_of(template: Mapping[str, Any]) -> dict[str, Any] | None:
         if isinstance(container, dict) and container.get("name") == "trainer":
             return container
     return None
+
+
+# Shared storage that a template mounts in the container that trains.
+
+
+@dataclass(frozen=True)
+class SharedMount:
+    """A volume that several pods can write to, as a template mounts it.
+
+    Attributes:
+        source: what `spec.output` says for it: `(("claim", (("claimName", "training"),)))`.
+        mount_path: where it is mounted, without a slash at the end.
+    """
+
+    source: tuple[str, tuple[tuple[str, str], ...]]
+    mount_path: str
+
+    @property
+    def title(self) -> str:
+        """The volume as it may stand in a sentence."""
+        kind, fields = self.source
+        return f"{'claim' if kind == 'claim' else 'NFS folder'} {':'.join(value for _, value in fields)}"
+
+    def as_output(self) -> dict[str, Any]:
+        """Return the fields of `spec.output`."""
+        kind, fields = self.source
+        return {kind: dict(fields), "mountPath": self.mount_path}
+
+
+def shared_mounts(template: Mapping[str, Any]) -> Iterator[tuple[int, SharedMount]]:
+    """Yield index and content of each mount that is whole, writable and shared."""
+    volumes = {str(volume.get("name")): volume for _, volume in objects_at(template, "spec", "volumes")}
+    for index, mount in objects_at(trainer_of(template), "volumeMounts"):
+        source = _source(volumes.get(str(mount.get("name")), {}))
+        path = mount.get("mountPath")
+        plain = {key for key, value in mount.items() if value} == {"name", "mountPath"}
+        if source and plain and isinstance(path, str) and is_output_path(path):
+            yield index, SharedMount(source, path.rstrip("/"))
+
+
+def mount_paths(template: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return where the container that trains has something mounted, without slashes at the end."""
+    mounts = objects_at(trainer_of(template), "volumeMounts")
+    return tuple(str(mount.get("mountPath")).rstrip("/") for _, mount in mounts)
+
+
+def remove_mount(template: dict[str, Any], wanted: SharedMount) -> None:
+    """Take the mount away, and the volume unless something else mounts it."""
+    container = trainer_of(template)
+    found = [index for index, mount in shared_mounts(template) if mount == wanted]
+    if container is None or not found:
+        return
+    names = {str(container["volumeMounts"][index]["name"]) for index in found}
+    _keep(container, "volumeMounts", [m for i, m in enumerate(container["volumeMounts"]) if i not in found])
+    pod = template["spec"]
+    used = {
+        str(mount.get("name"))
+        for kind in ("containers", "initContainers")
+        for _, other in objects_at(pod, kind)
+        for _, mount in objects_at(other, "volumeMounts")
+    }
+    unused = names - used
+    _keep(
+        pod,
+        "volumes",
+        [v for v in pod["volumes"] if not isinstance(v, dict) or str(v.get("name")) not in unused],
+    )
+
+
+def is_output_path(path: str) -> bool:
+    """Tell whether `spec.output.mountPath` may have this value."""
+    return path.startswith("/") and bool(path.strip("/")) and ":" not in path and ".." not in path.split("/")
+
+
+def _keep(holder: dict[str, Any], field: str, items: list[Any]) -> None:
+    if items:
+        holder[field] = items
+    else:
+        del holder[field]
+
+
+def _source(volume: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]] | None:
+    given = {key: value for key, value in volume.items() if key != "name" and value is not None}
+    for kind, field, keys in (
+        ("claim", "persistentVolumeClaim", ("claimName",)),
+        ("nfs", "nfs", ("server", "path")),
+    ):
+        source = given.get(field)
+        if given.keys() != {field} or not isinstance(source, Mapping):
+            continue
+        if {key for key, value in source.items() if value} == set(keys):
+            fields = tuple((key, source[key]) for key in keys)
+            if all(isinstance(value, str) for _, value in fields):
+                return kind, fields
+    return None
+
+
+# Where the TrainJob's output goes: a TFJob doesn't say it, its volumes may.
+
+
+PLACEHOLDER_CLAIM = "name-of-your-claim"
+"""Stands for a claim that the user has to name."""
+
+_DEFAULT_PATH = "/output"
+_TRAINING = ("worker", "chief")
+
+Templates = Mapping[str, dict[str, Any]]
+"""The converted templates by role."""
+
+
+def choose_output(
+    templates: Templates, roles: Mapping[str, ReplicaSet], claim: str | None, ledger: Ledger
+) -> dict[str, Any]:
+    """Return `spec.output`, and take its mount out of the templates.
+
+    It is the volume that workers and chief all mount, writable and at one place, if there is one such volume.
+
+    Args:
+        templates: by role.
+        roles: what each template is from.
+        claim: the claim that the user has named for it, if any.
+        ledger: takes the notes.
+    """
+    candidates = _candidates(templates)
+    if claim is not None:
+        candidates = [mount for mount in candidates if mount.source == ("claim", (("claimName", claim),))]
+    if len(candidates) == 1:
+        _note_choice(candidates[0], templates, roles, ledger)
+        for template in templates.values():
+            remove_mount(template, candidates[0])
+        return candidates[0].as_output()
+    path = _free_path(templates)
+    where = {} if path == _DEFAULT_PATH else {"mountPath": path}
+    if claim is None:
+        ledger.note(PATH, _say_missing(candidates, path))
+    return {"claim": {"claimName": claim or PLACEHOLDER_CLAIM}, **where}
+
+
+def _candidates(templates: Templates) -> list[SharedMount]:
+    training = [templates[role] for role in _TRAINING if role in templates]
+    if not training:
+        return []
+    everywhere = [{mount for _, mount in shared_mounts(template)} for template in training]
+    common = [mount for _, mount in shared_mounts(training[0]) if all(mount in found for found in everywhere)]
+    return [mount for mount in dict.fromkeys(common) if _is_free(mount, templates)]
+
+
+def _is_free(mount: SharedMount, templates: Templates) -> bool:
+    """Tell whether no role has something else mounted where this is."""
+    return all(
+        mount_paths(template).count(mount.mount_path)
+        == [found for _, found in shared_mounts(template)].count(mount)
+        for template in templates.values()
+    )
+
+
+def _note_choice(
+    mount: SharedMount, templates: Templates, roles: Mapping[str, ReplicaSet], ledger: Ledger
+) -> None:
+    first = next(role for role in _TRAINING if role in templates)
+    index = next(index for index, found in shared_mounts(templates[first]) if found == mount)
+    containers = templates[first]["spec"]["containers"]
+    place = next(i for i, container in enumerate(containers) if container.get("name") == "trainer")
+    reader = "; the evaluator sees it read-only but for its own folder" if "evaluator" in roles else ""
+    ledger.note(
+        (*roles[first].path, "template", "spec", "containers", place, "volumeMounts", index),
+        f"becomes spec.output: the {mount.title} at {mount.mount_path}, which all training replicas mount,"
+        f" takes checkpoints and logs in a folder of the job's name{reader}",
+    )
+
+
+def _say_missing(candidates: list[SharedMount], path: str) -> str:
+    found = " and ".join(f"{mount.title} at {mount.mount_path}" for mount in candidates)
+    why = f"{found} could each be the output" if found else "no claim is mounted in all training replicas"
+    return (
+        f"{why}: write the claim for checkpoints and logs in place of {PLACEHOLDER_CLAIM} in spec.output, or"
+        f" convert with --claim; it is mounted at {path}"
+    )
+
+
+def _free_path(templates: Templates) -> str:
+    taken = {path for template in templates.values() for path in mount_paths(template)}
+    names = (_DEFAULT_PATH, "/trainjob-output", *(f"/trainjob-output-{number}" for number in range(2, 300)))
+    return next(name for name in names if name not in taken)
+
+
+# How a role's pods differ from `spec.template`: in fields that a role can name, or altogether.
+
+
+_OF_POD: dict[str, Any] = {"nodeSelector": {}, "tolerations": [], "affinity": {}}
+_OF_CONTAINER: dict[str, Any] = {"resources": {}, "env": []}
+"""Fields that a role can name, with the value that means none."""
+
+_PRIORITY = "priorityClassName"
+"""A role can name this one, too, but not the lack of it."""
+
+
+def role_differences(base: dict[str, Any], own: dict[str, Any], role: str) -> dict[str, Any]:
+    """Return the role's fields that make its pods like `own` when `spec.template` is `base`."""
+    if _rest(base) != _rest(own) or (_value(base, _PRIORITY) and not _value(own, _PRIORITY)):
+        return {"template": own}
+    differences = {
+        field: deepcopy(now)
+        for field, none in {**_OF_CONTAINER, **_OF_POD, _PRIORITY: ""}.items()
+        if (now := _value(own, field, none)) != _value(base, field, none)
+    }
+    if role == "evaluator" and _names_devices(_value(own, "resources")):
+        # Without resources of its own an evaluator gets no devices of the template.
+        differences["resources"] = deepcopy(_value(own, "resources"))
+    return differences
+
+
+def _value(template: dict[str, Any], field: str, none: Any = None) -> Any:
+    holder = trainer_of(template) if field in _OF_CONTAINER else template.get("spec")
+    value = holder.get(field) if isinstance(holder, dict) else None
+    return none if value is None else value
+
+
+def _rest(template: dict[str, Any]) -> dict[str, Any]:
+    """Return the template without the fields that a role can name."""
+    rest = deepcopy(template)
+    pod, container = rest.get("spec"), trainer_of(rest)
+    for holder, fields in ((pod, (*_OF_POD, _PRIORITY)), (container, tuple(_OF_CONTAINER))):
+        for field in fields:
+            if isinstance(holder, dict):
+                holder.pop(field, None)
+    return rest
+
+
+def _names_devices(resources: Any) -> bool:
+    if not isinstance(resources, dict):
+        return False
+    amounts = (resources.get("limits"), resources.get("requests"))
+    return any("/" in str(name) for kind in amounts if isinstance(kind, dict) for name in kind)

@@ -1,4 +1,4 @@
-"""What a plan asks for: writes to the job's objects, and events for its user."""
+"""What a plan asks for: writes to the job's objects, events for its user, and the target of its agents."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from trainjob.core.agent import (
     old_secret_name,
     secret_name,
 )
-from trainjob.core.conditions import is_finished
-from trainjob.core.names import LABEL_LIVE, Replica, pod_name
-from trainjob.core.objects import ObjectRef
+from trainjob.core.conditions import FAILURE_TARGET, SUCCESS_CRITERIA_MET, is_finished, is_true
+from trainjob.core.manifests import build_pod
+from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_seats
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod
-from trainjob.core.render import build_pod
+
+# What a plan asks for: writes to the job's objects, and events for its user.
 
 
 @dataclass(frozen=True)
@@ -220,3 +221,46 @@ def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[De
     if observed.parsed is None or has_agent(observed.parsed.spec):
         names.append(secret_name(meta, observed.settings.bundle.key))
     return tuple(Delete(ObjectRef("Secret", meta.namespace, name, uid="")) for name in names)
+
+
+# What the controller keeps telling a job's leading agent (its keys are in `docs/contract.md`).
+
+
+def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | None:
+    """Return the order that goes with this status, or None where there is nobody to tell.
+
+    Args:
+        observed: the job and all that belongs to it.
+        status: as it is about to be written.
+    """
+    if observed.parsed is None or not observed.in_place or observed.job.spec.suspend:
+        return None
+    if is_finished(status) or is_true(status, FAILURE_TARGET) or is_true(status, SUCCESS_CRITERIA_MET):
+        return None
+    spec, restarts = observed.job.spec, status.restarts
+    return {
+        # Not the API server's resourceVersion: each progress write would be another order.
+        "lease": observed.settings.lease,
+        "generation": observed.meta.generation,
+        "world": training_counts(spec),
+        "without": list(status.worker.without) if status.worker else [],
+        "incarnations": _incarnations(observed, status),
+        "maxRestarts": spec.max_restarts,
+        "stallTimeoutSeconds": spec.stall_timeout_seconds,
+        "ledger": {
+            "attempt": observed.attempt - 1,
+            "charged": restarts.charged,
+            "uncharged": restarts.uncharged,
+            "refunded": restarts.refunded,
+            "sinceProgress": restarts.since_progress,
+            "furthestStep": restarts.furthest_step,
+        },
+    }
+
+
+def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:
+    """Return the incarnation of each training seat's pod; of one to come, the least that it will have."""
+    going = set(status.restarts.replaced)
+    there = {p.replica: p.incarnation for p in observed.training_pods if p.name not in going}
+    seats = training_seats(observed.job.spec)
+    return {seat.name: there.get(seat, status.attempt or 1) for seat in seats}

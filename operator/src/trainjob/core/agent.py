@@ -1,9 +1,4 @@
-"""The agent in a pod: what the user's container becomes so that training restarts in place.
-
-The agent is the first process of the training container and starts the user's command. Its program comes with
-a ConfigMap that all jobs of a namespace share, not in the image, so that any image with Python will do; the
-job's token comes with a Secret of its own (ADR 0018).
-"""
+"""The agent in a pod: what the user's container becomes so that training restarts in place."""
 
 from __future__ import annotations
 
@@ -17,13 +12,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.api import AGENT_PORT, BUNDLE_VOLUME, STATE_VOLUME, ObjectMeta, TrainJob, TrainJobSpec
-from trainjob.core.names import LABEL_PROGRAM, MANAGER, Replica, job_labels, pod_name
-from trainjob.core.owners import owner_references
+from trainjob.core.names import (
+    LABEL_PROGRAM,
+    MANAGER,
+    Replica,
+    host,
+    job_labels,
+    leader,
+    owner_references,
+    pod_name,
+)
 from trainjob.core.settings import Bundle
 from trainjob.core.templates import render_template
-from trainjob.core.tf_config import host
-from trainjob.core.token import job_token
-from trainjob.core.topology import leader
+
+# How the agents of a job and the controller know each other.
+
+
+def job_token(key: bytes, uid: str) -> str:
+    """Return the job's token, 64 hex digits: nobody without the controller's key can tell another job's.
+
+    Args:
+        key: the controller's own.
+        uid: the job's.
+    """
+    return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()
+
+
+# The agent in a pod: what the user's container becomes so that training restarts in place.
+#
+# The agent is the first process of the training container and starts the user's command. Its program comes
+# with a ConfigMap that all jobs of a namespace share, not in the image, so that any image with Python will
+# do; the job's token comes with a Secret of its own (ADR 0018).
+
 
 Manifest = dict[str, Any]
 

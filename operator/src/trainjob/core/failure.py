@@ -1,4 +1,4 @@
-"""What failed first, and what that means: not the cascade that every failure sets off among its peers."""
+"""What failed first and what that means, and how many restarts a job has left."""
 
 from __future__ import annotations
 
@@ -6,20 +6,69 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 
-from trainjob.api import FirstFailure
-from trainjob.core.backoff import time_left
-from trainjob.core.checkpoints import checkpoint_step
+from trainjob.api import FirstFailure, Restarts
+from trainjob.core.agent_reports import LOG_TAIL, LOST, REPLICA_RUNNING, ChildFailure, Ledger, tail
 from trainjob.core.conditions import RUNNING, is_true
-from trainjob.core.exits import PEER_LOST, Raised, find_exception, meaning_of
-from trainjob.core.gang import LOG_TAIL, LOST, ChildFailure
-from trainjob.core.lenient import tail
-from trainjob.core.lone_workers import trains_without
-from trainjob.core.names import Replica
+from trainjob.core.exits import PEER_LOST, Raised, find_exception, is_mistake, meaning_of
+from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
-from trainjob.core.topology import leader
+from trainjob.core.queueing import time_left
 from trainjob.core.wording import last_line, quoted, reason_word
+
+# What is known of the job's checkpoints: where training goes on after a stop.
+
+
+def checkpoint_step(observed: Observed) -> int | None:
+    """Return the step of the newest whole checkpoint that anybody has told of, or None."""
+    told = [step for r in observed.reports.values() for step in (r.checkpoint_step, r.resumed_from)]
+    written = observed.status.output.checkpoint_step if observed.status.output else None
+    return max((step for step in (*told, written) if step is not None), default=None)
+
+
+def origin(observed: Observed) -> str:
+    """Return ` from step 20` or ` from the beginning`; nothing where nobody has told.
+
+    The writer names the checkpoint that it resumed from and each that it writes: once it has told of a step,
+    there is none that it hasn't named. Nobody hears a plain pod's reports, though.
+    """
+    step = checkpoint_step(observed)
+    if step is not None:
+        return f" from step {step}"
+    writer = observed.report_of(leader(observed.job.spec))
+    return " from the beginning" if writer is not None and writer.step is not None else ""
+
+
+def going_on(observed: Observed) -> str:
+    """Return `going on from the last checkpoint`, or `going on` where nobody has told of any."""
+    return "going on" + (" from the last checkpoint" if checkpoint_step(observed) is not None else "")
+
+
+# Workers that training goes on without: beside parameter servers it needs the chief and the `ps` alone.
+
+
+def trains_without(observed: Observed, replica: Replica) -> bool:
+    """Tell whether training goes on while this replica is away, by the word of the leading agent."""
+    return replica.role == "worker" and _is_coordinated(observed)
+
+
+def trains_on(observed: Observed) -> bool:
+    """Tell whether training goes on whoever is missing: no worker has to be there for it."""
+    present = {p.replica for p in observed.training_pods if p.state in (PodState.RUNNING, PodState.SUCCEEDED)}
+    needed = {seat for seat in observed.seats if is_training(seat) and seat.role != "worker"}
+    return _is_coordinated(observed) and needed <= present
+
+
+def _is_coordinated(observed: Observed) -> bool:
+    gang = observed.gang
+    has_begun = gang is not None and gang.phase == REPLICA_RUNNING and observed.is_current(gang)
+    return observed.job.spec.ps is not None and has_begun
+
+
+# What failed first, and what that means: not the cascade that every failure sets off among its peers.
+
 
 UNREACHABLE = timedelta(seconds=10)
 """How long an agent whose connection is lost may stay away before its pod is given up with its node."""
@@ -284,3 +333,81 @@ def with_log(first: FirstFailure, observed: Observed) -> FirstFailure:
 def _is_same(first: FirstFailure, child: ChildFailure) -> bool:
     same_seat = (first.pod, first.rank) == (child.pod, child.seat.name)
     return same_seat and (first.reason, first.step) == (child.reason, child.step)
+
+
+# How many restarts a job has left.
+#
+# `spec.maxRestarts` counts what the user's program does wrong since training last came further than ever
+# before: what the cluster does is not charged, and a checkpoint beyond every failure so far refunds what was.
+
+
+MOST_ALIKE = 3
+"""The same failure at the same step so many times in a row is given up early: it will come again.
+
+It is the same exception at the same place, whichever replica was first; without one, the same replica's.
+"""
+
+EARLY_SECONDS = 60.0
+"""Without a step, exceptions are the same only where pods ended this soon: they failed at their start."""
+
+
+def restarts_of(observed: Observed) -> Restarts:
+    """Return the restarts so far, by the status and by the agents, refunds included."""
+    known = reduce(_merged, observed.ledgers, observed.status.restarts)
+    step, furthest = checkpoint_step(observed), known.furthest_step
+    if step is not None and furthest is not None and step > furthest:
+        return known.model_copy(update={"refunded": known.charged})
+    return known
+
+
+def used(restarts: Restarts) -> int:
+    """Return how many restarts count against `spec.maxRestarts`."""
+    return max(0, restarts.charged - restarts.refunded)
+
+
+def alike(observed: Observed, failure: Failure) -> int:
+    """Return how many times in a row this failure has come, this time included."""
+    before = observed.status.first_failure
+    if before is None or (failure.step is None and not _is_early(failure)):
+        return 1
+    same_end = (before.reason, before.exit_code, before.step) == (
+        failure.reason,
+        failure.exit_code,
+        failure.step,
+    )
+    raised, then = failure.exception, find_exception(before.exit_code, before.log_tail or "")
+    if raised is None or then is None:
+        same_cause = failure.step is not None and before.rank == failure.replica.name
+    else:
+        same_cause = (raised.kind, raised.place) == (then.kind, then.place)
+    return observed.status.restarts.same + 1 if same_end and same_cause else 1
+
+
+def is_mistake_at_start(observed: Observed, failure: Failure) -> bool:
+    """Tell whether the first attempt failed before any step, by what each attempt would fail by."""
+    has_stepped = bool(failure.step or restarts_of(observed).furthest_step)
+    is_first = observed.attempt == 1 and failure.cause.charged
+    return is_first and not has_stepped and is_mistake(failure.exit_code, failure.log)
+
+
+def _is_early(failure: Failure) -> bool:
+    pod = failure.pod
+    if pod is None or pod.started_at is None or pod.finished_at is None:
+        return False
+    return (pod.finished_at - pod.started_at).total_seconds() < EARLY_SECONDS
+
+
+def _merged(known: Restarts, told: Ledger) -> Restarts:
+    """Return the larger of each count: both sides see each other's within seconds, and none is taken back."""
+    if told.restarts <= known.charged + known.uncharged:
+        return known
+    furthest = [s for s in (known.furthest_step, told.furthest_step) if s is not None]
+    return known.model_copy(
+        update={
+            "charged": max(known.charged, told.charged),
+            "uncharged": max(known.uncharged, told.uncharged),
+            "refunded": max(known.refunded, told.refunded),
+            "since_progress": told.since_progress,
+            "furthest_step": max(furthest, default=None),
+        }
+    )

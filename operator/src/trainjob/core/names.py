@@ -1,9 +1,73 @@
-"""Names and labels of what belongs to a job (design: "what a pod can rely on")."""
+"""Names, labels, addresses and folders of what belongs to a job, and TF_CONFIG as TensorFlow documents it."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from trainjob.api import GROUP, KIND, PORT, VERSION, TrainJob, TrainJobSpec
+
+# How a TrainJob and the objects that belong to it are pointed at.
+
+
+@dataclass(frozen=True, order=True)
+class JobKey:
+    """What names a TrainJob: its namespace and its name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class ObjectRef:
+    """One object, and no other that may take its name later.
+
+    Attributes:
+        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy`, `Secret` or `TrainJob`.
+        uid: the precondition of every write: an object of the same name with another uid is left alone. Empty
+            for a Secret: it is never looked at, and its name is used for one job only.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+# Who owns what is created for a job.
+
+
+def owner_references(job: TrainJob) -> list[dict[str, Any]]:
+    """Return the `ownerReferences` by which an object goes when its job goes."""
+    return [
+        {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": job.metadata.name,
+            "uid": job.metadata.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def controller_uid(manifest: Mapping[str, Any]) -> str | None:
+    """Return the uid of the object that controls this one, or None: labels are anybody's to write."""
+    for owner in manifest.get("metadata", {}).get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner.get("uid"))
+    return None
+
+
+# Names and labels of what belongs to a job (design: "what a pod can rely on").
+
 
 LABEL_JOB = "trainjob.dev/job"
 LABEL_ROLE = "trainjob.dev/role"
@@ -70,3 +134,195 @@ def pod_labels(job: str, replica: Replica, incarnation: int) -> dict[str, str]:
         LABEL_INCARNATION: str(incarnation),
         LABEL_LIVE: "true",
     }
+
+
+# Which replicas a job has.
+
+
+TRAINING_ROLES = ("chief", "worker", "ps")
+"""In the order in which they are created; the evaluator comes last and is no part of the training."""
+
+EVALUATOR = "evaluator"
+
+
+def replica_counts(spec: TrainJobSpec) -> dict[str, int]:
+    """Return how many replicas each role has, roles without any left out, in order of creation."""
+    counts = {
+        "chief": spec.chief.replicas if spec.chief else 0,
+        "worker": spec.worker.replicas,
+        "ps": spec.ps.replicas if spec.ps else 0,
+        EVALUATOR: spec.evaluator.replicas,
+    }
+    return {role: count for role, count in counts.items() if count}
+
+
+def desired_replicas(spec: TrainJobSpec) -> tuple[Replica, ...]:
+    """Return every seat of the job, in order of creation."""
+    return tuple(Replica(role, i) for role, count in replica_counts(spec).items() for i in range(count))
+
+
+def training_seats(spec: TrainJobSpec) -> tuple[Replica, ...]:
+    """Return every seat that takes part in the training itself, in order of creation."""
+    return tuple(replica for replica in desired_replicas(spec) if is_training(replica))
+
+
+def training_counts(spec: TrainJobSpec) -> dict[str, int]:
+    """Return how many replicas each training role has."""
+    return {role: count for role, count in replica_counts(spec).items() if role != EVALUATOR}
+
+
+def is_training(replica: Replica) -> bool:
+    """Tell whether the replica takes part in the training itself."""
+    return replica.role != EVALUATOR
+
+
+def leader(spec: TrainJobSpec) -> Replica:
+    """Return the replica that writes checkpoints and whose progress is the job's."""
+    return Replica("chief" if spec.chief else "worker", 0)
+
+
+def finishing_roles(spec: TrainJobSpec) -> tuple[str, ...]:
+    """Return the roles whose exit 0 ends the training; parameter servers serve until stopped."""
+    if spec.ps and spec.chief:
+        return ("chief",)
+    return ("chief", "worker")
+
+
+# Addresses, and TF_CONFIG in TensorFlow's documented form.
+#
+# Source: https://www.tensorflow.org/guide/distributed_training#TF_CONFIG
+
+
+_TASK = ',"task":'
+_WORLD = "world"
+
+
+def address(job: TrainJob, replica: Replica) -> str:
+    """Return `host:port` of a replica, the same for every pod that takes this seat."""
+    return f"{host(job, replica)}:{PORT}"
+
+
+def build_tf_config(job: TrainJob, replica: Replica) -> str:
+    """Return the value of TF_CONFIG for one replica, as compact JSON."""
+    counts = tuple(replica_counts(job.spec).items())
+    cluster = _cluster_text(job.metadata.namespace, job.metadata.name, counts)
+    task = _dump({"type": replica.role, "index": replica.index})
+    return f'{{"cluster":{cluster}{_TASK}{task}}}'
+
+
+def host(job: TrainJob, replica: Replica) -> str:
+    """Return the DNS name of a replica, the same for every pod that takes this seat."""
+    return _host(job.metadata.namespace, job.metadata.name, replica)
+
+
+def _host(namespace: str, job: str, replica: Replica) -> str:
+    return f"{hostname(job, replica)}.{job}.{namespace}.svc"
+
+
+@lru_cache(maxsize=16)
+def _cluster_text(namespace: str, job: str, counts: tuple[tuple[str, int], ...]) -> str:
+    """Return every replica's address by role; the evaluator is listed, workers don't wait for it.
+
+    It is the same text for all of a job's pods: written anew for each of 2,000 it takes ten seconds.
+    """
+    return _dump(
+        {
+            role: [f"{_host(namespace, job, Replica(role, i))}:{PORT}" for i in range(count)]
+            for role, count in counts
+        }
+    )
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def training_world(tf_config: str) -> Mapping[str, int] | None:
+    """Return how many replicas each training role has in this TF_CONFIG, or None if it isn't ours."""
+    cluster, task, _ = tf_config.rpartition(_TASK)
+    world = _read_world(f"{cluster}}}") if task else None  # the same text in all of a job's pods
+    return world if world is not None else _read_world(tf_config)
+
+
+def shorten_tf_config(tf_config: str) -> str:
+    """Return a text in which `training_world` reads the same, with no addresses."""
+    return _dump({_WORLD: training_world(tf_config)})
+
+
+@lru_cache(maxsize=64)
+def _read_world(text: str) -> Mapping[str, int] | None:
+    try:
+        read: Any = json.loads(text)
+        if _WORLD in read:
+            return {role: count for role, count in read[_WORLD].items() if isinstance(count, int)}
+        return {role: len(addresses) for role, addresses in read["cluster"].items() if role != "evaluator"}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+# Where a job writes: the volume behind `spec.output` and the folders in it.
+
+
+VOLUME = "trainjob-output"
+
+
+@dataclass(frozen=True)
+class OutputFolders:
+    """The folders that a replica is told of.
+
+    Attributes:
+        own: where this replica may write.
+        checkpoints: where worker 0 writes checkpoints and everybody reads them.
+        logs: where this replica writes its TensorBoard logs.
+    """
+
+    own: str
+    checkpoints: str
+    logs: str
+
+
+def folder_name(job: TrainJob) -> str:
+    """Return the job's folder within its output: a new one for each job where `resume` is `Never`."""
+    if job.spec.output.resume == "Never":
+        return f"{job.metadata.name}-{hashlib.sha256(job.metadata.uid.encode()).hexdigest()[:8]}"
+    return job.metadata.name
+
+
+def root_folder(job: TrainJob) -> str:
+    """Return the job's whole output folder, as a path in the container or a `gs://` address."""
+    output = job.spec.output
+    return f"{(output.uri or output.mount_path).rstrip('/')}/{folder_name(job)}"
+
+
+def reported_checkpoint(job: TrainJob) -> int | None:
+    """Return the step of the newest checkpoint that was reported, where a new pod has to find it again.
+
+    A volume that comes and goes with its pod may be empty, and so may another folder than the one it was
+    reported for.
+    """
+    output, known = job.spec.output, job.status.output
+    if known is None or known.path != root_folder(job):
+        return None
+    is_the_pods_own = output.empty_dir is not None or output.ephemeral is not None
+    return None if is_the_pods_own else known.checkpoint_step
+
+
+def output_folders(job: TrainJob, replica: Replica) -> OutputFolders:
+    """Return the folders of one replica; the evaluator's own lies apart: it can't harm the training."""
+    root = root_folder(job)
+    if replica.role == EVALUATOR:
+        return OutputFolders(f"{root}/{EVALUATOR}", f"{root}/checkpoints", f"{root}/{EVALUATOR}/logs")
+    return OutputFolders(root, f"{root}/checkpoints", f"{root}/logs/train")
+
+
+def has_own_volumes(job: TrainJob) -> bool:
+    """Tell whether each pod has an output of its own, which ends with it."""
+    return job.spec.output.empty_dir is not None or job.spec.output.ephemeral is not None
+
+
+def claim_name(job: TrainJob) -> str | None:
+    """Return the name of the claim that holds the output, the user's own or the one created for the job."""
+    claim = job.spec.output.claim
+    if claim is None:
+        return None
+    return claim.claim_name or f"{job.metadata.name}-output"

@@ -7,22 +7,23 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.api import CONTROLLER
-from trainjob.core.actions import Plan, delete_agent_secrets
-from trainjob.core.backoff import soonest
+from trainjob.core.actions import Plan, build_order, delete_agent_secrets
 from trainjob.core.observed import Observed
-from trainjob.core.order import build_order
-from trainjob.core.overview import with_overview
 from trainjob.core.policies.creation import incomplete
-from trainjob.core.policies.deadline import overdue, time_left
-from trainjob.core.policies.elasticity import elastic
-from trainjob.core.policies.failing import failing
-from trainjob.core.policies.finished import finished
-from trainjob.core.policies.giving_way import gave_way
-from trainjob.core.policies.invalid import invalid
-from trainjob.core.policies.resizing import resized
-from trainjob.core.policies.restarts import failed, restarted_in_place
-from trainjob.core.policies.success import succeeded
-from trainjob.core.policies.suspension import suspended
+from trainjob.core.policies.elastic_policy import elastic, resized
+from trainjob.core.policies.failure_policy import failed, restarted_in_place
+from trainjob.core.policies.lifecycle import (
+    failing,
+    finished,
+    invalid,
+    overdue,
+    suspended,
+    time_left_of_deadline,
+)
+from trainjob.core.policies.startup_policy import gave_way
+from trainjob.core.policies.success_policy import succeeded
+from trainjob.core.progress import with_overview
+from trainjob.core.queueing import soonest
 from trainjob.core.stragglers import straggler_events
 
 Policy = Callable[[Observed, datetime], Plan | None]
@@ -71,7 +72,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
 
 
 def _deadline(observed: Observed, now: datetime) -> timedelta | None:
-    left = time_left(observed, now)
+    left = time_left_of_deadline(observed, now)
     return left if left is not None and left > timedelta(0) else None
 
 

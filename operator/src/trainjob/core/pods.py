@@ -7,7 +7,7 @@ whose child was killed for memory ends with exit code 0 and the reason OOMKilled
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -15,9 +15,15 @@ from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.core.agent import AgentSource, read_source
-from trainjob.core.gang import AgentWords, read_agent_words
-from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, Replica
-from trainjob.core.tf_config import training_world
+from trainjob.core.agent_reports import AgentWords, Report, read_agent_words, read_report
+from trainjob.core.names import (
+    LABEL_INCARNATION,
+    LABEL_INDEX,
+    LABEL_LIVE,
+    LABEL_ROLE,
+    Replica,
+    training_world,
+)
 from trainjob.core.wording import quoted
 
 _TAKEN_BY_THE_CLUSTER = frozenset(
@@ -236,3 +242,17 @@ def _world(spec: Mapping[str, Any]) -> Mapping[str, int] | None:
                 if variable.get("name") == "TF_CONFIG":
                     return training_world(variable.get("value") or "")
     return None
+
+
+# The termination message of a container: what its training process reported last.
+
+
+def last_words(pods: Iterable[Pod]) -> dict[str, Report]:
+    """Return the last report of each pod that left one, by pod name: itself, or by its agent."""
+    words: dict[str, Report] = {}
+    for pod in pods:
+        if pod.state is PodState.SUCCEEDED and (report := read_json(pod.message)):
+            words[pod.name] = read_report(report)
+        elif pod.words is not None and pod.words.report is not None:
+            words[pod.name] = pod.words.report
+    return words

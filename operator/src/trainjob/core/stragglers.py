@@ -1,11 +1,8 @@
-"""Replicas that all others wait for in every step: as slow as the slowest is the whole job.
-
-What counts is a replica's own work in a step. The whole step takes the same everywhere, since the fast ones
-wait for the slow one in it.
-"""
+"""Replicas that hold the others up: slow, short of data, or on a suspect node."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -13,9 +10,110 @@ from typing import Any
 
 from trainjob.api import Progress, Straggler, TrainJobStatus
 from trainjob.core.actions import Event
-from trainjob.core.backoff import time_left
-from trainjob.core.gang import read_seat
+from trainjob.core.agent_reports import read_seat
+from trainjob.core.failure import Failure
+from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
+from trainjob.core.queueing import time_left
+
+# Replicas that wait for their data rather than compute: their input is what makes a step long.
+
+
+NOTICEABLE_WAIT = 0.2
+"""Of a step's time: what is less is hardly worth somebody's work."""
+
+
+def input_share(step: float | None, waited: float | None) -> float | None:
+    """Return the part of a step, from 0 to 1, in which a replica waits for its data; None if unknown.
+
+    Args:
+        step: seconds that it takes.
+        waited: seconds of them.
+    """
+    if step is None or waited is None or step <= 0:
+        return None
+    return min(1.0, max(0.0, waited / step))
+
+
+def describe_input(steps: Mapping[str, float | None], waited: Mapping[str, float | None]) -> str | None:
+    """Return `worker 1 waits for its data for 43 % of a step: …` of who waits most; None if nobody does.
+
+    Args:
+        steps: seconds of a step, by replica.
+        waited: seconds of them, by replica.
+    """
+    shares = {name: input_share(step, waited.get(name)) or 0.0 for name, step in steps.items()}
+    bound = {name: share for name, share in shares.items() if share >= NOTICEABLE_WAIT}
+    if not bound:
+        return None
+    most = max(bound, key=bound.__getitem__)
+    seat = read_seat(most)
+    others = len(bound) - 1
+    too = f", {others} other{'s' if others > 1 else ''} too" if others else ""
+    return (
+        f"{seat.title if seat else most} waits for its data for {100 * bound[most]:.0f} % of a step{too}: "
+        "a faster input pipeline makes training faster"
+    )
+
+
+# Nodes on which a worker's weights have come apart from the others'; the same one twice is suspect.
+#
+# By far the most likely cause is a faulty memory or device. Who it was, the workers say.
+
+
+SUSPECT_REASON = "WeightsDiverged"
+
+MOST = 16
+"""Nodes that the status keeps, the latest ones."""
+
+_WHOSE = re.compile(r"((?:(?:chief|worker)-\d+'s(?:, | and )?)+)(?:\d+ more workers')? ?weights")
+_NAME = re.compile(r"(?:chief|worker)-\d+")
+
+
+def named_replicas(text: str) -> list[Replica]:
+    """Return whose weights they are, as docs/contract.md has the sentence: one, or several of whom one is."""
+    whose = _WHOSE.search(text)
+    seats = (read_seat(name) for name in _NAME.findall(whose[1])) if whose else ()
+    return [seat for seat in seats if seat is not None]
+
+
+def named_nodes(observed: Observed, failure: Failure) -> dict[Replica, str]:
+    """Return where those run whose weights have come apart, as far as that is known."""
+    if failure.reason != SUSPECT_REASON:
+        return {}
+    nodes = {pod.replica: pod.node for pod in observed.training_pods}
+    named = named_replicas(failure.cause.text) or [failure.replica]
+    return {replica: nodes[replica] for replica in named if nodes.get(replica)}
+
+
+def nodes_to_keep(observed: Observed, failure: Failure) -> tuple[str, ...]:
+    """Return what the status is to remember after this failure."""
+    known = observed.status.restarts.diverged_nodes
+    return tuple(dict.fromkeys((*known, *named_nodes(observed, failure).values())))[-MOST:]
+
+
+def describe_suspects(observed: Observed, failure: Failure) -> str:
+    """Return what follows the failure's sentence: where the others are that it names, and who is suspect."""
+    nodes = named_nodes(observed, failure)
+    clauses = [f"{who.title} is on node {node}" for who, node in nodes.items() if who != failure.replica]
+    return "".join(f"; {clause}" for clause in [*clauses, *_suspicion(nodes, observed)])
+
+
+def _suspicion(nodes: Mapping[Replica, str], observed: Observed) -> list[str]:
+    known = observed.status.restarts.diverged_nodes
+    again = [node for node in dict.fromkeys(nodes.values()) if node in known]
+    if not again:
+        return []
+    if len(again) == 1:
+        return [f"node {again[0]} has had this before: it is suspect, cordon it"]
+    return [f"nodes {', '.join(again[:-1])} and {again[-1]} have had this before: one of them is suspect"]
+
+
+# Replicas that all others wait for in every step: as slow as the slowest is the whole job.
+#
+# What counts is a replica's own work in a step. The whole step takes the same everywhere, since the fast ones
+# wait for the slow one in it.
+
 
 SLOW = 1.5
 """Times the others' median: who takes so long is a straggler."""

@@ -9,13 +9,10 @@ from pathlib import Path
 import click
 import yaml
 
-from trainjob.cluster.kube.access import Access, InvalidAccess, in_cluster
-from trainjob.cluster.kube.calls import ignore
-from trainjob.cluster.kube.kubeconfig import from_kubeconfig
-from trainjob.cluster.kube.transport import Transport
+from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
+from trainjob.cluster.kube.transport import Transport, ignore
 from trainjob.installation.check import check_api, check_ready
-from trainjob.installation.crd import Manifest, install_crd
-from trainjob.installation.errors import InstallationFailed
+from trainjob.installation.crd import InstallationFailed, Manifest, install_crd
 
 _REQUEST_SECONDS = 30.0
 

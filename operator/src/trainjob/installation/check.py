@@ -9,11 +9,10 @@ from typing import Any
 
 import aiohttp
 
-from trainjob.api.group import API_VERSION, KIND, TRAINER_CONTAINER
-from trainjob.cluster.errors import ClusterError
-from trainjob.cluster.kube.resources import TRAINJOBS
-from trainjob.cluster.kube.transport import Request, Transport
-from trainjob.installation.errors import InstallationFailed
+from trainjob.api.constants import API_VERSION, KIND, TRAINER_CONTAINER
+from trainjob.cluster.kube.transport import TRAINJOBS, Request, Transport
+from trainjob.cluster.protocol import ClusterError
+from trainjob.installation.crd import InstallationFailed
 
 _REQUEST_SECONDS = 10.0
 _POLL_SECONDS = 1.0

@@ -1,21 +1,55 @@
-"""Brings the CRD in the cluster up to date, and never back.
-
-Helm itself can't: what stands in a release is replayed when that release is rolled back to, and an older
-schema would drop the newer fields of every job that is written from then on.
-"""
+"""What can go wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound
-from trainjob.cluster.kube.resources import Resource
-from trainjob.cluster.kube.transport import Request, Transport
-from trainjob.installation.errors import InstallationFailed
-from trainjob.installation.version import VERSION_ANNOTATION, read_release
+from trainjob.api.constants import GROUP
+from trainjob.cluster.kube.transport import Request, Resource, Transport
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, NotFound
+
+
+class InstallationFailed(Exception):
+    """What went wrong, in a sentence."""
+
+
+# Which of two releases is the newer one.
+
+
+VERSION_ANNOTATION = f"{GROUP}/version"
+"""On the CRD: the release that it is from."""
+
+Release = tuple[int, int, int, int, int]
+
+UNKNOWN: Release = (0, 0, 0, 0, 0)
+"""Older than any release."""
+
+_FORM = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:-?(a|alpha|b|beta|rc)\.?(\d+))?")
+_STAGES = {"a": 1, "alpha": 1, "b": 2, "beta": 2, "rc": 3}
+_FINAL = 4
+
+
+def read_release(text: str | None) -> Release:
+    """Return a version as something that sorts; both Python's (`1.2.0rc1`) and Helm's form (`1.2.0-rc.1`).
+
+    What nobody here has written counts as older than everything.
+    """
+    found = _FORM.fullmatch(text or "")
+    if not found:
+        return UNKNOWN
+    major, minor, patch, stage, number = found.groups()
+    return int(major), int(minor), int(patch), _STAGES.get(stage, _FINAL), int(number or 0)
+
+
+# Brings the CRD in the cluster up to date, and never back.
+#
+# Helm itself can't: what stands in a release is replayed when that release is rolled back to, and an older
+# schema would drop the newer fields of every job that is written from then on.
+
 
 Manifest = dict[str, Any]
 

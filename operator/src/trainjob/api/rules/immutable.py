@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from trainjob.api.roles import WorkerRole
+from trainjob.api.errors import fields_by_alias
 from trainjob.api.rules.rule import Rule
-from trainjob.api.spec import TrainJobSpec
-from trainjob.api.wording import fields_by_alias
+from trainjob.api.types import TrainJobSpec, WorkerRole
 
 # The workers' own rules let their number change and nothing else.
 _MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})

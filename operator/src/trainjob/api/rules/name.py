@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError
-from trainjob.api.names import count_raw_roles, room_for_name
-from trainjob.api.paths import value_at
+from trainjob.api.errors import FieldError, value_at
 from trainjob.api.rules.rule import Rule
+from trainjob.api.types import count_raw_roles, room_for_name
 
 NAME_FORM = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _FORM_MESSAGE = (

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError
-from trainjob.api.names import count_raw_roles
-from trainjob.api.paths import format_path, value_at
+from trainjob.api.errors import FieldError, format_path, shown, value_at
 from trainjob.api.rules.rule import Rule
-from trainjob.api.wording import shown
+from trainjob.api.types import count_raw_roles
 
 PLACES = ("claim", "nfs", "csi", "uri", "emptyDir", "ephemeral")
 _OF_ONE_POD = ("emptyDir", "ephemeral")

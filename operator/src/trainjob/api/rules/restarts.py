@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError
-from trainjob.api.paths import format_path, value_at
+from trainjob.api.errors import FieldError, format_path, value_at
 from trainjob.api.rules.rule import Rule
 
 _MESSAGE = "needs restartStrategy InPlace: with Recreate pods have no agents"

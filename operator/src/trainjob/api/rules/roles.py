@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError
+from trainjob.api.errors import FieldError, mapping_at, value_at
 from trainjob.api.fields import as_whole_number
-from trainjob.api.names import count_raw_roles
-from trainjob.api.paths import mapping_at, value_at
 from trainjob.api.rules.rule import Rule
+from trainjob.api.types import count_raw_roles
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _MANAGER = f"^{_LABEL}([.]{_LABEL})*/[A-Za-z0-9/._~%!$&()*+,;=:-]+$"

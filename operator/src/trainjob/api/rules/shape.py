@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError
-from trainjob.api.paths import Step, format_path
-from trainjob.api.wording import shown
+from trainjob.api.errors import FieldError, Step, format_path, shown
 
 Shape = type | tuple["Shape"] | dict[str, "Shape"]
 """A scalar's type, a list of one shape, or an object with shapes by key; `{"*": s}` has any keys."""

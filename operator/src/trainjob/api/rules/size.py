@@ -11,10 +11,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError
-from trainjob.api.names import RoleCounts, count_raw_roles
-from trainjob.api.paths import Step, format_path, mapping_at, value_at
+from trainjob.api.errors import FieldError, Step, format_path, mapping_at, value_at
 from trainjob.api.rules.rule import Rule
+from trainjob.api.types import RoleCounts, count_raw_roles
 
 MOST_REPLICAS = 1000
 """Of chief, workers and parameter servers together; one evaluator may come on top."""

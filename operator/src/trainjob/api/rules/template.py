@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError
-from trainjob.api.group import (
+from trainjob.api.constants import (
     ADDED_VOLUMES,
     RESERVED_ENV_NAME,
     RESERVED_ENV_PREFIX,
     RESERVED_LABEL_PREFIX,
     TRAINER_CONTAINER,
 )
-from trainjob.api.paths import Step, format_path, mapping_at, objects_at, value_at
+from trainjob.api.errors import FieldError, Step, format_path, mapping_at, objects_at, shown, value_at
 from trainjob.api.rules.rule import Rule
 from trainjob.api.rules.shape import ENV as ENV_SHAPE
 from trainjob.api.rules.shape import TEMPLATE, check_shape
-from trainjob.api.wording import shown
 
 ROLES = ("worker", "chief", "ps", "evaluator")
 

@@ -1,4 +1,4 @@
-"""From --kubeconfig, --context and the environment to an API server and a namespace."""
+"""Which cluster and namespace a command is about: --kubeconfig, --context, the environment."""
 
 import logging
 import os
@@ -18,10 +18,13 @@ from kubernetes.config import (
     load_kube_config,
 )
 
-from trainjob.cli.cluster.problems import NoCluster
+from trainjob.cli.cluster.errors import NoCluster
+from trainjob.cli.cluster.options import Where
 from trainjob.cli.cluster.server import Server
-from trainjob.cli.cluster.where import Where
-from trainjob.cluster.depth import allow_deep_objects
+from trainjob.cluster.protocol import allow_deep_objects
+
+# From --kubeconfig, --context and the environment to an API server and a namespace.
+
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

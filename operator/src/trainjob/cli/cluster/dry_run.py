@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainjob.api import Document, TrainJob
-from trainjob.cli.cluster.answers import Answer, Refused, describe_problem, lacks_api
-from trainjob.cli.cluster.exits import Exit
-from trainjob.cli.cluster.refusals import describe_refusal
-from trainjob.cli.cluster.resources import PODS, TRAINJOBS
+from trainjob.cli.cluster.errors import Answer, Exit, Refused, describe_problem, lacks_api
+from trainjob.cli.cluster.server import PODS, TRAINJOBS
+from trainjob.cli.submit import describe_refusal
 from trainjob.cluster.agents import preview_source
-from trainjob.core.names import Replica
-from trainjob.core.render import build_pod
-from trainjob.core.topology import desired_replicas
+from trainjob.core.manifests import build_pod
+from trainjob.core.names import Replica, desired_replicas
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Manifest, Server

@@ -2,19 +2,127 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.cli.cluster.answers import Refused, ServerProblem, is_missing, is_passing
-from trainjob.cli.cluster.cursor import LogCursor, LogLine
-from trainjob.cli.cluster.pace import Pace
-from trainjob.cli.cluster.resources import PODS
+from trainjob.cli.cluster.errors import Refused, ServerProblem, is_missing, is_passing
+from trainjob.cli.cluster.following import Pace
+from trainjob.cli.cluster.server import PODS
+from trainjob.cluster.local.process import LineSplitter
 from trainjob.core.pods import read_pod
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
+
+
+# Where the reading of one log stands: after a dropped stream nothing is lost and nothing comes twice.
+#
+# A log can only be asked for from a whole second on (the fraction of `PodLogOptions.sinceTime` is dropped),
+# and stdout and stderr are stamped by two writers, so that stamps go back a little at times. So reading
+# goes on from a second before the last line, and lines of that time that were taken already are left out,
+# each as often as it was there.
+
+
+_STAMPED = re.compile(
+    rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)(?: (.*))?", re.DOTALL
+)
+_LONGEST = 1 << 20
+_SECOND = 10**9
+_OVERLAP = _SECOND
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line.
+
+    Attributes:
+        nanoseconds: since 1970, when it was written; of a line without a stamp, that of the line before.
+        stamp: as the API server gives it.
+        text: what was written, without what drives terminals.
+    """
+
+    nanoseconds: int
+    stamp: str
+    text: str
+
+
+class LogCursor:
+    """Takes the pieces of a log's streams, one stream after the other."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._latest = 0
+        self._stamp = ""
+        self._taken = deque[tuple[int, int]]()  # of this stream: (nanoseconds, hash of the line)
+        self._before = Counter[int]()  # of the streams before, in the time that is asked for again
+
+    @property
+    def since(self) -> str | None:
+        """Return what to ask for as `sinceTime`; None: from the beginning."""
+        if not self._latest:
+            return None
+        start = max(0, self._latest - _OVERLAP) // _SECOND
+        return (_EPOCH + timedelta(seconds=start)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def feed(self, piece: bytes) -> list[LogLine]:
+        """Return the new lines that a piece completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return [line for raw in lines if (line := self._take(raw)) is not None]
+
+    def finish(self) -> list[LogLine]:
+        """Return a last line without an end; the log is over."""
+        raw, self._rest = self._rest, b""
+        line = self._take(raw) if _STAMPED.fullmatch(raw) else None
+        return [line] if line is not None else []
+
+    def reopen(self) -> None:
+        """Get ready for another stream of the log, from `since` on; a line cut in the middle comes again."""
+        self._rest = b""
+        self._forget()
+        # What a stream brings again is counted off and taken anew, and it may break off before all has come.
+        self._before = +self._before + Counter(line for _, line in self._taken)
+        self._taken.clear()
+
+    def _take(self, raw: bytes) -> LogLine | None:
+        found = _STAMPED.fullmatch(raw)
+        if found:
+            self._stamp = raw[: found.end(3)].decode()
+        moment = _nanoseconds(found) if found else self._latest
+        key = hash(raw)
+        self._latest = max(self._latest, moment)
+        self._taken.append((moment, key))
+        if self._taken[0][0] < self._latest - _OVERLAP - _SECOND:
+            self._forget()
+        if self._before[key] > 0:
+            self._before[key] -= 1
+            return None
+        return LogLine(moment, self._stamp if found else "", _clean(found[4] or b"" if found else raw))
+
+    def _forget(self) -> None:
+        oldest = max(0, self._latest - _OVERLAP) // _SECOND * _SECOND
+        while self._taken and self._taken[0][0] < oldest:
+            self._taken.popleft()
+
+
+def _nanoseconds(found: re.Match[bytes]) -> int:
+    zone = found[3].decode()
+    moment = datetime.fromisoformat(found[1].decode() + ("+00:00" if zone == "Z" else zone))
+    seconds = (moment - _EPOCH) // timedelta(seconds=1)
+    return seconds * _SECOND + int((found[2] or b"0").ljust(9, b"0"))
+
+
+def _clean(text: bytes) -> str:
+    return "".join(LineSplitter(_LONGEST).feed(text + b"\n"))
+
+
+# The log of one pod's training container, through dropped streams, to its end.
+
 
 # Silence is a log's right; asking anew costs little and finds connections that are dead.
 _SILENCE_SECONDS = 60.0

@@ -1,22 +1,129 @@
-"""The API server, asked through the official client: plain JSON in and out, two kinds of problems.
+"""The API server, asked through the official client: plain JSON in and out, two kinds of problems."""
 
-The client's typed classes are left aside: they drop fields that they don't know, and cost seconds to build.
-"""
+from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
+from urllib.parse import quote
 
 import urllib3
+import websocket
+import yaml
 from kubernetes.client import ApiClient, ApiException
+from kubernetes.stream import ws_client
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.cli.cluster.answers import Refused, Request, ServerProblem, Unreachable, read_answer
-from trainjob.cli.cluster.executing import Executed, execute
-from trainjob.cli.cluster.resources import PODS, Resource
+from trainjob.api.constants import API_VERSION, PLURAL
+from trainjob.cli.cluster.errors import Refused, Request, ServerProblem, Unreachable, read_answer
+
+# The kinds of objects that commands ask for, and where the API server keeps them.
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind.
+
+    Attributes:
+        root: where its API version begins.
+        plural: its name in addresses and messages.
+    """
+
+    root: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str = "", part: str = "") -> str:
+        """Return the path of an object, of its `part` (`log`, say), or of the list; None: all namespaces."""
+        within = f"/namespaces/{quote(namespace, safe='')}" if namespace is not None else ""
+        tail = "".join(f"/{quote(step, safe='')}" for step in (name, part) if step)
+        return f"{self.root}{within}/{self.plural}{tail}"
+
+
+TRAINJOBS = Resource(f"/apis/{API_VERSION}", PLURAL)
+PODS = Resource("/api/v1", "pods")
+
+
+# A program run in a pod's container, as `kubectl exec` does it.
+
+
+_SECONDS = 30.0
+"""That connecting, and then the program, may take."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """What came of it.
+
+    Attributes:
+        code: the program's exit code; None where it could not be started.
+        output: what it printed.
+        complaint: what it printed on stderr, or why it could not be started.
+    """
+
+    code: int | None
+    output: str
+    complaint: str
+
+
+def execute(client: ApiClient, namespace: str, pod: str, container: str, command: Sequence[str]) -> Executed:
+    """Run a program to its end.
+
+    Raises:
+        Refused: the API server doesn't let us.
+        Unreachable: it didn't answer, or the connection broke off.
+    """
+    request = Request("create", "pods/exec", namespace, pod)
+    address = str(client.configuration.host)
+    query = [("command", word) for word in command]
+    query += [("container", container), ("stdout", "true"), ("stderr", "true")]
+    headers: dict[str, str] = {}
+    client.update_params_for_auth(headers, query, ["BearerToken"])
+    url = ws_client.get_websocket_url(address + PODS.path(namespace, pod, "exec"), query)
+    websocket.setdefaulttimeout(_SECONDS)
+    try:
+        stream = ws_client.WSClient(client.configuration, url, headers, capture_all=False)
+        try:
+            stream.run_forever(timeout=_SECONDS)
+            if stream.is_open():
+                raise Unreachable(request, f"no end of the program within {_SECONDS:g} s", address)
+            channels = [stream.read_channel(number) for number in (1, 2, 3)]
+        finally:
+            stream.close()
+            stream.sock.shutdown()  # after the server's own word of the end, `close` leaves the socket open
+    except websocket.WebSocketBadStatusException as error:
+        raise Refused(request, read_answer(error.status_code, error.resp_body)) from error
+    except (websocket.WebSocketException, OSError) as error:
+        raise Unreachable(request, str(error) or type(error).__name__, address) from error
+    output, complaint, status = channels
+    return _executed(output, complaint, _parsed(status))
+
+
+def _executed(output: str, complaint: str, status: Mapping[str, Any]) -> Executed:
+    if status.get("status") == "Success":
+        return Executed(0, output, complaint)
+    causes = (status.get("details") or {}).get("causes") or ()
+    codes = [str(cause.get("message")) for cause in causes if cause.get("reason") == "ExitCode"]
+    if codes and codes[0].isdecimal():
+        return Executed(int(codes[0]), output, complaint)
+    return Executed(None, output, str(status.get("message") or complaint or "the connection broke off"))
+
+
+def _parsed(status: str) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(status)
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# The API server, asked through the official client: plain JSON in and out, two kinds of problems.
+#
+# The client's typed classes are left aside: they drop fields that they don't know, and cost seconds to build.
+
 
 Manifest = dict[str, Any]
 Query = Mapping[str, str]

@@ -1,20 +1,217 @@
-"""Waiting for the end of a job, whatever happens to the connection."""
+"""Waiting for the end of a job, with one line of progress, and the last lines about it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
-from trainjob.cli.cluster.answers import describe_problem
-from trainjob.cli.cluster.following import Change, Gone, Listed, Seen, TimeOver, Troubled, follow
-from trainjob.cli.cluster.pace import Pace
-from trainjob.cli.cluster.reading import Job, read_job
-from trainjob.cli.cluster.resources import TRAINJOBS
+import click
+
+from trainjob.api import FirstFailure
+from trainjob.cli.cluster.errors import Exit, NoJob, TimeIsOver, describe_problem
+from trainjob.cli.cluster.following import Change, Gone, Listed, Pace, Seen, TimeOver, Troubled, follow
+from trainjob.cli.cluster.jobs import Job, Outcome, find_job, missing_job, read_job
+from trainjob.cli.cluster.pod_log import LogLine
+from trainjob.cli.cluster.server import TRAINJOBS
+from trainjob.cli.screen import format_metric, format_rate
+from trainjob.cli.summary import ON_CLUSTER, describe_ending, quote_log
+from trainjob.core.conditions import COMPLETE, FAILED, find_condition
+from trainjob.core.names import EVALUATOR
+from trainjob.core.wording import printable, short_duration
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
+
+
+# Log lines and notes on the terminal, or wherever they go.
+
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+def wants_colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether the stream is a terminal that shows colours, and nobody has asked for none (NO_COLOR)."""
+    return stream.isatty() and environ.get("TERM") != "dumb" and not environ.get("NO_COLOR")
+
+
+class LogPrinter:
+    """Prints the lines of replicas behind their names, each replica in a colour of its own.
+
+    Args:
+        stamps: print the time of each line, too.
+        colours: None: if stdout shows them.
+    """
+
+    def __init__(self, *, stamps: bool = False, colours: bool | None = None) -> None:
+        self._stamps = stamps
+        self._colours = wants_colours(sys.stdout) if colours is None else colours
+        self._names = dict[str, str]()
+
+    def line(self, replica: str, line: LogLine) -> None:
+        """Print one line."""
+        stamp = f"{line.stamp} " if self._stamps and line.stamp else ""
+        self.text(replica, stamp + line.text)
+
+    def text(self, replica: str, text: str) -> None:
+        """Print one line as it is."""
+        click.echo(f"{self._name(replica)}: {text}", color=self._colours)
+
+    def note(self, text: str) -> None:
+        """Say something about the job, apart from its logs."""
+        click.echo(f"trainjob: {text}", err=True)
+
+    def _name(self, replica: str) -> str:
+        if not self._colours:
+            return replica
+        if replica not in self._names:
+            colour = _COLOURS[len(self._names) % len(_COLOURS)]
+            self._names[replica] = click.style(replica, fg=colour)
+        return self._names[replica]
+
+
+# One line on stderr that says how far a job is.
+
+
+_ERASE = "\r\x1b[K"
+
+
+def describe_progress(job: Job) -> str:
+    """Return `digits: Running: training on 2 workers, step 120/440, 1,250 examples/s, 40s left`."""
+    status = job.status
+    state = f"{job.name}: {job.state}" + (f": {status.message}" if status.message else "")
+    return printable(", ".join([state, *_figures(job)]))
+
+
+def describe_state(job: Job) -> str:
+    """Return the same without figures, which change all the time."""
+    message = job.status.message
+    return printable(f"{job.name}: {job.state}" + (f": {message}" if message else ""))
+
+
+def _figures(job: Job) -> list[str]:
+    progress = job.status.progress
+    if progress is None or job.is_over:
+        return []
+    figures = []
+    if progress.step is not None:
+        of = f"/{progress.total_steps}" if progress.total_steps else ""
+        figures.append(f"step {progress.step}{of}")
+    if progress.examples_per_second is not None:
+        figures.append(f"{format_rate(progress.examples_per_second)} examples/s")
+    if progress.eta:
+        figures.append(f"{progress.eta} left")
+    return figures
+
+
+def _can_redraw() -> bool:
+    # Whoever wants no colours (NO_COLOR) may still want one line instead of many.
+    return wants_colours(sys.stderr, {"TERM": os.environ.get("TERM", "")})
+
+
+class ProgressLine:
+    """Keeps one line up to date on a terminal; elsewhere each new state is a line of its own.
+
+    Args:
+        redraws: None: if stderr is a terminal.
+    """
+
+    def __init__(self, *, redraws: bool | None = None) -> None:
+        self._redraws = _can_redraw() if redraws is None else redraws
+        self._told = ""
+        self._is_drawn = False
+
+    def show(self, job: Job | None, trouble: str = "") -> None:
+        """Show the job, or trouble with the connection."""
+        if self._redraws:
+            text = trouble or (describe_progress(job) if job else "")
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"{_ERASE}{text[:width]}", err=True, nl=False, color=True)
+            self._is_drawn = True
+            return
+        text = f"trainjob: {trouble}" if trouble else describe_state(job) if job else ""
+        if text and text != self._told:
+            click.echo(text, err=True)
+        self._told = text
+
+    def clear(self) -> None:
+        """Take the line away: what comes now stays."""
+        if self._is_drawn:
+            click.echo(_ERASE, err=True, nl=False, color=True)
+        self._is_drawn = False
+
+
+# The last words about a job in a cluster: what came of it, or what failed and what to do.
+
+
+def describe_end(job: Job) -> tuple[str, ...]:
+    """Return the lines for a job that is over."""
+    lines = _success(job) if job.outcome is Outcome.COMPLETE else _failure(job)
+    return tuple(lines)
+
+
+def describe_deletion(name: str, last: Job | None, *, replaced: bool = False) -> str:
+    """Return the sentence for a job that was deleted while somebody waited for it."""
+    known = f" (last seen: {last.state}{_told(last)})" if last else ""
+    again = "; another job of that name is there now" if replaced else ""
+    return f"{name} was deleted{known}{again}"
+
+
+def describe_failure(job: Job, first: FirstFailure, *, advice: bool = True) -> Iterator[str]:
+    """Yield the lines about the replica that failed first."""
+    node = f", on node {first.node}" if first.node else ""
+    yield f"  first failure {first.rank}, {describe_ending(first)}{node}"
+    tail = tuple((first.log_tail or "").splitlines())
+    yield from quote_log(first.rank, tail)
+    role, _, index = first.rank.rpartition("-")
+    yield f"  whole log     trainjob logs {job.name} -n {job.namespace} --role {role} --index {index}"
+    if advice:
+        yield f"  what to do    {ON_CLUSTER.on(first.reason, first.exit_code, first.log_tail)}"
+
+
+def _told(job: Job) -> str:
+    return f", {job.status.message}" if job.status.message else ""
+
+
+def _success(job: Job) -> Iterator[str]:
+    status = job.status
+    condition = find_condition(status, COMPLETE)
+    message = f": {condition.message}" if condition and condition.message else ""
+    yield f"{job.name} is complete{_took(job)}{message}"
+    if status.evaluation is not None:
+        metrics = ", ".join(format_metric(name, value) for name, value in status.evaluation.metrics.items())
+        yield f"  evaluation    step {status.evaluation.step}: {metrics or 'no metrics'}"
+    elif _has_evaluator(job):
+        yield "  evaluation    none was reported"
+    if status.output is not None and status.output.path:
+        yield f"  checkpoints   {status.output.path}/checkpoints"
+
+
+def _failure(job: Job) -> Iterator[str]:
+    condition = find_condition(job.status, FAILED)
+    yield f"{job.name} failed{_took(job)}: {condition.message if condition else job.status.message or ''}"
+    first = job.status.first_failure
+    if first is not None and first.rank:
+        yield from describe_failure(job, first)
+    elif condition:
+        yield f"  reason        {condition.reason}"
+
+
+def _took(job: Job) -> str:
+    start, end = job.status.start_time, job.status.completion_time
+    return f" after {short_duration(end - start)}" if start and end else ""
+
+
+def _has_evaluator(job: Job) -> bool:
+    role = job.spec.get(EVALUATOR)
+    return not isinstance(role, dict) or role.get("replicas", 1) != 0
+
+
+# Waiting for the end of a job, whatever happens to the connection.
 
 
 class Reason(Enum):
@@ -94,3 +291,48 @@ def wait_for_end(
         if isinstance(change, Seen):
             on_change(waiting.job, "")
     raise AssertionError("the last change of all says that the time is over")
+
+
+# How commands that wait for a job end: the last words on the right stream, and the exit code.
+
+
+EXITS = {Outcome.COMPLETE: Exit.GOOD, Outcome.FAILED: Exit.FAILED}
+"""What a command that waits makes of the end."""
+
+
+def conclude(job: Job) -> Exit:
+    """Print what came of a job that is over: on stdout if it is good, else on stderr."""
+    code = EXITS[job.outcome]
+    for line in describe_end(job):
+        click.echo(printable(line), err=code is not Exit.GOOD)
+    return code
+
+
+def wait_and_conclude(
+    server: Server, namespace: str, name: str, timeout: float | None, pace: Pace | None = None
+) -> Exit:
+    """Wait for a job's end with a progress line on stderr, then print what came of it.
+
+    Raises:
+        NoJob: there is no such job, or it was deleted.
+        TimeIsOver: it goes on after `timeout` seconds.
+    """
+    # Once, without patience: a wrong context would be waited for without end.
+    find_job(server, namespace, name)
+    progress = ProgressLine()
+    try:
+        awaited = wait_for_end(server, namespace, name, (pace or Pace()).within(timeout), progress.show)
+    finally:
+        progress.clear()
+    if awaited.reason is Reason.MISSING:
+        raise missing_job(server, namespace, name)
+    if awaited.reason is Reason.OVER and awaited.job is not None:
+        return conclude(awaited.job)
+    raise _without_end(awaited, name, timeout or 0)
+
+
+def _without_end(awaited: Awaited, name: str, timeout: float) -> NoJob | TimeIsOver:
+    if awaited.reason is Reason.TIME_OVER:
+        last = describe_progress(awaited.job) if awaited.job else f"{name}: no answer from the cluster"
+        return TimeIsOver(f"not over after {timeout:g} s; {last}")
+    return NoJob(printable(describe_deletion(name, awaited.job, replaced=awaited.reason is Reason.REPLACED)))

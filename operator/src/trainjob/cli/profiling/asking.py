@@ -1,15 +1,238 @@
-"""One request from its beginning to its end: what is told on the way, and what comes of it."""
+"""Asking a running replica for a profile, on this machine or in a pod."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trainjob.cli.cluster.pace import Pace
-from trainjob.cli.cluster.problems import ClusterProblem, TimeIsOver
-from trainjob.cli.profiling.desk import Away, Desk
-from trainjob.core.wording import printable
+from trainjob.cli.cluster.errors import (
+    ClusterProblem,
+    NoJob,
+    ServerProblem,
+    TimeIsOver,
+    describe_problem,
+    explain,
+    is_missing,
+)
+from trainjob.cli.cluster.following import Pace
+from trainjob.cli.cluster.job_logs import Wanted, newest_pods, own_pods, why_no_log
+from trainjob.cli.cluster.jobs import Job, pods_of, read_job
+from trainjob.cli.cluster.server import TRAINJOBS
+from trainjob.cli.profiling import request_files
+from trainjob.cluster.local import is_taken
+from trainjob.core.agent_reports import integer, known, text
+from trainjob.core.names import Replica
+from trainjob.core.pods import PodState
+from trainjob.core.wording import last_line, printable, quoted
+
+if TYPE_CHECKING:
+    from trainjob.cli.cluster.server import Server
+
+
+# Where a replica is asked for a profile: the job's output folder, on this machine or seen from a pod.
+
+
+_LONGEST_TEXT = 4096
+
+
+class Away(Exception):
+    """The replica can't be asked just now; the sentence says why."""
+
+
+class Desk(Protocol):
+    """Where requests of one replica are left. The first three may raise `Away`."""
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Leave a request, instead of any other."""
+
+    def answer(self) -> Mapping[str, Any]:
+        """Return what has been answered last, empty if nothing has."""
+
+    def withdraw(self, number: str) -> None:
+        """Take the request of this id back."""
+
+    def why_over(self) -> str | None:
+        """Return why nothing will be answered any more, in a sentence; None while something may."""
+
+
+LARGEST_ANSWER = 1 << 14
+"""Characters; one has some hundred."""
+
+
+def read_answer(raw: str) -> Mapping[str, Any]:
+    """Return the answer, empty if it is none.
+
+    A training image writes it: its texts have one line, and nothing in them drives a terminal.
+    """
+    try:
+        answer = json.loads(raw) if len(raw) <= LARGEST_ANSWER else None
+    except (ValueError, RecursionError):
+        return {}
+    return known(answer, _ANSWER) if isinstance(answer, dict) else {}
+
+
+_ANSWER: Mapping[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("id", "state"), text),
+    **dict.fromkeys(("step", "first", "last"), integer),
+    **dict.fromkeys(("folder", "message"), lambda value: text(value, _LONGEST_TEXT)),
+}
+
+
+# Replicas of `trainjob run`: found by the lock on the output folder that they train into.
+
+
+FOLDER = "profile"
+_LEVELS = ("", "*/", "*/*/")
+"""Volumes lie in the folder of the runs, and jobs in those, perhaps below a `subPath`."""
+
+
+@dataclass(frozen=True)
+class LocalDesk:
+    """That of a replica on this machine.
+
+    Attributes:
+        output: the job's output folder.
+        replica: such as `worker-0`.
+    """
+
+    output: Path
+    replica: str
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Leave a request, instead of any other."""
+        try:
+            request_files.ask(self.output / FOLDER, self.replica, json.dumps(request))
+        except OSError as error:
+            raise Away(f"can't write into {self.output / FOLDER}: {error.strerror}") from error
+
+    def answer(self) -> Mapping[str, Any]:
+        """Return what has been answered last, empty if nothing has."""
+        return read_answer(request_files.answer(self.output / FOLDER, self.replica))
+
+    def withdraw(self, number: str) -> None:
+        """Take the request of this id back."""
+        request_files.withdraw(self.output / FOLDER, self.replica, number)
+
+    def why_over(self) -> str | None:
+        """Return why nothing will be answered any more, in a sentence; None while something may."""
+        return None if is_taken(self.output) else f"nothing trains into {self.output} any more"
+
+
+def find_output(folder: Path, name: str) -> Path:
+    """Return the output folder of the job that runs here under this name.
+
+    Args:
+        folder: the one that `trainjob run` was given.
+        name: of the job.
+
+    Raises:
+        NoJob: none runs, or several do.
+    """
+    fresh = re.compile(rf"{re.escape(name)}(-[0-9a-f]{{8}})?")
+    known = [
+        path for level in _LEVELS for path in folder.glob(f"{level}{name}*") if fresh.fullmatch(path.name)
+    ]
+    running = [path for path in known if is_taken(path)]
+    if len(running) == 1:
+        return running[0]
+    if running:
+        shown = ", ".join(map(str, sorted(running)))
+        raise NoJob(f"several runs of {name} are under way: {shown}; name the folder of one by --folder")
+    raise NoJob(
+        f"no `trainjob run` trains {name} into {folder}: start it, or name the folder that it was given by "
+        "--folder"
+    )
+
+
+# A replica in a cluster, asked by a small program that runs in its pod: training pods have no API token.
+
+
+_SILENT = "it gives no reason"
+
+
+class PodDesk:
+    """That of one replica of a job; its pod may be replaced meanwhile.
+
+    Args:
+        server: that has the job.
+        job: as it is now.
+        replica: which one.
+    """
+
+    def __init__(self, server: Server, job: Job, replica: Replica) -> None:
+        self._server, self._job, self._replica = server, job, replica
+        self._program = Path(request_files.__file__).read_text(encoding="utf-8")
+        self._pod: str | None = None
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Leave a request, instead of any other."""
+        self._run("ask", json.dumps(request))
+
+    def answer(self) -> Mapping[str, Any]:
+        """Return what has been answered last, empty if nothing has."""
+        return read_answer(self._run("answer"))
+
+    def withdraw(self, number: str) -> None:
+        """Take the request of this id back."""
+        self._run("withdraw", number)
+
+    def why_over(self) -> str | None:
+        """Return why nothing will be answered any more, in a sentence; None while something may."""
+        try:
+            job = read_job(self._server.get(TRAINJOBS, self._job.namespace, self._job.name))
+        except ServerProblem as problem:
+            return f"{self._job.name} was deleted" if is_missing(problem) else None
+        if job.uid != self._job.uid:
+            return f"{self._job.name} was deleted, and another job of its name is there"
+        return describe_end(job)
+
+    def _run(self, *words: str) -> str:
+        # Without what PYTHONPATH would bring along: it is meant for the training.
+        command = ["python3", "-I", "-S", "-c", self._program, words[0], self._replica.name, *words[1:]]
+        try:
+            pod = self._pod = self._pod or self._find_pod()
+            done = self._server.execute(self._job.namespace, pod, command)
+        except ServerProblem as problem:
+            self._pod = None  # it may have been replaced
+            if is_missing(problem):
+                raise Away(f"pod {pod} is gone") from problem
+            if _is_forbidden(problem):
+                raise explain(problem) from problem
+            raise Away(describe_problem(problem)) from problem
+        if done.code is None:
+            raise ClusterProblem(f"no python3 can be run in pod {pod}: {quoted(done.complaint)}")
+        if done.code:
+            raise ClusterProblem(f"pod {pod} can't be asked: {last_line(done.complaint) or _SILENT}")
+        return done.output
+
+    def _find_pod(self) -> str:
+        pods = own_pods(pods_of(self._server, self._job.namespace, self._job.name), self._job.uid)
+        found = newest_pods(pods, Wanted(self._replica.role, self._replica.index))
+        if not found:
+            raise Away("it has no pod now")
+        pod = found[0]
+        if pod.state is not PodState.RUNNING:
+            raise Away(f"its pod has ended (exit code {pod.exit_code})" if pod.ended else why_no_log(pod))
+        return pod.name
+
+
+def describe_end(job: Job) -> str | None:
+    """Return how the job has ended, in a sentence; None if it hasn't."""
+    return f"{job.name} is over: {job.state}" if job.is_over else None
+
+
+def _is_forbidden(problem: ServerProblem) -> bool:
+    answer = getattr(problem, "answer", None)
+    return answer is not None and answer.code in (401, 403)
+
+
+# One request from its beginning to its end: what is told on the way, and what comes of it.
+
 
 NO_ANSWER_SECONDS = 60.0
 _SECONDS_BETWEEN_LOOKS = 1.0

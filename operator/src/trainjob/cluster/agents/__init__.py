@@ -10,9 +10,8 @@ from trainjob.cluster.agents.bundle import (
     lay_out,
     preview_source,
 )
-from trainjob.cluster.agents.client import AgentError, AgentRefused, AgentUnreachable, sync
+from trainjob.cluster.agents.protocol import AgentError, AgentRefused, AgentUnreachable, largest_report, sync
 from trainjob.cluster.agents.record import GangRecord, Report
-from trainjob.cluster.agents.wire import largest_report
 
 __all__ = [
     "AgentError",

@@ -10,12 +10,11 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.listing import PAGE, Scope, walk
-from trainjob.cluster.kube.resources import CONFIG_MAPS
+from trainjob.cluster.kube.informer import PAGE, Scope, walk
 from trainjob.cluster.kube.store import Place, place_of
-from trainjob.cluster.protocol import Manifest
+from trainjob.cluster.kube.transport import CONFIG_MAPS
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 from trainjob.core.agent import PROGRAM_PREFIX, build_program, programs_in_use
 from trainjob.core.names import LABEL_PROGRAM
 from trainjob.core.settings import Bundle

@@ -3,19 +3,112 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from trainjob.cluster.errors import Unavailable
-from trainjob.cluster.kube.access import Access
-from trainjob.cluster.kube.answers import Expired
-from trainjob.cluster.kube.calls import OnCall, ignore
-from trainjob.cluster.kube.lines import LineSplitter, LineTooLong
-from trainjob.cluster.kube.resources import Resource
-from trainjob.cluster.kube.transport import JSON, MERGE_PATCH, Request, Transport
-from trainjob.cluster.kube.watch_events import GarbledWatch, WatchEvent, read_event
-from trainjob.cluster.protocol import Manifest
+from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.transport import (
+    JSON,
+    MERGE_PATCH,
+    Expired,
+    OnCall,
+    Request,
+    Resource,
+    Transport,
+    error_of_status,
+    ignore,
+)
+from trainjob.cluster.protocol import Manifest, Unavailable
+
+# Lines out of a stream of chunks: an object on one line may be longer than any buffer of the transport.
+
+
+LONGEST_LINE = 16 * 1024 * 1024
+"""Bytes; etcd refuses objects of more than 1.5 MiB, which JSON may blow up some."""
+
+
+class LineTooLong(ValueError):
+    """No line's end within the limit: this is no watch."""
+
+
+class LineSplitter:
+    """Collects chunks until a line is whole; keeps at most one unfinished line."""
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._longest = longest
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the lines that this chunk completes, without their ends; empty ones are left out.
+
+        Raises:
+            LineTooLong: the unfinished line is over the limit.
+        """
+        first, *rest = chunk.split(b"\n")
+        self._keep(first)
+        for part in rest:
+            line = b"".join(self._parts).strip()
+            self._parts.clear()
+            self._size = 0
+            self._keep(part)
+            if line:
+                yield line
+
+    def _keep(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._longest:
+            raise LineTooLong(f"a line of more than {self._longest} bytes")
+        if part:
+            self._parts.append(part)
+
+
+# One line of a watch.
+
+
+_TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
+
+
+class GarbledWatch(ValueError):
+    """A line that is no event: what comes after it can't be trusted either."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """What happened to one object; a `BOOKMARK` says only how far the watch has come.
+
+    Attributes:
+        type: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`.
+        object: its state afterwards, or its last one.
+    """
+
+    type: str
+    object: Manifest
+
+
+def read_event(line: bytes) -> WatchEvent:
+    """Read a line.
+
+    Raises:
+        GarbledWatch: it is none of the four events.
+        ClusterError: it is an `ERROR` event; `Expired` when the watch's start is too old.
+    """
+    try:
+        raw = json.loads(line)
+        kind, body = raw["type"], raw["object"]
+        if kind == "ERROR":
+            raise error_of_status(int(body.get("code") or 500), body)
+        if kind in _TYPES and (kind == "BOOKMARK" or body["metadata"]["uid"]):
+            return WatchEvent(kind, body)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise GarbledWatch(f"no event of a watch: {line[:100]!r}") from error
+    raise GarbledWatch(f"no event of a watch: {line[:100]!r}")
+
+
+# The verbs of the API server, on JSON objects.
+
 
 TIMEOUT_SECONDS = 30.0
 CONNECTIONS = 48

@@ -1,4 +1,4 @@
-"""The Cluster protocol on a Kubernetes API server: reads from caches, writes with preconditions."""
+"""Objects that hold a name which a job needs, though they are no job's: no watch by label shows them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from trainjob.cluster.errors import AlreadyExists, ClusterError, Conflict, NotFound
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.agents import AgentPoller, Asking
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.event_sender import EventSender
-from trainjob.cluster.kube.foreign import ForeignObjects
-from trainjob.cluster.kube.informer import Informer
+from trainjob.cluster.kube.events import EventSender
+from trainjob.cluster.kube.informer import Informer, Pace, Scope
 from trainjob.cluster.kube.jobs import JobCache
-from trainjob.cluster.kube.listing import Scope
-from trainjob.cluster.kube.pace import Pace
-from trainjob.cluster.kube.resources import (
+from trainjob.cluster.kube.store import Place, Store, place_of, project
+from trainjob.cluster.kube.transport import (
     BY_KIND,
     CLAIMS,
     CONFIG_MAPS,
@@ -33,11 +30,42 @@ from trainjob.cluster.kube.resources import (
     UNREAD,
     Resource,
 )
-from trainjob.cluster.kube.store import Place, Store, place_of
-from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
-from trainjob.core.names import LABEL_JOB
-from trainjob.core.owners import controller_uid
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
+from trainjob.core.names import LABEL_JOB, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
+
+REMEMBERED_SECONDS = 30.0
+
+
+class ForeignObjects:
+    """What was found in the way lately. It is forgotten soon: nobody tells when such an object goes.
+
+    Args:
+        time: seconds on a clock that only goes forward.
+    """
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._found: dict[tuple[str, Place], tuple[float, Manifest]] = {}
+
+    def remember(self, kind: str, manifest: Manifest) -> None:
+        """Keep an object for a while."""
+        now = self._time()
+        self._found = {key: entry for key, entry in self._found.items() if entry[0] > now}
+        self._found[kind, place_of(manifest)] = now + REMEMBERED_SECONDS, project(manifest)
+
+    def get(self, kind: str, place: Place) -> Manifest | None:
+        """Return the object of that name if it was found lately."""
+        until, manifest = self._found.get((kind, place), (float("-inf"), None))
+        return manifest if until > self._time() else None
+
+    def forget(self, kind: str, place: Place) -> None:
+        """The name is ours, or free."""
+        self._found.pop((kind, place), None)
+
+
+# The Cluster protocol on a Kubernetes API server: reads from caches, writes with preconditions.
+
 
 WRITES = 40
 """At once, over all jobs; the other connections are for watches, events and single objects."""

@@ -11,15 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from trainjob.cluster.errors import ClusterError, NotFound, Unavailable
-from trainjob.cluster.kube.backoff import Backoff
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.listing import Scope, compare, fill
-from trainjob.cluster.kube.resources import TRAINJOBS
-from trainjob.cluster.kube.store import Place, Store, place_of
-from trainjob.cluster.kube.versions import is_newer, version_of
-from trainjob.cluster.protocol import JobKey, Manifest
-from trainjob.cluster.waiting import happens_within
+from trainjob.cluster.kube.informer import Backoff, Scope, compare, fill
+from trainjob.cluster.kube.store import Place, Store, is_newer, place_of, version_of
+from trainjob.cluster.kube.transport import TRAINJOBS
+from trainjob.cluster.protocol import ClusterError, Manifest, NotFound, Unavailable, happens_within
+from trainjob.core.names import JobKey
 
 _log = logging.getLogger(__name__)
 

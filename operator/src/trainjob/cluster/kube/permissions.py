@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from trainjob.api.group import GROUP, PLURAL
+from trainjob.api.constants import GROUP, PLURAL
 
 
 class Scope(Enum):

@@ -6,11 +6,8 @@
 
 from trainjob.cluster.local.cluster import LocalCluster
 from trainjob.cluster.local.launch import Launch, build_launch
-from trainjob.cluster.local.machine import LocalOptions, survey
-from trainjob.cluster.local.output_folder import is_taken
-from trainjob.cluster.local.place import Place
-from trainjob.cluster.local.refusal import CannotRunHere
-from trainjob.cluster.local.replica_log import replica_log_path
+from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Place, is_taken, survey
+from trainjob.cluster.local.process import replica_log_path
 
 __all__ = [
     "CannotRunHere",

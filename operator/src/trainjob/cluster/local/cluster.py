@@ -7,16 +7,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainjob.cluster.errors import AlreadyExists, Conflict, Refused, Unavailable
 from trainjob.cluster.local.launch import Launch, hostname_of
 from trainjob.cluster.local.leading_agent import Leader, LeadingAgent, find_leader
-from trainjob.cluster.local.place import Place
+from trainjob.cluster.local.machine import CannotRunHere, Place
 from trainjob.cluster.local.pod import LocalPod, PodSetting
-from trainjob.cluster.local.refusal import CannotRunHere
-from trainjob.cluster.local.replica_log import replica_log_path
+from trainjob.cluster.local.process import replica_log_path
+from trainjob.cluster.local.sandbox import Workplace, replica_name
 from trainjob.cluster.local.store import ObjectStore
-from trainjob.cluster.local.workplace import Workplace, replica_name
-from trainjob.cluster.protocol import JobKey, Manifest, ObjectRef, Snapshot
+from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, Refused, Snapshot, Unavailable
+from trainjob.core.names import JobKey, ObjectRef
 
 _KINDS = ("Pod", "Secret", "Service", "PersistentVolumeClaim")
 _PROGRESS_SECONDS = 0.5

@@ -1,21 +1,191 @@
 """A pod manifest as the one process that it means on this machine."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainjob.api import TRAINER_CONTAINER
-from trainjob.cluster.local.environment import Variables, resolve_variables
-from trainjob.cluster.local.expansion import expand
-from trainjob.cluster.local.place import Place
-from trainjob.cluster.local.ports import ReplicaPorts
-from trainjob.cluster.local.refusal import CannotRunHere
-from trainjob.cluster.local.rewriting import find_hosts, rewrite_addresses, rewrite_paths
-from trainjob.cluster.local.volumes import VolumeFolder, mounted_folders, resolve_volumes
+from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER
+from trainjob.cluster.local.machine import (
+    CannotRunHere,
+    Place,
+    ReplicaPorts,
+    VolumeFolder,
+    expand,
+    mounted_folders,
+    resolve_volumes,
+)
 from trainjob.core.agent import DEFAULT_GRACE_SECONDS
-from trainjob.core.render import TERMINATION_LOG
-from trainjob.core.resources import count_gpus
+from trainjob.core.manifests import TERMINATION_LOG
+from trainjob.core.roles import count_gpus
+
+# Text written for a cluster, reworded for this machine: addresses and the paths of mounted volumes.
+
+
+LOOPBACK = "127.0.0.1"
+
+_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+# A path starts where no name, variable or other path leads up to it, and ends where its last part ends.
+_PATH_START = r"(?:(?<![\w./\-~)}*])|(?<=file://))"
+_PATH_END = r"(?![\w.\-])"
+
+
+def find_hosts(text: str, *, subdomain: str, namespace: str) -> tuple[str, ...]:
+    """Return the hostnames whose addresses occur in `text`, each once, in order."""
+    found = (match.group("host") for match in _address(subdomain, namespace).finditer(text))
+    return tuple(dict.fromkeys(found))
+
+
+def rewrite_addresses(text: str, *, subdomain: str, namespace: str, ports: Mapping[str, ReplicaPorts]) -> str:
+    """Turn `<host>.<subdomain>.<namespace>.svc:2222` into the loopback address and that host's own port.
+
+    Every pod has an address of its own on a cluster and all share one here, so only the port can tell them
+    apart: TensorFlow's and the agent's are replaced. Another port stays: the program that listens on it does
+    not learn of the change.
+    Hosts missing from `ports` are left alone.
+    """
+
+    def _local(match: re.Match[str]) -> str:
+        host, port = match.group("host"), match.group("port")
+        if host not in ports:
+            return match.group()
+        if port is None:
+            return LOOPBACK
+        local = {str(PORT): ports[host].tensorflow, str(AGENT_PORT): ports[host].agent}
+        return f"{LOOPBACK}:{local.get(port, port)}"
+
+    return _address(subdomain, namespace).sub(_local, text)
+
+
+def rewrite_paths(text: str, folders: Mapping[str, Path]) -> str:
+    """Replace each path under a mounted volume by its counterpart here.
+
+    A mount path counts only at path boundaries: `/output` is found in `--dir=/output/a` and not in
+    `/output-2`, `gs://bucket/output` or `$HOME/output`. The longest mount path wins, as in a mount table.
+
+    Args:
+        text: an argument or the value of a variable.
+        folders: the folder on this machine of each mount path.
+    """
+    mounts = {path.rstrip("/"): str(folder) for path, folder in folders.items() if path.strip("/")}
+    if not mounts:
+        return text
+    longest_first = "|".join(re.escape(path) for path in sorted(mounts, key=len, reverse=True))
+    pattern = re.compile(f"{_PATH_START}({longest_first}){_PATH_END}")
+    return pattern.sub(lambda match: mounts[match.group(1)], text)
+
+
+def _address(subdomain: str, namespace: str) -> re.Pattern[str]:
+    domain = re.escape(f".{subdomain}.{namespace}.svc")
+    return re.compile(
+        rf"(?<![\w.\-])(?P<host>{_LABEL}){domain}(?:\.cluster\.local)?(?![\w\-]|\.\w)(?::(?P<port>\d+))?"
+    )
+
+
+# The variables of a container, as its process on this machine gets them.
+
+
+_KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+_KEPT_BY_CLUSTER = {"secretKeyRef": "Secret", "configMapKeyRef": "ConfigMap"}
+
+
+@dataclass(frozen=True)
+class Variables:
+    """What a container's `env` comes to.
+
+    Attributes:
+        written: the values written in the manifest, with references expanded; they speak of the cluster's
+            addresses and paths.
+        given: the values that come from this machine, which already are its own.
+        notes: what could not be had, one line each.
+    """
+
+    written: dict[str, str] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def all(self) -> dict[str, str]:
+        """Return both kinds together, for references to them."""
+        return {**self.written, **self.given}
+
+
+def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], place: Place) -> Variables:
+    """Return the variables of `container`, later entries seeing and replacing earlier ones.
+
+    Raises:
+        CannotRunHere: a value is kept by a cluster, and the caller's environment has none of that name.
+    """
+    written: dict[str, str] = {}
+    given: dict[str, str] = {}
+    refused: list[str] = []
+    for entry in container.get("env") or ():
+        name = entry["name"]
+        written.pop(name, None)
+        source = entry.get("valueFrom")
+        if not source:
+            value = expand(str(entry.get("value") or ""), {**written, **given})
+            given.pop(name, None)
+            written[name] = value
+            continue
+        given.pop(name, None)
+        try:
+            found = _referenced(name, source, pod, place)
+        except CannotRunHere as cannot:
+            refused += cannot.lines
+        else:
+            given.update({} if found is None else {name: found})
+    if refused:
+        raise CannotRunHere(refused)
+    return Variables(written, given, tuple(_notes_on_env_from(container)))
+
+
+def _referenced(name: str, source: Mapping[str, Any], pod: Mapping[str, Any], place: Place) -> str | None:
+    kind = next(iter(source))
+    reference = source[kind] or {}
+    if kind == "fieldRef":
+        known = _pod_field(str(reference.get("fieldPath")), pod, place)
+        if known is not None:
+            return known
+    if name in place.environ:
+        return place.environ[name]
+    if kind in _KEPT_BY_CLUSTER:
+        if reference.get("optional"):
+            return None
+        what = f"{_KEPT_BY_CLUSTER[kind]} {reference.get('name')} (key {reference.get('key')})"
+    else:
+        what = f"{kind} {reference.get('fieldPath') or reference.get('resource') or ''}".strip()
+    raise CannotRunHere([f"env {name} comes from {what}, which is not here: export {name}=... first"])
+
+
+def _pod_field(path: str, pod: Mapping[str, Any], place: Place) -> str | None:
+    metadata, spec = pod["metadata"], pod["spec"]
+    keyed = _KEYED.fullmatch(path)
+    if keyed:
+        return str((metadata.get(keyed.group(1)) or {}).get(keyed.group(2), ""))
+    plain = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata.get("namespace", "default"),
+        "metadata.uid": metadata.get("uid"),
+        "spec.nodeName": place.node,
+        "spec.serviceAccountName": spec.get("serviceAccountName", "default"),
+        "status.podIP": LOOPBACK,
+        "status.podIPs": LOOPBACK,
+        "status.hostIP": LOOPBACK,
+    }
+    return plain.get(path)
+
+
+def _notes_on_env_from(container: Mapping[str, Any]) -> Iterator[str]:
+    for source in container.get("envFrom") or ():
+        for key, kind in (("secretRef", "Secret"), ("configMapRef", "ConfigMap")):
+            if key in source:
+                name = (source[key] or {}).get("name")
+                yield f"envFrom: {kind} {name} is not here: export its variables before the start if needed"
+
+
+# A pod manifest as the one process that it means on this machine.
+
 
 # A year: clocks and timers can't be given every number that a file can hold.
 _LONGEST_GRACE_SECONDS = 366 * 24 * 3600

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.cluster.agents import AgentError, AgentRefused, GangRecord, Report, largest_report, sync
+from trainjob.cluster.local.launch import LOOPBACK
 from trainjob.cluster.local.pod import LocalPod
-from trainjob.cluster.local.rewriting import LOOPBACK
-from trainjob.cluster.waiting import happens_within
-from trainjob.core.gang import project_report, replica_names
-from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE
-from trainjob.core.topology import EVALUATOR
+from trainjob.cluster.protocol import happens_within
+from trainjob.core.agent_reports import project_report, replica_names
+from trainjob.core.names import EVALUATOR, LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE
 
 POLL_SECONDS = 0.5
 

@@ -1,14 +1,127 @@
-"""Looks at this machine, once, for the translation of pods."""
+"""What this machine gives the pods of a job: ports, GPUs, folders for volumes, and the output."""
 
+import contextlib
+import fcntl
+import os
 import platform
+import random
+import re
+import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME
 from trainjob.cluster.agents import BundleMissing, find_package
-from trainjob.cluster.local.gpus import find_gpus
-from trainjob.cluster.local.place import Place
+
+# What this machine cannot do for a job, in sentences for its author.
+
+
+class CannotRunHere(Exception):
+    """The job asks for something that a laptop has no counterpart of.
+
+    Attributes:
+        lines: one sentence each: what is asked for, and what to do about it.
+    """
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = tuple(lines)
+        super().__init__("; ".join(self.lines))
+
+
+# References to variables, as Kubernetes expands them in `env`, `command` and `args`.
+
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Expand `$(NAME)`; `$$` stands for one `$`, and a reference to an unknown name stays as it is.
+
+    The rules are those of the Kubernetes API for `env[].value`: an unclosed reference or a lone `$` is text.
+    """
+
+    def _value(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return "$" if name is None else variables.get(name, match.group())
+
+    return _REFERENCE.sub(_value, text)
+
+
+# What the translation of a pod must know about this machine.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One machine, one caller, one run; the pure half of the local cluster sees nothing else of them.
+
+    Attributes:
+        folder: where claims and other volumes become folders.
+        job_folder: the folder of the job's file, in which its commands are started.
+        programs: the folder of the running interpreter, searched first, so that `python` is this one.
+        bootstrap: the folder that prepares an unmodified script, or None when the trainer is not installed.
+        environ: the caller's environment.
+        volumes: folders that the caller named for volumes, by volume name.
+        gpus: the GPUs of this machine.
+        gpus_of: which of them each hostname gets.
+        is_folder: whether a path is a folder here.
+        node: the name of this machine.
+        bundles: where agents lie, each in a folder of its Secret's name.
+    """
+
+    folder: Path
+    job_folder: Path
+    programs: Path
+    bootstrap: Path | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    volumes: Mapping[str, Path] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    gpus_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_folder: Callable[[Path], bool] = Path.is_dir
+    node: str = "localhost"
+    bundles: Path = Path("bundles")
+
+
+# The GPUs of this machine, shared out among the pods that ask for some.
+
+
+_DEVICE = re.compile(r"nvidia(\d+)")
+
+
+def find_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the GPUs that the caller may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        named = [part.strip() for part in chosen.split(",") if part.strip()]
+        # CUDA itself stops at the first name that it doesn't know; -1 is how "none" is written.
+        return tuple(named[: named.index("-1")] if "-1" in named else named)
+    try:
+        numbers = sorted(int(m.group(1)) for d in devices.iterdir() if (m := _DEVICE.fullmatch(d.name)))
+    except OSError:
+        return ()
+    return tuple(str(number) for number in numbers)
+
+
+def share_gpus(wanted: Mapping[str, int], present: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Give each hostname the GPUs that it asks for; nobody gets any when there are too few for all.
+
+    Workers with and without a GPU can't train together, and two can't share one for their collectives.
+    """
+    if sum(wanted.values()) > len(present):
+        return {}
+    shares: dict[str, tuple[str, ...]] = {}
+    start = 0
+    for hostname, count in wanted.items():
+        shares[hostname] = present[start : start + count]
+        start += count
+    return shares
+
+
+# Looks at this machine, once, for the translation of pods.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +163,301 @@ def _find_bootstrap() -> Path | None:
         return find_package() / "bootstrap"
     except BundleMissing:
         return None
+
+
+# Two ports of this machine for each hostname of a job, kept for the whole run.
+
+
+# Below the range that systems take the ports of outgoing connections from: a replica's port must still be
+# free when it starts a second time, while its peers are busy connecting.
+_LOWEST, _HIGHEST = 15000, 32000
+
+# More than a job has replicas: what follows a base port is left to them.
+_LARGEST_JOB = 5000
+
+
+@dataclass(frozen=True)
+class ReplicaPorts:
+    """Where one replica is reached.
+
+    Attributes:
+        tensorflow: by its peers' TensorFlow.
+        agent: by the other agents and the controller.
+    """
+
+    tensorflow: int
+    agent: int
+
+
+def is_free(port: int) -> bool:
+    """Tell whether a server could listen on `port`; connections that linger after a restart don't count."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+class PortBook:
+    """Gives every hostname its ports, the same ones each time.
+
+    Args:
+        base_port: the first hostname's port for TensorFlow, the next one's is one higher; None for any that
+            are free, as the agents' always are.
+        chance: where to look for free ones.
+        free: whether a port is free.
+    """
+
+    def __init__(
+        self,
+        base_port: int | None = None,
+        chance: random.Random | None = None,
+        free: Callable[[int], bool] = is_free,
+    ) -> None:
+        self._base_port = base_port
+        self._chance = chance or random.Random()  # noqa: S311 - nothing secret in a port
+        self._free = free
+        self._ports: dict[str, ReplicaPorts] = {}
+        self._taken: set[int] = set()
+
+    @property
+    def ports(self) -> Mapping[str, ReplicaPorts]:
+        """Return the ports given out so far, by hostname."""
+        return MappingProxyType(self._ports)
+
+    def give(self, hostnames: Iterable[str]) -> None:
+        """Choose ports for each hostname that has none yet.
+
+        Raises:
+            OSError: no free port was found.
+        """
+        for hostname in hostnames:
+            if hostname not in self._ports:
+                self._ports[hostname] = ReplicaPorts(tensorflow=self._next(), agent=self._any_free())
+
+    def _next(self) -> int:
+        if self._base_port is not None:
+            return self._base_port + len(self._ports)
+        return self._any_free()
+
+    def _any_free(self) -> int:
+        for _ in range(1000):
+            port = self._chance.randrange(_LOWEST, _HIGHEST)
+            if port not in self._taken and not self._is_reserved(port) and self._free(port):
+                self._taken.add(port)
+                return port
+        raise OSError(f"found no free port between {_LOWEST} and {_HIGHEST}")
+
+    def _is_reserved(self, port: int) -> bool:
+        return self._base_port is not None and 0 <= port - self._base_port < _LARGEST_JOB
+
+
+def agent_port_in_use_message(port: int) -> str:
+    """Return the same for a port that nobody can choose."""
+    return (
+        f"port {port} of this machine, chosen for an agent, is in use by another program by now "
+        f"(`ss -ltnp sport = :{port}` names it): start again, and others are chosen"
+    )
+
+
+def port_in_use_message(port: int, base_port: int | None) -> str:
+    """Return one sentence for the author of the job: what is taken and what to do."""
+    way_out = (
+        "choose others with --base-port"
+        if base_port is None
+        else f"choose another --base-port than {base_port}"
+    )
+    return (
+        f"port {port} of this machine is in use by another program: end it "
+        f"(`ss -ltnp sport = :{port}` names it), or {way_out}"
+    )
+
+
+# The volumes of a pod as folders of this machine.
+
+
+_NEEDS_CLUSTER = ("configMap", "secret", "projected", "downwardAPI")
+_SHARED_BY_NAME = ("nfs", "csi", "ephemeral")
+
+
+@dataclass(frozen=True)
+class VolumeFolder:
+    """Where one volume is kept here.
+
+    Attributes:
+        note: what its owner should know about it, or None.
+        ours: whether it is for us to create; what the user pointed at must be there.
+    """
+
+    folder: Path
+    note: str | None = None
+    ours: bool = True
+
+
+def resolve_volumes(spec: Mapping[str, Any], place: Place, private: Path) -> dict[str, VolumeFolder]:
+    """Return the folder of every volume of a pod, by volume name.
+
+    Args:
+        spec: the pod's spec.
+        place: this machine.
+        private: the pod's own folder, which goes when it goes.
+
+    Raises:
+        CannotRunHere: some volumes have no counterpart here, and the caller named no folder for them.
+    """
+    found: dict[str, VolumeFolder] = {}
+    refused: list[str] = []
+    for volume in spec.get("volumes") or ():
+        try:
+            found[volume["name"]] = _resolve(volume, place, private)
+        except CannotRunHere as cannot:
+            refused += cannot.lines
+    if refused:
+        raise CannotRunHere(refused)
+    return found
+
+
+def mounted_folders(
+    container: Mapping[str, Any], volumes: Mapping[str, VolumeFolder], variables: Mapping[str, str]
+) -> dict[str, VolumeFolder]:
+    """Return what each mount path of a container is here; `variables` serve its `subPathExpr`s.
+
+    Mounts within mounts need no care: each path maps to its own volume's folder, and the longest path wins.
+
+    Raises:
+        CannotRunHere: a mount names a volume that the pod does not have.
+    """
+    found: dict[str, VolumeFolder] = {}
+    for mount in container.get("volumeMounts") or ():
+        name = mount["name"]
+        if name not in volumes:
+            raise CannotRunHere([f"volumeMounts: there is no volume {name!r}: add it under volumes"])
+        inner = mount.get("subPath") or expand(mount.get("subPathExpr") or "", variables)
+        found[mount["mountPath"]] = replace(volumes[name], folder=volumes[name].folder / inner)
+    return found
+
+
+def _resolve(volume: Mapping[str, Any], place: Place, private: Path) -> VolumeFolder:
+    name = volume["name"]
+    kind = next((key for key in volume if key != "name" and volume[key] is not None), "emptyDir")
+    source = volume.get(kind) or {}
+    if name in place.volumes:
+        return VolumeFolder(place.volumes[name], ours=False)
+    if name == BUNDLE_VOLUME and kind == "secret":
+        return _bundle(source["secretName"], place)
+    if kind == "persistentVolumeClaim":
+        return _kept(place.folder / source["claimName"], f"claim {source['claimName']}")
+    if kind in _SHARED_BY_NAME:
+        return _kept(place.folder / ("output" if name == OUTPUT_VOLUME else name), f"volume {name} ({kind})")
+    if kind == "emptyDir":
+        return VolumeFolder(private / "volumes" / name)
+    if kind == "hostPath":
+        return VolumeFolder(Path(source["path"]), ours=False)
+    if kind in _NEEDS_CLUSTER and source.get("optional"):
+        return VolumeFolder(private / "volumes" / name, f"volume {name} ({kind}) is empty here")
+    raise CannotRunHere(
+        [f"volume {name} ({kind}) is kept by a cluster: name a folder with --volume {name}=FOLDER"]
+    )
+
+
+def _bundle(secret: str, place: Place) -> VolumeFolder:
+    if place.bootstrap is None:
+        raise CannotRunHere(
+            [
+                "the package trainjob-trainer is not installed, which restarts training in place: "
+                "install it, or set spec.restartStrategy: Recreate"
+            ]
+        )
+    return VolumeFolder(place.bundles / secret, ours=False)
+
+
+def _kept(folder: Path, what: str) -> VolumeFolder:
+    return VolumeFolder(folder, f"{what} is the folder {folder} here")
+
+
+# The folder that a job writes into: is it writable, and does nobody else train into it?
+
+
+LOCK_NAME = ".trainjob.lock"
+
+
+def check_writable(folder: Path) -> None:
+    """Create a folder and a file in it, and take the file away again.
+
+    Raises:
+        CannotRunHere: that can't be done; the sentence says why.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".trainjob-"):
+            pass
+    except OSError as error:
+        raise CannotRunHere([_why_not(folder, error)]) from error
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    way_out = "choose another one with --folder"
+    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+    if file is not None:
+        return f"can't write into {folder}: {file} is a file, not a folder; move it, or {way_out}"
+    return f"can't write into {folder} ({error.strerror or error}): make it writable, or {way_out}"
+
+
+class OutputLock:
+    """Held for as long as anything of one run may write into the folder.
+
+    The descriptor is handed on to the launchers of the replicas: should `trainjob run` be killed, the lock
+    stays until the last of them has ended its replica.
+
+    Args:
+        folder: the job's output folder, which exists.
+
+    Raises:
+        CannotRunHere: another run holds it, or there can be none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise CannotRunHere([_why_not(folder / LOCK_NAME, error)]) from error
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self.fd, 64, 0).decode("ascii", "replace").strip()
+            os.close(self.fd)
+            raise CannotRunHere([_held_message(folder, holder)]) from error
+        except OSError:
+            return  # a file system without locks: nothing to hold, nothing to be kept from
+        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others train into the folder, once all launchers have ended too."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def is_taken(folder: Path) -> bool:
+    """Tell whether a run holds this folder, which need not be one."""
+    try:
+        with (folder / LOCK_NAME).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _held_message(folder: Path, holder: str) -> str:
+    who = f"process {holder}" if holder else "another process"
+    return (
+        f"another `trainjob run` ({who}) trains into {folder}: wait for it or end it, "
+        "or start apart from it with --fresh or another --folder"
+    )

@@ -1,26 +1,189 @@
-"""One pod's life as a process of this machine."""
+"""One pod's life as a process of this machine, and its status in the words of a kubelet."""
 
 import asyncio
+import json
+import os
 import shutil
-from collections.abc import Callable, Iterable
+import stat
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.cluster.local import pod_status
 from trainjob.cluster.local.launch import Launch
-from trainjob.cluster.local.lines import LogTail
-from trainjob.cluster.local.output_folder import check_writable
-from trainjob.cluster.local.ports import ReplicaPorts, agent_port_in_use_message, is_free, port_in_use_message
-from trainjob.cluster.local.process import Exit, ReplicaProcess
-from trainjob.cluster.local.progress import ProgressFile
-from trainjob.cluster.local.refusal import CannotRunHere
-from trainjob.cluster.local.replica_log import ReplicaLog
-from trainjob.cluster.local.termination_log import read_termination_log
+from trainjob.cluster.local.machine import (
+    CannotRunHere,
+    ReplicaPorts,
+    agent_port_in_use_message,
+    check_writable,
+    is_free,
+    port_in_use_message,
+)
+from trainjob.cluster.local.process import Exit, LogTail, ReplicaLog, ReplicaProcess
 from trainjob.cluster.protocol import Manifest
+from trainjob.core.agent_reports import project_progress
 from trainjob.core.exits import OUTPUT_UNWRITABLE, PORT_IN_USE
+
+# The last words of a container: a file that whatever runs in it may write.
+
+
+LARGEST_MESSAGE = 4096
+"""Bytes; of a longer file the end is kept, as a kubelet does."""
+
+
+def read_termination_log(path: Path) -> str:
+    """Return what is written there; nothing if that is no file (any more)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return ""
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        text = os.pread(fd, LARGEST_MESSAGE, max(0, status.st_size - LARGEST_MESSAGE))
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return text.decode("utf-8", "ignore").strip()
+
+
+# The status of a pod, in the words of a kubelet.
+
+
+Status = dict[str, Any]
+
+
+def format_time(moment: datetime) -> str:
+    """Return a time as Kubernetes writes it, with microseconds: they tell which replica failed first."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def pending_status(image: str) -> Status:
+    """Return the status of a pod that has a place and does not run yet."""
+    state = {"waiting": {"reason": "ContainerCreating"}}
+    return {"phase": "Pending", **_conditions(ready=False), **_containers(image, state)}
+
+
+def running_status(image: str, started: datetime) -> Status:
+    """Return the status of a pod whose process runs."""
+    state = {"running": {"startedAt": format_time(started)}}
+    return {
+        "phase": "Running",
+        "startTime": format_time(started),
+        **_conditions(ready=True),
+        **_containers(image, state, ready=True),
+    }
+
+
+def terminated_status(
+    image: str, *, exit_code: int, signal: int | None, started: datetime, finished: datetime, message: str
+) -> Status:
+    """Return the status of a pod whose process has ended.
+
+    Args:
+        image: as the manifest has it.
+        exit_code: 0 to 255; 128+n for a death by signal n.
+        signal: that signal, or None.
+        started: when the process started.
+        finished: when it ended.
+        message: the termination message.
+    """
+    ended: dict[str, Any] = {
+        "exitCode": exit_code,
+        "reason": "Error" if exit_code else "Completed",
+        "startedAt": format_time(started),
+        "finishedAt": format_time(finished),
+    }
+    if signal is not None:
+        ended["signal"] = signal
+    if message:
+        ended["message"] = message
+    return {
+        "phase": "Failed" if exit_code else "Succeeded",
+        "startTime": format_time(started),
+        **_conditions(ready=False),
+        **_containers(image, {"terminated": ended}),
+    }
+
+
+def _conditions(*, ready: bool) -> Status:
+    states = {"PodScheduled": True, "Initialized": True, "ContainersReady": ready, "Ready": ready}
+    return {"conditions": [{"type": kind, "status": str(value)} for kind, value in states.items()]}
+
+
+def _containers(image: str, state: dict[str, Any], *, ready: bool = False) -> Status:
+    container = {
+        "name": TRAINER_CONTAINER,
+        "image": image,
+        "imageID": "",
+        "ready": ready,
+        "started": ready,
+        "restartCount": 0,
+        "state": state,
+        "lastState": {},
+    }
+    return {"containerStatuses": [container]}
+
+
+# The progress file that a training process replaces whole (its keys are in `docs/contract.md`).
+
+
+LARGEST_REPORT = 1 << 16
+"""Bytes; a report is a few hundred."""
+
+
+class ProgressFile:
+    """Reads the file again only when it has been replaced.
+
+    Attributes:
+        report: the latest whole report, or None. One that is taken away is forgotten: an agent does that
+            when it starts the training process anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.report: Mapping[str, Any] | None = None
+        self._seen: tuple[int, int] | None = None
+
+    def has_changed(self) -> bool:
+        """Look at the file, take over a new report, and tell whether there was one."""
+        try:
+            stat = self.path.stat()
+            seen = (stat.st_ino, stat.st_mtime_ns)
+            if seen == self._seen or stat.st_size > LARGEST_REPORT:
+                return False
+            self._seen = seen
+            report = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return self._is_taken_away()
+        except (OSError, ValueError, RecursionError):
+            return False
+        if not isinstance(report, dict):
+            return False
+        self.report = project_progress(report)
+        return True
+
+    def _is_taken_away(self) -> bool:
+        # With its folder gone the pod is gone, and what it said last stays.
+        if self.report is None or not self.path.parent.exists():
+            return False
+        self.report = self._seen = None
+        return True
+
+    @property
+    def error_message(self) -> str | None:
+        """Return what the process said of its own failure, or None."""
+        error = (self.report or {}).get("error")
+        message = error.get("message") if isinstance(error, dict) else None
+        return message if isinstance(message, str) and message else None
+
+
+# One pod's life as a process of this machine.
+
 
 _CANNOT_START = 128
 """What container runtimes report when they can't start a container."""
@@ -74,7 +237,7 @@ class LocalPod:
         self._image = next(
             c.get("image", "") for c in manifest["spec"]["containers"] if c["name"] == TRAINER_CONTAINER
         )
-        manifest["status"] = pod_status.pending_status(self._image)
+        manifest["status"] = pending_status(self._image)
 
     @property
     def name(self) -> str:
@@ -116,7 +279,7 @@ class LocalPod:
         """Ask it to end within `grace_seconds`; 0 kills it."""
         metadata = self.manifest["metadata"]
         until = self.setting.clock() + timedelta(seconds=grace_seconds)
-        metadata.setdefault("deletionTimestamp", pod_status.format_time(until))
+        metadata.setdefault("deletionTimestamp", format_time(until))
         metadata["deletionGracePeriodSeconds"] = int(grace_seconds)
         self.setting.changed(self.manifest)
         if self._process is not None:
@@ -136,7 +299,7 @@ class LocalPod:
         except (OSError, ValueError) as error:  # no descriptors, no memory, or a text that no program can get
             self._set_not_started(started, _CANNOT_START, f"can't start a process: {error}")
             return
-        self._set_status(pod_status.running_status(self._image, started))
+        self._set_status(running_status(self._image, started))
         end = await self._process.wait()
         self.progress.has_changed()
         self._set_terminated(started, end, self._last_words(end))
@@ -162,7 +325,7 @@ class LocalPod:
     def _header(self) -> str:
         # An agent starts training more than once, and says so by itself.
         attempt = "" if self.launch.has_agent else f"attempt {self.launch.env.get('TRAINJOB_ATTEMPT', '1')}, "
-        return f"--- {attempt}pod {self.name}, {pod_status.format_time(self.setting.clock())} ---"
+        return f"--- {attempt}pod {self.name}, {format_time(self.setting.clock())} ---"
 
     def _prepare_folders(self) -> None:
         try:
@@ -204,7 +367,7 @@ class LocalPod:
         self._set_terminated(started, Exit(code, None, self.setting.clock()), message)
 
     def _set_terminated(self, started: datetime, end: Exit, message: str) -> None:
-        status = pod_status.terminated_status(
+        status = terminated_status(
             self._image,
             exit_code=end.code,
             signal=end.signal,

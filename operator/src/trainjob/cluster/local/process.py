@@ -1,19 +1,233 @@
 """One running replica: its launcher, what it prints, and how it ended."""
 
 import asyncio
+import codecs
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from trainjob.cluster.local.launch import Launch
-from trainjob.cluster.local.log_reader import LogReader
+from trainjob.cluster.protocol import happens_within
+
+# The bytes that a process writes, as lines that a person can read.
+
+
+LONGEST_LINE = 4096
+"""Characters of one line that are kept."""
+
+TAIL_BYTES = 3072
+"""Of the last lines, what goes into a termination message (the kubelet keeps the last 4,096 bytes)."""
+
+_TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines: UTF-8 with mistakes replaced, colours and cursor moves taken out.
+
+    A progress bar that redraws itself with carriage returns counts as one line: its last state.
+    """
+
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._longest = longest
+        self._open = ""
+        self._cut = 0
+        self._returned = False
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the lines that `data` completes."""
+        return self._take(self._decoder.decode(data))
+
+    def end(self) -> list[str]:
+        """Return what is left when the stream has ended, a last line without an end included."""
+        lines = self._take(self._decoder.decode(b"", final=True))
+        if self._open:
+            lines.append(self._close())
+        return lines
+
+    def _take(self, text: str) -> list[str]:
+        *complete, rest = text.split("\n")
+        lines = []
+        for part in complete:
+            self._extend(part)
+            lines.append(self._close())
+        self._extend(rest)
+        return lines
+
+    def _extend(self, text: str) -> None:
+        body = text.rstrip("\r")
+        if not body:
+            self._returned = self._returned or bool(text)
+            return
+        start = body.rfind("\r") + 1
+        if self._returned or start:
+            self._open, self._cut = "", 0
+        # A carriage return at the very end may yet prove to be half of a "\r\n".
+        self._returned = len(body) < len(text)
+        merged = self._open + body[start:]
+        self._cut += max(0, len(merged) - self._longest)
+        self._open = merged[: self._longest]
+
+    def _close(self) -> str:
+        line = _CONTROL.sub("", _TERMINAL_CODES.sub("", self._open))
+        if self._cut:
+            line += f"... ({self._cut} more characters)"
+        self._open, self._cut, self._returned = "", 0, False
+        return line
+
+
+class LogTail:
+    """The last lines of one replica, for messages and summaries.
+
+    Args:
+        size: bytes of UTF-8 that are kept.
+    """
+
+    def __init__(self, size: int = TAIL_BYTES) -> None:
+        self._size = size
+        self._lines: deque[str] = deque()
+        self._bytes = 0
+
+    def add(self, line: str) -> None:
+        """Take one more line and forget the oldest ones that no longer fit."""
+        self._lines.append(line)
+        self._bytes += _length(line)
+        while self._bytes > self._size and len(self._lines) > 1:
+            self._bytes -= _length(self._lines.popleft())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Return the lines, oldest first."""
+        return tuple(self._lines)
+
+    @property
+    def text(self) -> str:
+        """Return the lines as one text of at most `size` bytes."""
+        data = "\n".join(self._lines).strip().encode()
+        return data[-self._size :].decode("utf-8", "ignore")
+
+
+def _length(line: str) -> int:
+    return len(line.encode()) + 1
+
+
+# What a replica prints, read a little at a time.
+
+
+# Small, so that a replica that prints without end keeps nobody waiting, Ctrl-C least of all; the pipe holds
+# the rest, and a full pipe holds the replica.
+_CHUNK = 4096
+
+
+class LogReader:
+    """Reads lines from a pipe within the running event loop, and closes it at its end.
+
+    Args:
+        fd: the pipe; it belongs to the reader from now on.
+        on_line: gets each line. Must not raise.
+    """
+
+    def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
+        self._fd = fd
+        self._on_line = on_line
+        self._splitter = LineSplitter()
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    async def wait_ended(self, seconds: float) -> None:
+        """Return at the end of the pipe; close it if that does not come in time."""
+        if not await happens_within(self._ended, seconds):
+            self._end()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return
+        if data:
+            self._pass_on(self._splitter.feed(data))
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ended.is_set():
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._pass_on(self._splitter.end())
+            self._ended.set()
+
+    def _pass_on(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._on_line(line)
+
+
+# The log of each replica, kept as a file beside what the job puts out.
+
+
+def replica_log_path(root: Path, replica: str) -> Path:
+    """Return where the log of a replica such as `worker-0` is kept under the job's output folder."""
+    return root / "logs" / "replicas" / f"{replica}.log"
+
+
+class ReplicaLog:
+    """Appends lines to a file. A log that can't be written never stops the training: `problem` says why.
+
+    Args:
+        path: the file; its folder is created.
+        header: a first line that sets this attempt apart from earlier ones.
+    """
+
+    def __init__(self, path: Path, header: str) -> None:
+        self.path = path
+        self.problem: str | None = None
+        self._file: TextIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        except OSError as error:
+            self._give_up(error)
+        self.write(header)
+
+    def write(self, line: str) -> None:
+        """Append one line."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(line + "\n")
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """End the file; more calls do nothing."""
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self.problem = self.problem or self._sentence(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.problem = self._sentence(error)
+        self.close()
+
+    def _sentence(self, error: OSError) -> str:
+        return f"the log file {self.path} can't be written ({error.strerror}): its lines are only shown here"
+
+
+# One running replica: its launcher, what it prints, and how it ended.
+
 
 _SHIM = Path(__file__).with_name("shim.py")
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import datetime
 
-from trainjob.cluster.errors import AlreadyExists, Conflict, NotFound
-from trainjob.cluster.local.pod_status import format_time
-from trainjob.cluster.protocol import Manifest, ObjectRef
+from trainjob.cluster.local.pod import format_time
+from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound
+from trainjob.core.names import ObjectRef
 
 _Key = tuple[str, str, str]
 

@@ -19,17 +19,15 @@ from trainjob.core.actions import (
     create_agent_objects,
     stop_pods,
 )
-from trainjob.core.backoff import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
-from trainjob.core.dependents import Refusal, is_same_policy
-from trainjob.core.names import Replica
-from trainjob.core.observed import Observed
+from trainjob.core.manifests import build_claim, build_network_policy, build_service
+from trainjob.core.names import Replica, desired_replicas, replica_counts, training_seats
+from trainjob.core.observed import Observed, Refusal, is_same_policy
 from trainjob.core.pods import Pod
-from trainjob.core.policies.elasticity import patience_left
-from trainjob.core.policies.evaluator import EvaluatorStep, evaluator_step
-from trainjob.core.policies.giving_way import pause_left, start_time_left
-from trainjob.core.render import build_claim, build_network_policy, build_service
-from trainjob.core.topology import desired_replicas, replica_counts, training_seats
+from trainjob.core.policies.elastic_policy import patience_left
+from trainjob.core.policies.startup_policy import pause_left, start_time_left
+from trainjob.core.policies.success_policy import EvaluatorStep, evaluator_step
+from trainjob.core.queueing import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)

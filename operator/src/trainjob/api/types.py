@@ -1,0 +1,326 @@
+"""What a TrainJob asks for: roles, output, the whole spec, and how long a job's name may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict
+
+from trainjob.api.errors import mapping_at
+from trainjob.api.fields import (
+    Int32,
+    KubernetesObject,
+    KubernetesObjects,
+    Name,
+    NotNegative,
+    ObjectMeta,
+    Part,
+    PodTemplate,
+    Positive,
+    Replicas,
+    Whole,
+    as_whole_number,
+)
+from trainjob.api.status import TrainJobStatus
+
+# The roles of a job: workers, chief, parameter servers, evaluator.
+
+
+NodeSelector = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
+
+
+class Role(Part):
+    """How many replicas a role has, and how their pods differ from `spec.template`."""
+
+    replicas: Replicas = Field(1, description="Number of replicas.")
+    template: PodTemplate | None = Field(
+        None,
+        description="A pod template for this role, used instead of spec.template;"
+        " see kubectl explain pod.spec.",
+    )
+    resources: KubernetesObject | None = Field(
+        None,
+        description="Replaces the trainer container's resources.",
+        examples=['{limits: {nvidia.com/gpu: "1"}}'],
+    )
+    env: KubernetesObjects | None = Field(
+        None,
+        description="Replaces the trainer container's env.",
+        examples=["[{name: TF_CPP_MIN_LOG_LEVEL, value: '1'}]"],
+    )
+    node_selector: NodeSelector | None = Field(
+        None, description="Replaces the pod's nodeSelector.", examples=["{pool: gpu}"]
+    )
+    tolerations: KubernetesObjects | None = Field(
+        None, description="Replaces the pod's tolerations.", examples=["[{key: gpu, operator: Exists}]"]
+    )
+    affinity: KubernetesObject | None = Field(None, description="Replaces the pod's affinity.")
+    priority_class_name: Name | None = Field(
+        None, description="Replaces the pod's priorityClassName.", examples=["batch-low"]
+    )
+
+
+class WorkerRole(Role):
+    """The replicas that train. Worker 0 writes the checkpoints unless there is a chief."""
+
+    replicas: Replicas = Field(1, description="Number of workers; kubectl scale changes it.")
+    min_replicas: Replicas | None = Field(
+        None, description="The fewest workers that training may go on with; absent: as many as replicas."
+    )
+
+
+class ChiefRole(Role):
+    """The one replica that writes checkpoints or, with parameter servers, coordinates the training."""
+
+    replicas: Annotated[int, Field(ge=1, le=1), Int32, Whole] = Field(1, description="There is one chief.")
+
+
+class EvaluatorRole(Role):
+    """The replica that scores each checkpoint beside the training."""
+
+    replicas: Annotated[int, Field(ge=0, le=1), Int32, Whole] = Field(
+        1, description="1 for an evaluator, 0 for none."
+    )
+    completion_timeout_seconds: Positive = Field(
+        600, description="How long the job waits for the evaluator's last result after training has ended."
+    )
+
+
+# Where a job's checkpoints and logs go.
+
+
+AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
+
+
+class Claim(Part):
+    """A PersistentVolumeClaim: one that exists (claimName), or one that the job creates (size)."""
+
+    claim_name: Name | None = Field(
+        None, description="A claim that exists in the job's namespace.", examples=["training"]
+    )
+    size: Annotated[str, Field(min_length=1, max_length=32)] | None = Field(
+        None, description="Creates a claim of this size for the job.", examples=["10Gi"]
+    )
+    storage_class_name: Name | None = Field(
+        None,
+        description="Storage class of the created claim; absent: the default one.",
+        examples=["nfs"],
+    )
+    access_modes: Annotated[tuple[AccessMode, ...], Strict(False), Field(min_length=1, max_length=3)] = Field(
+        ("ReadWriteMany",), description="Access modes of the created claim; all replicas write into it."
+    )
+    retain: bool = Field(False, description="Keeps the created claim when the job is deleted.")
+
+
+class Nfs(Part):
+    """A folder that an NFS server exports."""
+
+    server: Name = Field(description="Name or address of the NFS server.", examples=["nfs.example.com"])
+    path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        description="The exported folder, an absolute path.", examples=["/exports/training"]
+    )
+
+
+class Output(Part):
+    """Where checkpoints and logs go: exactly one of claim, nfs, csi, uri, emptyDir, ephemeral."""
+
+    claim: Claim | None = Field(
+        None, description="A PersistentVolumeClaim.", examples=["{claimName: training}"]
+    )
+    nfs: Nfs | None = Field(
+        None,
+        description="A folder of an NFS server.",
+        examples=["{server: nfs.example.com, path: /exports/training}"],
+    )
+    csi: KubernetesObject | None = Field(
+        None,
+        description="An inline CSI volume, as in a pod.",
+        examples=["{driver: csi.example.com}"],
+    )
+    uri: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        None,
+        description="A folder in Google Cloud Storage, which TensorFlow reads and writes by itself.",
+        examples=["gs://bucket/training"],
+    )
+    empty_dir: KubernetesObject | None = Field(
+        None, description="A volume that ends with its pod; only for a job of one replica.", examples=["{}"]
+    )
+    ephemeral: KubernetesObject | None = Field(
+        None, description="A claim that ends with its pod; only for a job of one replica."
+    )
+    mount_path: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+        "/output", description="Where the volume is mounted in the trainer container."
+    )
+    resume: Literal["Auto", "Never"] = Field(
+        "Auto",
+        description="Auto goes on from the newest checkpoint; Never starts over in a new subfolder.",
+    )
+
+
+# What a TrainJob asks for.
+
+
+class TrainJobSpec(Part):
+    """What is to be trained, by how many replicas, and what happens on failure."""
+
+    worker: WorkerRole = Field(description="The replicas that train.", examples=["{replicas: 2}"])
+    chief: ChiefRole | None = Field(
+        None,
+        description="A replica of its own that writes checkpoints or, with ps, coordinates.",
+        examples=["{}"],
+    )
+    ps: Role | None = Field(
+        None,
+        description="Parameter servers; their presence means ParameterServer training.",
+        examples=["{replicas: 2}"],
+    )
+    evaluator: EvaluatorRole = Field(
+        default_factory=EvaluatorRole,
+        description="The replica that scores each checkpoint; there is one by default.",
+        examples=["{replicas: 0}"],
+        json_schema_extra={"default": {}},
+    )
+    output: Output = Field(
+        description="Where checkpoints and logs go.", examples=["{claim: {claimName: training}}"]
+    )
+    template: PodTemplate = Field(
+        description="The pod template of all roles, with the container that trains named trainer;"
+        " see kubectl explain pod.spec.",
+        examples=[
+            "{spec: {containers: [{name: trainer, image: ghcr.io/acme/digits:1, command: [python, a.py]}]}}",
+        ],
+    )
+    suspend: bool = Field(False, description="Stops the pods, or doesn't create them, until it is false.")
+    active_deadline_seconds: Positive | None = Field(
+        None, description="The job fails when it has run for longer than this, restarts included."
+    )
+    ttl_seconds_after_finished: NotNegative | None = Field(
+        None, description="The job is deleted this long after it has finished; absent: it stays."
+    )
+    managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
+        None,
+        description="The controller that looks after the job; absent: this one.",
+        examples=["kueue.x-k8s.io/multikueue"],
+    )
+    max_restarts: NotNegative = Field(
+        3,
+        description="Restarts after failures of the program, anew after progress; lost nodes don't count.",
+    )
+    restart_strategy: Literal["InPlace", "Recreate"] = Field(
+        "InPlace",
+        description="InPlace restarts the training processes in living pods; Recreate replaces all pods.",
+    )
+    warm_standby: bool = Field(
+        False,
+        description="Keeps the next training process ready, TensorFlow imported: a restart is seconds sooner,"
+        " for some 550 MB a pod.",
+    )
+    start_timeout_seconds: Positive = Field(
+        600, description="How long the training replicas may take to meet before they give way and try again."
+    )
+    stall_timeout_seconds: Positive | None = Field(
+        None,
+        description="Restarts training after this long without a step; "
+        "a process's first, validation and saving have at least 600 s.",
+    )
+
+
+# The whole object.
+
+
+class TrainJob(Part):
+    """TrainJob trains a TensorFlow model with several replicas that survive failures."""
+
+    api_version: Literal["trainjob.dev/v1alpha1"] = Field(
+        description="Version of this form.", examples=["trainjob.dev/v1alpha1"]
+    )
+    kind: Literal["TrainJob"] = Field(description="Kind of the object.", examples=["TrainJob"])
+    metadata: ObjectMeta = Field(description="Standard metadata.", examples=["{name: digits}"])
+    spec: TrainJobSpec = Field(
+        description="What is wanted.", examples=["{worker: ..., output: ..., template: ...}"]
+    )
+    status: TrainJobStatus = Field(
+        default_factory=TrainJobStatus, description="What the controller last saw; set by it alone."
+    )
+
+
+# How long a job's name may be, so that the names of all its pods fit.
+
+
+LONGEST_LABEL = 63
+"""The longest host name, DNS label and label value (RFC 1123, and Kubernetes after it)."""
+
+HASH_DIGITS = 8
+"""A pod's name is its host name, a dash, and this many hex digits."""
+
+LARGEST_ROLE = 1000
+
+
+@dataclass(frozen=True)
+class RoleCounts:
+    """How many replicas each role of a job has."""
+
+    worker: int
+    chief: int = 0
+    ps: int = 0
+    evaluator: int = 1
+
+    @property
+    def training(self) -> int:
+        """How many replicas train: all but the evaluator."""
+        return self.worker + self.chief + self.ps
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the whole job is one pod."""
+        return self.worker + self.chief + self.ps + self.evaluator == 1
+
+    def longest_suffix(self) -> str:
+        """Return the longest thing that a replica's host name adds to the job's name."""
+        return max(self._last_suffixes(), key=len, default="")
+
+    def _last_suffixes(self) -> Iterator[str]:
+        # The first of equally long ones is named in messages: the evaluator's, since it is easily forgotten.
+        for role in ("evaluator", "worker", "chief", "ps"):
+            if count := getattr(self, role):
+                yield f"-{role}-{count - 1}"
+
+
+def count_roles(spec: TrainJobSpec) -> RoleCounts:
+    """Count the replicas of each role."""
+    return RoleCounts(
+        worker=spec.worker.replicas,
+        chief=spec.chief.replicas if spec.chief else 0,
+        ps=spec.ps.replicas if spec.ps else 0,
+        evaluator=spec.evaluator.replicas,
+    )
+
+
+def count_raw_roles(raw: Mapping[str, Any]) -> RoleCounts | None:
+    """Count the replicas of each role in plain JSON, or return None where a count isn't one."""
+    spec = mapping_at(raw, "spec")
+    counts: dict[str, int] = {}
+    for role, when_absent in (("worker", 1), ("chief", 0), ("ps", 0), ("evaluator", 1)):
+        if role not in spec:
+            counts[role] = when_absent
+            continue
+        count = as_whole_number(mapping_at(spec, role).get("replicas", 1))
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= LARGEST_ROLE:
+            return None
+        counts[role] = count
+    return RoleCounts(**counts)
+
+
+def room_for_name(counts: RoleCounts) -> int:
+    """Return how many characters the job's name may have."""
+    return LONGEST_LABEL - len(counts.longest_suffix()) - 1 - HASH_DIGITS
+
+
+def longest_name(spec: TrainJobSpec) -> int:
+    """Return how many characters `metadata.name` may have with this spec.
+
+    The longest name made from it is a pod's: `<name>-<role>-<index>-<8 hex digits>`.
+    """
+    return room_for_name(count_roles(spec))

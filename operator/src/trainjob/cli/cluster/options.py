@@ -1,0 +1,127 @@
+"""Which cluster and namespace a command is about: the options, and how commands that use them end."""
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainjob.api import Document
+from trainjob.cli.cluster.errors import Exit, NoCluster, ServerProblem, explain
+from trainjob.cli.files import RefusedFile
+
+if TYPE_CHECKING:
+    from trainjob.cli.cluster.connection import Connection
+
+# Which namespace a document goes into.
+
+
+def namespace_of(document: Document, asked: str | None, context: str) -> str:
+    """Return the namespace: what is asked for, else what the file says, else the context's.
+
+    Raises:
+        RefusedFile: the file says another one than is asked for.
+    """
+    own = document.raw["metadata"].get("namespace")
+    if asked and own and asked != own:
+        line = document.line_of("metadata.namespace")
+        raise RefusedFile(
+            [
+                f"{document.source}:{line} metadata.namespace: is {own}, but -n asks for {asked};"
+                " leave out one of the two"
+            ]
+        )
+    return str(asked or own or context)
+
+
+# Lengths of time on the command line.
+
+
+_PARTS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or `90s`, `15m`, `1h30m` as kubectl takes them."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        found = _PARTS.fullmatch(str(value))
+        if not found or not any(found.groups()):
+            self.fail(f"{value!r} is no time: write seconds, or 90s, 15m, 1h30m", param, ctx)
+        hours, minutes, seconds = (float(part or 0) for part in found.groups())
+        return 3600 * hours + 60 * minutes + seconds
+
+
+# Which cluster and namespace a command is about, and the options that say so.
+
+
+@dataclass(frozen=True)
+class Where:
+    """What the options say; None: not given."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    @contextmanager
+    def connected(self) -> "Iterator[Connection]":
+        """Open the cluster, and end whatever still reads from it afterwards."""
+        # The Kubernetes client is slow to import: only what needs it pays for it.
+        try:
+            from trainjob.cli.cluster.connection import connect  # noqa: PLC0415
+        except ModuleNotFoundError as missing:
+            if (missing.name or "").partition(".")[0] != "kubernetes":
+                raise
+            raise NoCluster(
+                "the package `kubernetes`, which this command asks a cluster with, is not installed here"
+            ) from missing
+
+        connection = connect(self)
+        try:
+            yield connection
+        finally:
+            connection.server.close()
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which cluster; the command gets them as `where: Where`."""
+
+    @click.option("-n", "--namespace", help="The namespace; without it, that of the kubeconfig's context.")
+    @click.option("--context", help="The kubeconfig's context; without it, the current one.")
+    @click.option(
+        "--kubeconfig", metavar="FILE", help="The kubeconfig; without it, $KUBECONFIG or ~/.kube/config."
+    )
+    @functools.wraps(command)
+    def with_where(
+        *arguments: Any, namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any
+    ) -> Any:
+        where = Where(namespace, context, kubeconfig)
+        return command(*arguments, where=where, **options)
+
+    return with_where
+
+
+def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a command end in one sentence: what the cluster answers, Ctrl-C, and nobody who reads."""
+
+    @functools.wraps(command)
+    def ending(*arguments: Any, **options: Any) -> Any:
+        try:
+            return command(*arguments, **options)
+        except ServerProblem as problem:
+            raise explain(problem) from problem
+        except KeyboardInterrupt:
+            sys.exit(Exit.INTERRUPTED)
+        except BrokenPipeError:
+            # Python would complain once more when it flushes at its exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(Exit.NOBODY_READS)
+
+    return ending

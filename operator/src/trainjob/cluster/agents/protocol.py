@@ -1,0 +1,268 @@
+"""One question to a job's agent, as bytes, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+# Frames between the controller and an agent, as bytes: who may write them, and how large they may be.
+#
+# One frame is its length, a tag and a JSON object. The tag is an HMAC under a key that only this connection
+# has, over the direction, the frame's number in it and the content: nobody without the job's token can
+# write a frame, and none can be repeated, reordered or turned back.
+
+
+GREETING = b"TRAINJOB-AGENT/1"
+"""What an agent says first, before its nonce."""
+
+NONCE_BYTES = 32
+LENGTH_BYTES = 4
+TAG_BYTES = 32
+
+LARGEST_FRAME = 1 << 20
+"""Bytes of tag and content, whatever is said."""
+
+REPORT_BYTES = 1 << 16
+"""Of a report, beside its replicas: a failure with its log, and what the writer and the evaluator say."""
+
+REPLICA_BYTES = 128
+"""Of a report, for each replica that is to be there: one that isn't there takes so many."""
+
+MEMBER_BYTES = 1 << 11
+"""Of a report, for each pod: what its training process says of itself."""
+
+LARGEST_FIRST_FRAME = 1 << 16
+"""The same, for what an agent takes from somebody it does not know yet."""
+
+_PURPOSE = b"trainjob-agent/1"
+
+
+class InvalidFrame(ValueError):
+    """The peer is no agent of this job, or does not keep to the protocol."""
+
+
+class FrameTooLarge(ValueError):
+    """What is to be said is more than the peer would take."""
+
+
+def session_key(token: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Return the key of one connection.
+
+    Args:
+        token: the job's, as its file has it; space around it does not count.
+        server_nonce: the agent's 32 random bytes.
+        client_nonce: the controller's.
+    """
+    return _hmac(token.strip().encode(), _PURPOSE + server_nonce + client_nonce)
+
+
+class Sealer:
+    """Writes the frames of one direction.
+
+    Args:
+        key: of the connection.
+        direction: `b"C"` from whoever opened the connection, `b"S"` from the other side.
+    """
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._number = 0
+
+    def seal(self, message: Mapping[str, Any], largest: int = LARGEST_FRAME) -> bytes:
+        """Return the next frame.
+
+        Raises:
+            FrameTooLarge: it would be larger than `largest`.
+        """
+        payload = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+        length = TAG_BYTES + len(payload)
+        if length > largest:
+            raise FrameTooLarge(f"a message of {length} bytes: at most {largest} are taken")
+        tag = _tag(self._key, self._direction, self._number, payload)
+        self._number += 1
+        return length.to_bytes(LENGTH_BYTES, "big") + tag + payload
+
+
+class Opener:
+    """Reads the frames of one direction; the arguments are those of `Sealer`."""
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._number = 0
+
+    def open(self, body: bytes) -> dict[str, Any]:
+        """Return what the next frame says.
+
+        Args:
+            body: tag and content, without the length.
+
+        Raises:
+            InvalidFrame: it was not written by the peer as the next one, or holds no JSON object.
+        """
+        tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
+        if not hmac.compare_digest(tag, _tag(self._key, self._direction, self._number, payload)):
+            raise InvalidFrame("a frame has a wrong tag: another token, or somebody in between")
+        self._number += 1
+        return _read(payload)
+
+
+def largest_report(replicas: int, pods: int) -> int:
+    """Return how many bytes a report may have.
+
+    Args:
+        replicas: of the job, as it is to be.
+        pods: that the job has: they cost their owner something, and replicas that aren't there don't.
+    """
+    return min(REPORT_BYTES + REPLICA_BYTES * replicas + MEMBER_BYTES * pods, LARGEST_FRAME)
+
+
+def read_length(prefix: bytes, largest: int = LARGEST_FRAME) -> int:
+    """Return how many bytes of tag and content follow.
+
+    Raises:
+        InvalidFrame: no frame has that length.
+    """
+    length = int.from_bytes(prefix, "big")
+    if not TAG_BYTES < length <= largest:
+        raise InvalidFrame(f"a frame of {length} bytes: at most {largest} are taken")
+    return length
+
+
+def _read(payload: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(payload.decode(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFrame(f"a frame is no JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise InvalidFrame("a frame is no JSON object")
+    return message
+
+
+def _refuse_constant(name: str) -> float:
+    # Whatever is read here may end in a status, and Kubernetes knows no NaN.
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _tag(key: bytes, direction: bytes, number: int, payload: bytes) -> bytes:
+    return _hmac(key, direction + number.to_bytes(8, "big") + payload)
+
+
+def _hmac(key: bytes, text: bytes) -> bytes:
+    return hmac.new(key, text, hashlib.sha256).digest()
+
+
+# One question to a job's agent, and its answer.
+
+
+class AgentError(Exception):
+    """An agent could not be asked; the subclass says why."""
+
+
+class AgentUnreachable(AgentError):
+    """Nobody is there, or nobody answered in time: try again."""
+
+
+class AgentRefused(AgentError):
+    """Somebody is there who does not take what we say: another token, or another protocol."""
+
+
+async def sync(
+    host: str,
+    port: int,
+    token: str,
+    order: Mapping[str, Any],
+    *,
+    timeout: float = 3.0,  # noqa: ASYNC109 - callers have no use for what is left of it
+    largest: int = LARGEST_FRAME,
+) -> Mapping[str, Any]:
+    """Tell an agent what is wanted, and return its report (`docs/contract.md` has the keys of both).
+
+    Args:
+        host: address of the pod.
+        port: of its agent.
+        token: the job's.
+        order: what the leading agent is to know.
+        timeout: seconds for all of it.
+        largest: bytes of a report; see `largest_report`.
+
+    Raises:
+        AgentUnreachable: nobody is there, or time is over.
+        AgentRefused: whoever is there does not know the token or the protocol, says more than it may, or
+            would not take as large an order.
+    """
+    where = f"{host}:{port}"
+    try:
+        async with asyncio.timeout(timeout), _connected(host, port) as (reader, writer):
+            return await _ask(reader, writer, token, order, largest)
+    except TimeoutError as error:
+        raise AgentUnreachable(f"the agent at {where} has not answered within {timeout:g} s") from error
+    except OSError as error:
+        raise AgentUnreachable(f"the agent at {where} can't be reached: {error.strerror or error}") from error
+    except _Closed as error:
+        raise AgentUnreachable(f"the agent at {where} has closed the connection") from error
+    except InvalidFrame as error:
+        raise AgentRefused(f"whoever listens at {where} is no agent of this job: {error}") from error
+    except FrameTooLarge as error:
+        raise AgentRefused(f"the agent at {where} would not take the order: {error}") from error
+
+
+class _Closed(Exception):
+    """The connection ended before anything was said."""
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    host: str, port: int
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        yield reader, writer
+    finally:
+        # Not `close`, which waits until all that was written has been taken: by somebody who reads nothing.
+        writer.transport.abort()
+
+
+async def _ask(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    order: Mapping[str, Any],
+    largest: int,
+) -> Mapping[str, Any]:
+    server_nonce = await _greeted(reader)
+    client_nonce = os.urandom(NONCE_BYTES)
+    key = session_key(token, server_nonce, client_nonce)
+    writer.write(client_nonce)
+    writer.write(Sealer(key, b"C").seal({"type": "sync", "order": order}, LARGEST_FIRST_FRAME))
+    await writer.drain()
+    try:
+        length = read_length(await reader.readexactly(LENGTH_BYTES), largest)
+        report = Opener(key, b"S").open(await reader.readexactly(length))
+    except asyncio.IncompleteReadError as error:
+        raise InvalidFrame("it has closed the connection: another token, perhaps") from error
+    if report.get("type") != "report":
+        raise InvalidFrame(f"it answers with {str(report.get('type'))[:40]!r}, not with a report")
+    return report
+
+
+async def _greeted(reader: asyncio.StreamReader) -> bytes:
+    """Return the agent's nonce."""
+    said = b""
+    try:
+        said = await reader.readexactly(len(GREETING))
+        nonce = await reader.readexactly(NONCE_BYTES) if said == GREETING else b""
+    except asyncio.IncompleteReadError as error:
+        if GREETING.startswith(said or error.partial):
+            raise _Closed from error
+        said = error.partial
+    if said != GREETING:
+        raise InvalidFrame(f"it says {said!r}")
+    return nonce

@@ -1,0 +1,147 @@
+"""What the pods of one run share on this machine: ports, GPUs, the output and room for private files."""
+
+import base64
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from trainjob.cluster.agents import BundleMissing, lay_out
+from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
+from trainjob.cluster.local.machine import (
+    CannotRunHere,
+    OutputLock,
+    Place,
+    PortBook,
+    ReplicaPorts,
+    check_writable,
+    share_gpus,
+)
+from trainjob.cluster.protocol import Manifest
+from trainjob.core.agent import TOKEN
+from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
+from trainjob.core.roles import count_gpus
+
+
+class Workplace:
+    """Translates pods, and keeps what they have been given until `leave`.
+
+    Args:
+        place: this machine.
+        base_port: the first replica's port for TensorFlow, or None for any that are free.
+
+    Attributes:
+        root: the job's output folder, once a pod with one has been admitted and it is on this machine.
+        folder: where volumes become folders.
+        base_port: as given.
+        token: what the job's agents and the controller know each other by, once there are to be any.
+
+    Raises:
+        CannotRunHere: there is no room for temporary files.
+    """
+
+    def __init__(self, place: Place, base_port: int | None) -> None:
+        self.root: Path | None = None
+        self.folder = place.folder
+        self.base_port = base_port
+        self.token: str | None = None
+        self._book = PortBook(base_port)
+        self._lock: OutputLock | None = None
+        self._private = _create_private_folder()
+        self._place = replace(place, bundles=self._private / "bundles")
+
+    def admit_all(self, pods: list[Manifest]) -> tuple[str, ...]:
+        """Share out GPUs and ports, create the output folder and hold it against other runs.
+
+        Returns:
+            What differs from a cluster, one line each.
+
+        Raises:
+            CannotRunHere: every reason why these pods can't be had here, with the replicas that it concerns.
+        """
+        self._share_gpus(pods)
+        refused: dict[str, list[str]] = {}
+        launches: list[Launch] = []
+        for pod in pods:
+            try:
+                launches.append(self.admit(pod))
+            except CannotRunHere as cannot:
+                for line in cannot.lines:
+                    refused.setdefault(line, []).append(replica_name(pod))
+        if refused:
+            raise CannotRunHere(f"{', '.join(replicas)}: {line}" for line, replicas in refused.items())
+        return tuple(dict.fromkeys(note for launch in launches for note in launch.notes))
+
+    def admit(self, pod: Manifest) -> Launch:
+        """Return the process that a pod means, with its port and its output at hand.
+
+        Raises:
+            CannotRunHere: every reason why it can't be had here.
+        """
+        try:
+            self._book.give(hostnames_in(pod))
+        except OSError as error:
+            raise CannotRunHere([str(error)]) from error
+        launch = build_launch(pod, self._place, self._book.ports, self.private_folder(pod))
+        if launch.root is not None and self._lock is None:
+            check_writable(launch.root)
+            self._lock = OutputLock(launch.root)
+            self.root = launch.root
+        return launch
+
+    def unpack(self, secret: Manifest) -> None:
+        """Lay out what a job's pods are given: this machine's own agent, and the token.
+
+        Raises:
+            CannotRunHere: it is another Secret, or the bundle can't be had.
+        """
+        name, data = secret["metadata"]["name"], secret.get("data") or {}
+        if set(data) != {TOKEN}:
+            raise CannotRunHere([f"Secret {name} can't be had on this machine"])
+        folder = self._place.bundles / name
+        try:
+            self.token = base64.b64decode(data[TOKEN], validate=True).decode()
+            shutil.rmtree(folder, ignore_errors=True)
+            lay_out(folder, self.token)
+        except (BundleMissing, OSError, ValueError) as error:
+            raise CannotRunHere([f"can't lay out the agent: {error}"]) from error
+
+    def private_folder(self, pod: Manifest) -> Path:
+        """Return the folder of a pod's own, which whoever runs it creates."""
+        return self._private / str(pod["metadata"]["name"])
+
+    def ports_of(self, pod: Manifest) -> ReplicaPorts:
+        """Return the ports of an admitted pod's hostname."""
+        return self._book.ports[hostname_of(pod)]
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Return the descriptors that a pod's launcher must keep open as long as it runs."""
+        return (self._lock.fd,) if self._lock is not None else ()
+
+    def leave(self) -> None:
+        """Let others train into the output, and remove private files; more calls do nothing."""
+        if self._lock is not None:
+            self._lock.release()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    def _share_gpus(self, pods: Iterable[Manifest]) -> None:
+        wanted = {hostname_of(pod): count_gpus(pod) for pod in pods}
+        self._place = replace(self._place, gpus_of=share_gpus(wanted, self._place.gpus))
+
+
+def replica_name(pod: Manifest) -> str:
+    """Return the name of the pod's seat, such as `worker-0`."""
+    labels = pod["metadata"].get("labels") or {}
+    if LABEL_ROLE in labels and LABEL_INDEX in labels:
+        return f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
+    return str(pod["metadata"]["name"])
+
+
+def _create_private_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="trainjob-"))
+    except OSError as error:
+        message = f"can't create a temporary folder: {error}; set TMPDIR to one with space"
+        raise CannotRunHere([message]) from error

@@ -1,0 +1,401 @@
+"""The CustomResourceDefinition, from the typed model."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from trainjob.api.constants import GROUP, KIND, LIST_KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from trainjob.api.fields import PRESERVED
+from trainjob.api.rules import immutable, name, output, restarts, roles, size, template
+from trainjob.api.rules.rule import Rule
+from trainjob.api.rules.shape import LONGEST_TEXT
+from trainjob.api.rules.template import ROLES
+from trainjob.api.types import TrainJob
+from trainjob.installation.crd import VERSION_ANNOTATION
+
+# YAML that people can read in a diff: short parts on one line each, one key a line elsewhere.
+
+
+_WIDEST = 240
+
+
+def as_yaml(data: Any) -> str:
+    """Return JSON as YAML, the same text each time."""
+    # The copy shares no parts, which the dumper would write as anchors and aliases.
+    unshared = json.loads(json.dumps(data))
+    node = yaml.SafeDumper(io.StringIO(), sort_keys=False).represent_data(unshared)
+    _fold(node, unshared, is_root=True)
+    return str(yaml.serialize(node, Dumper=yaml.SafeDumper, width=10_000, allow_unicode=True))
+
+
+def _fold(node: yaml.Node, data: Any, *, is_root: bool = False) -> None:
+    if not isinstance(node, yaml.CollectionNode):
+        return
+    is_short = len(json.dumps(data, ensure_ascii=False)) <= _WIDEST and _depth(data) <= 3
+    node.flow_style = is_short and not is_root
+    if isinstance(node, yaml.MappingNode):
+        for (_, child), value in zip(node.value, data.values(), strict=True):
+            _fold(child, value)
+    else:
+        for child, value in zip(node.value, data, strict=True):
+            _fold(child, value)
+
+
+def _depth(data: Any) -> int:
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+
+
+# The names of the fields of Kubernetes' own objects in a TrainJob, so that the API server compares them
+# all.
+#
+# Where fields are preserved but not in the schema, `==` in a rule is true of two objects that have equally
+# many fields and none in common: `command` could be changed into `args` however immutable the template is
+# (`unstructuredMap.Equal` in k8s.io/apiserver/pkg/cel/common/values.go, Kubernetes 1.34). A field whose
+# name is in the schema is missed, and below it everything is compared, as below a field of any type.
+
+
+Schema = dict[str, Any]
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    kind: tuple(names.split())
+    for kind, names in {
+        "PodTemplateSpec": "metadata spec",
+        "PodSpec": """activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig
+            dnsPolicy enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers
+            hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead
+            preemptionPolicy priority priorityClassName readinessGates resourceClaims resources restartPolicy
+            runtimeClassName schedulerName schedulingGates securityContext serviceAccount serviceAccountName
+            setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations
+            topologySpreadConstraints volumes workloadRef""",
+        "Container": """args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports
+            readinessProbe resizePolicy resources restartPolicy restartPolicyRules securityContext
+            startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices
+            volumeMounts workingDir""",
+        "EnvVar": "name value valueFrom",
+        "VolumeMount": "mountPath mountPropagation name readOnly recursiveReadOnly subPath subPathExpr",
+        "Volume": """awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI emptyDir
+            ephemeral fc flexVolume flocker gcePersistentDisk gitRepo glusterfs hostPath image iscsi name nfs
+            persistentVolumeClaim photonPersistentDisk portworxVolume projected quobyte rbd scaleIO secret
+            storageos vsphereVolume""",
+        "ResourceRequirements": "claims limits requests",
+        "Toleration": "effect key operator tolerationSeconds value",
+        "Affinity": "nodeAffinity podAffinity podAntiAffinity",
+        "CSIVolumeSource": "driver fsType nodePublishSecretRef readOnly volumeAttributes",
+        "EmptyDirVolumeSource": "medium sizeLimit",
+        "EphemeralVolumeSource": "volumeClaimTemplate",
+    }.items()
+}
+"""By kind, as Kubernetes names it."""
+
+
+def name_fields(schema: Schema, kind: str) -> None:
+    """Add the fields that the schema of an object of this kind doesn't have yet: anything may be in them."""
+    fields = schema.setdefault("properties", {})
+    for field in FIELDS[kind]:
+        fields.setdefault(field, {PRESERVED: True})
+
+
+# The model's JSON schema, written out: no references, no choices with null, no titles.
+#
+# That is the form a structural schema must have (Kubernetes, "Specifying a structural schema").
+
+
+_KEPT = (
+    "type",
+    "format",
+    "enum",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "maxProperties",
+    "default",
+    "description",
+    "x-kubernetes-preserve-unknown-fields",
+    "required",
+    "additionalProperties",
+    "items",
+    "properties",
+)
+
+
+def written_out(model: type[BaseModel]) -> Schema:
+    """Return the schema of a model with everything in its place, keys in one fixed order."""
+    whole = model.model_json_schema(by_alias=True)
+    return _resolved(whole, whole.get("$defs", {}))
+
+
+def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    flat = dict(schema)
+    while "anyOf" in flat or "$ref" in flat:
+        said = {key: value for key, value in flat.items() if key not in ("anyOf", "$ref")}
+        flat = _inner(flat, definitions) | said
+    if "const" in flat:
+        flat["enum"] = [flat["const"]]
+    # True and False add nothing: unknown fields are pruned, or kept where they are preserved.
+    if isinstance(flat.get("additionalProperties"), bool):
+        del flat["additionalProperties"]
+    for key in ("items", "additionalProperties"):
+        if key in flat:
+            flat[key] = _resolved(flat[key], definitions)
+    if "properties" in flat:
+        flat["properties"] = {
+            name: _resolved(field, definitions) for name, field in flat["properties"].items()
+        }
+    return {key: flat[key] for key in _KEPT if key in flat and flat[key] is not None}
+
+
+def _inner(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    """Return what a schema refers to; a choice is always between something and null."""
+    if "$ref" in schema:
+        return dict(definitions[schema["$ref"].rsplit("/", 1)[-1]])
+    (choice,) = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
+    # A null in the outer schema is the default of an optional field, which stays unsaid.
+    return dict(choice)
+
+
+def schema_at(root: Schema, path: str) -> Schema:
+    """Return the part of a schema at a path such as `spec.template.spec.containers[].name`."""
+    part = root
+    for word in path.split(".") if path else ():
+        name = word.removesuffix("[]")
+        part = part["properties"][name]
+        if word != name:
+            part = part["items"]
+    return part
+
+
+def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Yield every part of a schema with its path; `[]` stands for items, `[*]` for values of a map."""
+    yield path, schema
+    for key, field in schema.get("properties", {}).items():
+        yield from walk(field, f"{path}.{key}" if path else key)
+    for key, mark in (("items", "[]"), ("additionalProperties", "[*]")):
+        if isinstance(schema.get(key), dict):
+            yield from walk(schema[key], path + mark)
+
+
+# The part of a pod template that the API server must see, so that rules can speak of it.
+
+
+# CEL's cost is estimated from these bounds; without them the API server refuses the rules.
+_MOST_CONTAINERS = 32
+_MOST_ENTRIES = 256
+
+
+METADATA = "Labels and annotations of the pods."
+POD_SPEC = "Of the pods; kubectl explain pod.spec has its fields."
+
+
+def _text(longest: int = LONGEST_TEXT) -> Schema:
+    return {"type": "string", "maxLength": longest}
+
+
+def named_item(kind: str, name: str) -> Schema:
+    """Return the schema of one of Kubernetes' own objects that rules know by this field."""
+    item = {"type": "object", PRESERVED: True, "properties": {name: _text()}, "required": [name]}
+    name_fields(item, kind)
+    return item
+
+
+def _list_of(kind: str, name: str, most: int = _MOST_ENTRIES) -> Schema:
+    return {"type": "array", "maxItems": most, "items": named_item(kind, name)}
+
+
+def _texts() -> Schema:
+    return {"type": "object", "maxProperties": _MOST_ENTRIES, "additionalProperties": {"type": "string"}}
+
+
+def template_schema(description: str) -> Schema:
+    """Return the schema of `spec.template`: containers as a map by name, all else kept as it is."""
+    container = {
+        "type": "object",
+        PRESERVED: True,
+        "required": ["name"],
+        "properties": {
+            "name": _text(63),
+            "command": {"type": "array", "items": {"type": "string"}},
+            "env": _list_of("EnvVar", "name"),
+            "volumeMounts": _list_of("VolumeMount", "mountPath", 64),
+        },
+    }
+    containers = {
+        "type": "array",
+        "maxItems": _MOST_CONTAINERS,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["name"],
+        "items": container,
+    }
+    pod = {
+        "type": "object",
+        "description": POD_SPEC,
+        PRESERVED: True,
+        "required": ["containers"],
+        "properties": {
+            "restartPolicy": {"type": "string", "maxLength": 16},
+            "hostNetwork": {"type": "boolean"},
+            "hostname": _text(),
+            "subdomain": _text(),
+            "volumes": _list_of("Volume", "name"),
+            "containers": containers,
+        },
+    }
+    metadata = {
+        "type": "object",
+        "description": METADATA,
+        PRESERVED: True,
+        "properties": {"labels": _texts(), "annotations": _texts()},
+    }
+    name_fields(container, "Container")
+    name_fields(pod, "PodSpec")
+    return {
+        "type": "object",
+        "description": description,
+        PRESERVED: True,
+        "required": ["spec"],
+        "properties": {"metadata": metadata, "spec": pod},
+    }
+
+
+# The CustomResourceDefinition.
+
+
+RULES: tuple[Rule, ...] = (
+    *name.RULES,
+    *roles.RULES,
+    *output.RULES,
+    *template.RULES,
+    *restarts.RULES,
+    *size.RULES,
+    *immutable.RULES,
+)
+
+COLUMNS = (
+    {"name": "State", "type": "string", "jsonPath": ".status.state"},
+    {"name": "Workers", "type": "string", "jsonPath": ".status.worker.summary"},
+    {"name": "Step", "type": "integer", "jsonPath": ".status.progress.step"},
+    {"name": "ETA", "type": "string", "jsonPath": ".status.progress.eta"},
+    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts.charged"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
+)
+
+_HEADER = "# Generated from operator/src/trainjob/api by `make generate`; edit it there.\n"
+
+
+def object_schema() -> Schema:
+    """Return the structural schema of the whole object, with the rules of the API server."""
+    schema = written_out(TrainJob)
+    fields = schema["properties"]
+    fields["apiVersion"] = fields["kind"] = {"type": "string"}
+    fields["metadata"] = {"type": "object"}
+    schema["required"] = ["spec"]
+    spec = fields["spec"]["properties"]
+    spec["template"] = template_schema(spec["template"]["description"])
+    for role in ROLES:
+        _finish_role(spec[role]["properties"])
+    _finish_output(spec["output"]["properties"])
+    _finish_status(fields["status"])
+    for rule in RULES:
+        schema_at(schema, rule.at).setdefault("x-kubernetes-validations", []).append(_validation(rule))
+    return schema
+
+
+def crd(annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the CustomResourceDefinition as JSON."""
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": list(COLUMNS),
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.worker.replicas",
+                "statusReplicasPath": ".status.worker.active",
+                "labelSelectorPath": ".status.worker.selector",
+            },
+        },
+        "schema": {"openAPIV3Schema": object_schema()},
+    }
+    names = {
+        "kind": KIND,
+        "listKind": LIST_KIND,
+        "plural": PLURAL,
+        "singular": SINGULAR,
+        "shortNames": [SHORT_NAME],
+        "categories": ["all"],
+    }
+    metadata: dict[str, Any] = {"name": f"{PLURAL}.{GROUP}"}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": metadata,
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+def crd_text(annotations: Mapping[str, str] | None = None) -> str:
+    """Return the CustomResourceDefinition as YAML."""
+    return _HEADER + as_yaml(crd(annotations))
+
+
+def _finish_role(fields: Schema) -> None:
+    fields["env"]["items"] = named_item("EnvVar", "name")
+    name_fields(fields["template"], "PodTemplateSpec")
+    fields["template"]["properties"]["metadata"]["description"] = METADATA
+    fields["template"]["properties"]["spec"]["description"] = POD_SPEC
+    name_fields(fields["resources"], "ResourceRequirements")
+    name_fields(fields["tolerations"]["items"], "Toleration")
+    name_fields(fields["affinity"], "Affinity")
+
+
+def _finish_output(fields: Schema) -> None:
+    fields["csi"] |= {"required": ["driver"], "properties": {"driver": {"type": "string"}}}
+    name_fields(fields["csi"], "CSIVolumeSource")
+    name_fields(fields["emptyDir"], "EmptyDirVolumeSource")
+    name_fields(fields["ephemeral"], "EphemeralVolumeSource")
+
+
+def _finish_status(status: Schema) -> None:
+    for _, part in walk(status):
+        # The controller writes what it knows; a default would be a report that nobody made.
+        for word in ("default", "minimum", "maximum"):
+            part.pop(word, None)
+    status["properties"]["conditions"] |= {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+    }
+
+
+def _validation(rule: Rule) -> dict[str, str]:
+    words = {
+        "rule": rule.cel,
+        "message": rule.message,
+        "messageExpression": rule.message_expression,
+        "fieldPath": rule.field_path,
+    }
+    return {word: text for word, text in words.items() if text}
+
+
+# The CustomResourceDefinition as it is released: marked with its version, and kept by Helm.
+
+
+_KEEP = {"helm.sh/resource-policy": "keep"}
+"""Helm must not delete it, should it ever get into a release: every TrainJob would go with it."""
+
+
+def released_crd_text(version: str) -> str:
+    """Return the CRD of this release as YAML."""
+    return crd_text({VERSION_ANNOTATION: version, **_KEEP})

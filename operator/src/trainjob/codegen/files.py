@@ -1,0 +1,94 @@
+"""Every generated file by name, where it lies, and how it is built for a version."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from trainjob.codegen import rbac
+from trainjob.codegen import reference as permissions_page
+from trainjob.codegen.crd import released_crd_text
+from trainjob.codegen.reference import editor_schema_text, reference_text
+
+# Where the generated files lie, and which version they are of.
+
+
+_PROJECT = "operator/pyproject.toml"
+_SOURCES = "operator/src/trainjob/api"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A working tree of this project.
+
+    Attributes:
+        root: its topmost folder.
+        version: what the next release is called, from the operator's project file.
+    """
+
+    root: Path
+    version: str
+
+
+def find_repository(folder: Path) -> Repository:
+    """Return the working tree that `folder` is in.
+
+    Raises:
+        FileNotFoundError: it is in none.
+    """
+    for candidate in (folder, *folder.parents):
+        if (candidate / _SOURCES).is_dir():
+            project = tomllib.loads((candidate / _PROJECT).read_text(encoding="utf-8"))["project"]
+            return Repository(candidate, project["version"])
+    raise FileNotFoundError(f"{folder} is not inside the repository: no {_SOURCES} there or above")
+
+
+# Every generated file by name, and how each is built for a version.
+
+
+_MOST_LINES = 40
+_LEASE = '{{ include "trainjob.name" . | quote }}'
+_KEY = '{{ include "trainjob.agentKey" . | quote }}'
+"""The chart puts the names in."""
+
+GENERATED: Mapping[str, Callable[[str], str]] = {
+    "manifests/crd.yaml": released_crd_text,
+    # kustomize reads no file outside of its own folder, a chart neither.
+    "manifests/base/crd.yaml": released_crd_text,
+    "manifests/base/rbac.yaml": lambda _: rbac.cluster_wide_text(),
+    "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
+    "charts/trainjob/files/crd.yaml": released_crd_text,
+    "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
+    "charts/trainjob/files/own-rules.yaml": lambda _: rbac.rules_text(rbac.own_rules(lease=_LEASE, key=_KEY)),
+    "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
+    "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
+    "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
+    "docs/reference/api.md": lambda _: reference_text(),
+    "docs/reference/permissions.md": lambda _: permissions_page.page_text(),
+}
+
+
+def drift(repository: Repository) -> str:
+    """Return a diff from what is committed to what would be generated; empty when they are the same."""
+    parts: list[str] = []
+    for name, build in GENERATED.items():
+        path = repository.root / name
+        present = path.read_text(encoding="utf-8") if path.is_file() else ""
+        wanted = build(repository.version).splitlines()
+        lines = difflib.unified_diff(
+            present.splitlines(), wanted, name, f"{name} (generated)", n=1, lineterm=""
+        )
+        parts += islice(lines, _MOST_LINES)
+    return "\n".join(parts)
+
+
+def write(repository: Repository) -> None:
+    """Bring every generated file up to date."""
+    for name, build in GENERATED.items():
+        path = repository.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(build(repository.version), encoding="utf-8")

@@ -1,0 +1,152 @@
+"""RBAC: what the controller may do, from the table of its calls, and what people are granted.
+
+The chart takes the rules alone and names its roles after the release; kustomize takes whole objects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainjob.api.constants import GROUP, PLURAL
+from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, Scope
+
+NAME = "trainjob"
+"""Of the kustomize base's objects, and of a release that is called so."""
+
+NAMESPACE = "trainjob-system"
+"""Where the kustomize base puts the controller."""
+
+_HEADER = "# Generated from operator/src/trainjob/cluster/kube/permissions.py by `make generate`.\n"
+_USER_HEADER = "# Generated from operator/src/trainjob/codegen/rbac.py by `make generate`.\n"
+_AGGREGATE = "rbac.authorization.k8s.io/aggregate-to-"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of a role, with the reason that stands above it, and the only object it is for, if any."""
+
+    group: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    why: str
+    name: str = ""
+
+
+EDIT_RULES = (
+    Rule(
+        GROUP,
+        (PLURAL,),
+        ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"),
+        "whoever may edit may run jobs; that is as much power as creating pods",
+    ),
+    Rule(GROUP, (f"{PLURAL}/status",), ("get",), "the status is the controller's to write"),
+    Rule(GROUP, (f"{PLURAL}/scale",), ("get", "update", "patch"), "kubectl scale"),
+)
+VIEW_RULES = (
+    Rule(GROUP, (PLURAL, f"{PLURAL}/status", f"{PLURAL}/scale"), ("get", "list", "watch"), "reading alone"),
+)
+
+
+def controller_rules() -> tuple[Rule, ...]:
+    """Return what the controller needs wherever it looks after jobs."""
+    return _rules(p for p in PERMISSIONS if p.scope is Scope.JOBS)
+
+
+def own_rules(*, lease: str, key: str) -> tuple[Rule, ...]:
+    """Return what the controller needs in its own namespace; all but creating, for these two alone."""
+    names = {"leases": lease, "secrets": key}
+    return tuple(
+        rule
+        for permission in PERMISSIONS
+        if permission.scope is Scope.OPERATOR
+        for rule in _for_one_object(permission, names[permission.resource])
+    )
+
+
+def rules_text(rules: Iterable[Rule], *, has_header: bool = True) -> str:
+    """Return the list of rules as YAML, each with its reason."""
+    rules = tuple(rules)
+    header = _USER_HEADER if rules in (EDIT_RULES, VIEW_RULES) else _HEADER
+    return (header if has_header else "") + "".join(map(_rule, rules))
+
+
+def cluster_wide_text() -> str:
+    """Return the objects of a controller that looks after every namespace."""
+    scoped = f"{NAME}:{NAMESPACE}"
+    return _HEADER + "---\n".join(
+        (
+            _role("ClusterRole", f"{scoped}:controller", controller_rules()),
+            _binding("ClusterRole", f"{scoped}:controller"),
+            *_own(),
+            _role("ClusterRole", f"{scoped}:edit", EDIT_RULES, aggregate_to=("admin", "edit")),
+            _role("ClusterRole", f"{scoped}:view", VIEW_RULES, aggregate_to=("view",)),
+        )
+    )
+
+
+def one_namespace_text() -> str:
+    """Return the roles for one namespace, which kustomize names, instead of the cluster-wide ones."""
+    return _HEADER + "---\n".join(
+        (
+            _role("Role", f"{NAME}-controller", controller_rules()),
+            _binding("Role", f"{NAME}-controller"),
+        )
+    )
+
+
+def _own() -> tuple[str, str]:
+    name, rules = f"{NAME}-own", own_rules(lease=NAME, key=f"{NAME}-agent-key")
+    return _role("Role", name, rules, namespace=NAMESPACE), _binding("Role", name, namespace=NAMESPACE)
+
+
+def _for_one_object(permission: Permission, name: str) -> Iterable[Rule]:
+    # A request to create has no name yet that RBAC could look at.
+    nameless = tuple(verb for verb in permission.verbs if verb == "create")
+    named = tuple(verb for verb in permission.verbs if verb != "create")
+    yield Rule(permission.group, (permission.resource,), nameless, permission.why)
+    yield Rule(permission.group, (permission.resource,), named, "as above; this one alone", name)
+
+
+def _rules(permissions: Iterable[Permission]) -> tuple[Rule, ...]:
+    return tuple(Rule(p.group, (p.resource,), p.verbs, p.why) for p in permissions)
+
+
+def _role(
+    kind: str, name: str, rules: Iterable[Rule], *, namespace: str = "", aggregate_to: tuple[str, ...] = ()
+) -> str:
+    labels = "".join(f'    {_AGGREGATE}{role}: "true"\n' for role in aggregate_to)
+    return _head(kind, name, namespace, labels) + "rules:\n" + rules_text(rules, has_header=False)
+
+
+def _binding(kind: str, name: str, *, namespace: str = "") -> str:
+    return (
+        _head(f"{kind}Binding", name, namespace)
+        + f"roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: {kind}, name: '{name}'}}\n"
+        + f"subjects:\n- {{kind: ServiceAccount, name: {NAME}, namespace: {NAMESPACE}}}\n"
+    )
+
+
+def _head(kind: str, name: str, namespace: str, labels: str = "") -> str:
+    return (
+        f"apiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}\nmetadata:\n  name: '{name}'\n"
+        + (f"  namespace: {namespace}\n" if namespace else "")
+        + (f"  labels:\n{labels}" if labels else "")
+    )
+
+
+def _rule(rule: Rule) -> str:
+    lines = [
+        f"# {rule.why}",
+        f"- apiGroups: {json.dumps([rule.group])}",
+        f"  resources: {_words(rule.resources)}",
+        f"  verbs: {_words(rule.verbs)}",
+    ]
+    if rule.name:
+        lines.insert(-1, f"  resourceNames: [{rule.name}]")
+    return "\n".join(lines) + "\n"
+
+
+def _words(words: Iterable[str]) -> str:
+    return f"[{', '.join(words)}]"

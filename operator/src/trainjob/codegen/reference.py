@@ -1,0 +1,262 @@
+"""The reference pages, and the JSON schema that editors complete and check TrainJobs by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trainjob.api.constants import API_VERSION, KIND, SHORT_NAME
+from trainjob.api.fields import PRESERVED
+from trainjob.api.rules.name import NAME_FORM
+from trainjob.api.rules.size import LARGEST_PART, LARGEST_PODS
+from trainjob.codegen.crd import COLUMNS, RULES, Schema, object_schema, schema_at
+from trainjob.codegen.rbac import EDIT_RULES, VIEW_RULES, Rule, controller_rules, own_rules
+
+# The JSON schema that editors complete and check TrainJobs by.
+
+
+_KUBERNETES_WORDS = "x-kubernetes-"
+
+
+def editor_schema() -> Schema:
+    """Return the schema of a TrainJob as a person writes it: without status, unknown fields refused."""
+    schema = _closed(object_schema())
+    fields = schema["properties"]
+    del fields["status"]
+    fields["apiVersion"] = {"const": API_VERSION}
+    fields["kind"] = {"const": KIND}
+    fields["metadata"] = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": {"type": "string", "pattern": NAME_FORM, "maxLength": 45}},
+    }
+    schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": KIND, **schema}
+
+
+def editor_schema_text() -> str:
+    """Return `docs/reference/trainjob.schema.json`."""
+    return json.dumps(editor_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items() if not key.startswith(_KUBERNETES_WORDS)}
+    if "properties" in schema and isinstance(schema.get("type"), str) and not schema.get(PRESERVED):
+        closed["additionalProperties"] = False
+    return closed
+
+
+# The reference page: every field with its type, default and meaning.
+
+
+EXAMPLE = f"""\
+apiVersion: {API_VERSION}
+kind: {KIND}
+metadata:
+  name: digits
+spec:
+  worker:
+    replicas: 2
+  output:
+    claim:
+      claimName: training
+  template:
+    spec:
+      containers:
+      - name: trainer
+        image: ghcr.io/acme/digits:1
+        command: [python, train.py]
+"""
+
+_SECTIONS = (
+    ("spec", "Spec"),
+    ("spec.worker", "Workers"),
+    ("spec.chief", "Chief"),
+    ("spec.ps", "Parameter servers"),
+    ("spec.evaluator", "Evaluator"),
+    ("spec.output", "Output"),
+    ("spec.output.claim", "Claim"),
+    ("spec.output.nfs", "NFS"),
+    ("status", "Status"),
+    ("status.conditions[]", "Conditions"),
+    ("status.worker", "Workers as seen"),
+    ("status.restarts", "Restarts"),
+    ("status.spent", "Time spent"),
+    ("status.progress", "Progress"),
+    ("status.stragglers[]", "Stragglers"),
+    ("status.output", "Output as seen"),
+    ("status.evaluation", "Evaluation"),
+    ("status.firstFailure", "First failure"),
+)
+
+
+def reference_text() -> str:
+    """Return `docs/reference/api.md`."""
+    return "\n".join(_page()) + "\n"
+
+
+def _page() -> Iterator[str]:
+    schema = object_schema()
+    yield "<!-- Generated from operator/src/trainjob/api by `make generate`; edit it there. -->"
+    yield f"# {KIND}, `{API_VERSION}`"
+    yield ""
+    yield f"{schema['description']} Short name `{SHORT_NAME}`, namespaced. The least that a job needs:"
+    yield ""
+    yield f"```yaml\n{EXAMPLE}```"
+    yield ""
+    yield "Every role takes the job's pod template; a field that a role names itself is replaced as a whole."
+    for path, title in _SECTIONS:
+        yield ""
+        yield f"## {title}"
+        yield ""
+        yield from _section(schema, path)
+    yield ""
+    yield from _rules()
+    yield ""
+    yield from _columns()
+
+
+def _section(schema: Schema, path: str) -> Iterator[str]:
+    part = schema_at(schema, path)
+    yield f"`{path}`: {part['description']}"
+    yield ""
+    yield "| Field | Type | Default | Meaning |"
+    yield "|---|---|---|---|"
+    for name, field in part["properties"].items():
+        is_required = name in part.get("required", ())
+        default = "required" if is_required else _default(field)
+        yield f"| `{name}` | {_type(field)} | {default} | {field.get('description', '')} |"
+
+
+def _default(field: Schema) -> str:
+    if "default" not in field:
+        return ""
+    default = field["default"]
+    text = ", ".join(default) if isinstance(default, list) else str(default)
+    text = {"True": "true", "False": "false"}.get(text, text)
+    return f"`{text}`"
+
+
+def _type(field: Schema) -> str:
+    if "enum" in field:
+        return " or ".join(f"`{word}`" for word in field["enum"])
+    kind = str(field["type"])
+    if kind == "integer":
+        return f"integer{_range(field)}"
+    if kind == "array":
+        return f"list of {_type(field['items'])}"
+    if kind == "object" and "additionalProperties" in field:
+        return f"map of {field['additionalProperties']['type']}s"
+    if kind == "object" and field.get(PRESERVED):
+        return "Kubernetes object"
+    return "time" if field.get("format") == "date-time" else kind
+
+
+def _range(field: Schema) -> str:
+    least, most = field.get("minimum"), field.get("maximum")
+    if least is None:
+        return ""
+    if least == most:
+        return f" {least}"
+    return f" {least} to {most}" if most is not None and most < 2**31 - 1 else f", at least {least}"
+
+
+def _rules() -> Iterator[str]:
+    yield "## Rules"
+    yield ""
+    yield "Beyond types and ranges, `trainjob validate` and the API server check:"
+    yield ""
+    for rule in RULES:
+        if rule.is_about_changes:
+            continue
+        field = (rule.at + rule.field_path).lstrip(".")
+        yield f"- `{field}`: {rule.message}" if field else f"- {_with_code(rule.message)}"
+    yield ""
+    yield (
+        "Once a job exists only `spec.suspend`, `spec.activeDeadlineSeconds`, `spec.ttlSecondsAfterFinished`"
+        " and `spec.worker.replicas` can be changed."
+    )
+    yield ""
+    yield (
+        "`trainjob validate` and the controller also refuse a job with a `spec.template`, `spec.output` or"
+        f" role of more than {LARGEST_PART // 1024} KiB as JSON, and one whose pods repeat more than"
+        f" {LARGEST_PODS // 2**20} MiB of them together."
+    )
+
+
+def _with_code(message: str) -> str:
+    field, sentence = message.split(": ", 1)
+    return f"`{field}`: {sentence}"
+
+
+def _columns() -> Iterator[str]:
+    yield f"## Columns of `kubectl get {SHORT_NAME}`"
+    yield ""
+    yield "| Column | Field | Shown |"
+    yield "|---|---|---|"
+    for column in COLUMNS:
+        shown = "with `-o wide`" if column.get("priority") else "always"
+        yield f"| {str(column['name']).upper()} | `{column['jsonPath']}` | {shown} |"
+
+
+# The reference page of who may do what.
+
+
+_PAGE = """\
+# Permissions
+
+Generated by `make generate` from the table of the calls that the controller makes. A test holds that table
+against the calls really made, and runs the controller with no more than it. How the roles are bound:
+[install](../install.md).
+
+## The controller, in the namespaces that it looks after
+
+{controller}
+It can't read Secrets, and has no permission for `pods/exec` or `pods/log`, for nodes, or for anything of
+another kind.
+
+## The controller, in its own namespace
+
+{own}
+## People
+
+Two ClusterRoles come with the chart and the kustomize base. They aggregate: whoever has Kubernetes' own
+`admin` or `edit` role in a namespace has the first there, whoever has `view` the second.
+
+`edit`:
+
+{edit}
+`view`:
+
+{view}
+Creating TrainJobs is as much power as creating pods: a job's pods run any image, under any service account
+of the namespace, and may mount any Secret of it.
+"""
+
+
+def page_text() -> str:
+    """Return `docs/reference/permissions.md`."""
+    return _PAGE.format(
+        controller=_table(controller_rules()),
+        own=_table(own_rules(lease="the election's", key="the key's")),
+        edit=_table(EDIT_RULES),
+        view=_table(VIEW_RULES),
+    )
+
+
+def _table(rules: Iterable[Rule]) -> str:
+    lines = ["| group | resources | verbs | why |", "|---|---|---|---|"]
+    lines += [
+        f"| {rule.group or 'core'} | {_resources(rule)} | {', '.join(rule.verbs)} | {rule.why} |"
+        for rule in rules
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _resources(rule: Rule) -> str:
+    return ", ".join(rule.resources) + (f" ({rule.name} only)" if rule.name else "")

@@ -1,0 +1,123 @@
+"""Whether the process is alive and ready, and the small server that says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from trainjob.controller import Load
+from trainjob.controller.metrics import CONTENT_TYPE, Metrics
+
+# Whether the process is alive, and whether it is ready: the decisions.
+
+
+STUCK_SECONDS = 300.0
+"""Longer than any pass over a job takes: each of its requests has a time limit of its own."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what it is.
+        problem: what is wrong with it; empty when it is well.
+    """
+
+    name: str
+    problem: str = ""
+
+
+def check_watch(name: str, silent_seconds: float, patience_seconds: float) -> Check:
+    """Tell whether a watch is still at work: it hears or tries something now and then."""
+    if silent_seconds <= patience_seconds:
+        return Check(name)
+    return Check(name, f"nothing heard or tried for {silent_seconds:.0f} s")
+
+
+def check_work(load: Load | None) -> Check:
+    """Tell whether the work loop goes on; a standby has none."""
+    if load is not None and load.longest > STUCK_SECONDS:
+        return Check("work", f"one job has kept a worker busy for {load.longest:.0f} s")
+    if load is not None and load.unserved > STUCK_SECONDS:
+        return Check("work", f"{load.waiting} jobs wait, and none was taken up for {load.unserved:.0f} s")
+    return Check("work")
+
+
+def check_caches(is_synced: bool) -> Check:
+    """Tell whether all that belongs to the jobs is known."""
+    return Check("caches", "" if is_synced else "not filled for the first time yet")
+
+
+def check_key(is_known: bool) -> Check:
+    """Tell whether jobs' agents can be given tokens, and be asked."""
+    return Check("agent key", "" if is_known else "not read yet")
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is looked at, when asked.
+
+    Attributes:
+        live: the kubelet restarts the container when one of these stays wrong.
+        ready: a rollout waits for these.
+    """
+
+    live: Callable[[], list[Check]]
+    ready: Callable[[], list[Check]]
+
+
+def report(checks: list[Check]) -> tuple[int, str]:
+    """Return the HTTP status and the text, one line a check."""
+    lines = [f"{check.name}: {check.problem or 'ok'}\n" for check in checks]
+    return (503 if any(check.problem for check in checks) else 200), "".join(lines)
+
+
+# The small HTTP server: `/livez`, `/readyz`, `/metrics`.
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def serve(host: str, port: int, health: Health, metrics: Metrics) -> AsyncIterator[int]:
+    """Serve while in the context, and give the port.
+
+    Raises:
+        OSError: the address is taken or isn't this machine's.
+    """
+    app = web.Application()
+    app.router.add_get("/livez", _checks(health.live))
+    app.router.add_get("/readyz", _checks(health.ready))
+    app.router.add_get("/metrics", _metrics(metrics))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        bound = int(runner.addresses[0][1])
+        _log.info("Serving /livez, /readyz and /metrics on port %d", bound)
+        yield bound
+    finally:
+        await runner.cleanup()
+
+
+def _checks(look: Callable[[], list[Check]]) -> Handler:
+    async def answer(_request: web.Request) -> web.Response:
+        status, text = report(look())
+        return web.Response(status=status, text=text)
+
+    return answer
+
+
+def _metrics(metrics: Metrics) -> Handler:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    return answer

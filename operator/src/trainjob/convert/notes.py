@@ -1,0 +1,107 @@
+"""What is said about a conversion while it is made, and the fields that it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob.api import FieldError
+from trainjob.api.errors import Step, format_path, value_at
+
+# What is said about a conversion while it is made: notes on single fields, and what makes it impossible.
+
+
+Path = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A field of the TFJob that isn't simply carried over.
+
+    Attributes:
+        path: the field, `spec.runPolicy.cleanPodPolicy`.
+        message: what happens instead and, where there is something to do, what.
+    """
+
+    path: str
+    message: str
+
+
+class Ledger:
+    """Collects the notes and refusals of one conversion, in the order in which they are found."""
+
+    def __init__(self) -> None:
+        self._notes: dict[Note, None] = {}
+        self._refusals: dict[FieldError, None] = {}
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The notes, each once."""
+        return tuple(self._notes)
+
+    @property
+    def refusals(self) -> tuple[FieldError, ...]:
+        """What keeps the TFJob from becoming a TrainJob, by the TFJob's fields."""
+        return tuple(self._refusals)
+
+    def note(self, path: Path, message: str) -> None:
+        """Say what becomes of a field."""
+        self._notes[Note(format_path(path), message)] = None
+
+    def refuse(self, path: Path, message: str) -> None:
+        """Say why there can be no TrainJob."""
+        self._refusals[FieldError(format_path(path), message)] = None
+
+    def note_rest(self, holder: Mapping[str, Any], known: frozenset[str], path: Path, message: str) -> None:
+        """Note each field of an object that isn't known; null means absent, as it does to the API server."""
+        for key, value in holder.items():
+            if key not in known and value is not None:
+                self.note((*path, str(key)), message)
+
+
+# From a field of the TrainJob back to the field of the TFJob that it comes from.
+
+
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
+
+
+class Origins:
+    """Which part of the TrainJob was made from which part of the TFJob."""
+
+    def __init__(self, tfjob: Mapping[str, Any], trainjob: Mapping[str, Any]) -> None:
+        self._tfjob = tfjob
+        self._trainjob = trainjob
+        self._known: dict[str, Path] = {"metadata": ("metadata",)}
+
+    def add(self, made: Path, source: Path) -> None:
+        """Say that the field `made` and all in it come from the field `source`."""
+        self._known[format_path(made)] = source
+
+    def trace(self, error: FieldError) -> FieldError:
+        """Return the error by the TFJob's field, or as it is, where the field is the TrainJob's alone."""
+        for made in sorted(self._known, key=len, reverse=True):
+            rest = error.path.removeprefix(made)
+            if error.path.startswith(made) and (not rest or rest[0] in ".["):
+                way = self._followed(made, self._known[made], rest)
+                return FieldError(format_path(way), error.message)
+        return FieldError(error.path, f"(of the TrainJob) {error.message}")
+
+    def _followed(self, made: str, source: Path, rest: str) -> Path:
+        """Append steps to `source`, up to a list that has lost items: its numbers mean others there."""
+        ours = value_at(self._trainjob, *_steps(made))
+        theirs = value_at(self._tfjob, *source)
+        way = source
+        for step in _steps(rest):
+            if isinstance(theirs, list) and len(theirs) != (len(ours) if isinstance(ours, list) else -1):
+                break
+            ours, theirs, way = value_at(ours, step), value_at(theirs, step), (*way, step)
+        return way
+
+
+def _steps(path: str) -> tuple[Step, ...]:
+    return tuple(
+        int(bracketed) if bracketed.isdecimal() else bracketed or plain
+        for plain, bracketed in _STEP.findall(path)
+    )

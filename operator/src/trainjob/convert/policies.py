@@ -1,0 +1,240 @@
+"""What becomes of a job that fails, takes long, has ended, or waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob.api.constants import INT32_MAX
+from trainjob.api.errors import mapping_at, shown, suggestion, value_at
+from trainjob.convert.notes import Ledger, Path
+from trainjob.convert.roles import ReplicaSet
+from trainjob.convert.templates import find_trainer
+
+# How often and how the TrainJob restarts training: by restartPolicy, backoffLimit and the commands.
+
+
+POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
+DEFAULT_RESTARTS = 3
+"""The TrainJob's own default, for a TFJob that restarts without a limit."""
+
+_RESTARTING = {
+    "Always": "a failure restarts the training of all replicas from the last checkpoint, {times}; a replica"
+    " that ends with exit code 0 is finished",
+    "OnFailure": "a failure restarts the training of all replicas from the last checkpoint, {times}",
+    "ExitCode": "every exit code but 0 restarts the training of all replicas, 1 to 127 too, {times}; a script"
+    " that must not be restarted exits with 80",
+}
+_TIMES = "at most spec.maxRestarts times"
+_NO_LIMIT = f"{_TIMES}, which is {DEFAULT_RESTARTS} where a TFJob without backoffLimit has no limit"
+
+
+def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, ledger: Ledger) -> Any:
+    """Return `spec.maxRestarts`.
+
+    Args:
+        roles: what each role of the TrainJob is made from.
+        limit: its backoffLimit, None when absent.
+        limit_path: where that stands.
+        ledger: takes the notes.
+    """
+    for replicas in roles.values():
+        if replicas.restart_policy not in (None, *POLICIES):
+            ledger.refuse((*replicas.path, "restartPolicy"), _problem(replicas.restart_policy))
+    if (evaluator := roles.get("evaluator")) and evaluator.restart_policy is not None:
+        ledger.note(
+            (*evaluator.path, "restartPolicy"),
+            f"left out: a failed evaluator is restarted alone, {_TIMES}, and never fails the job",
+        )
+    training = [replicas for role, replicas in roles.items() if role != "evaluator"]
+    if any(replicas.restart_policy in tuple(_RESTARTING) for replicas in training):
+        return _limited(training, limit, ledger)
+    for replicas in training:
+        ledger.note(
+            (*replicas.path, "restartPolicy"),
+            "Never, a TFJob's default, becomes spec.maxRestarts 0: only lost nodes and preemption are made"
+            " good; raise it, so that training resumes from the last checkpoint after a failure",
+        )
+    if limit is not None:
+        ledger.note(limit_path, "left out: with restartPolicy Never nothing is restarted")
+    return 0
+
+
+def _limited(training: list[ReplicaSet], limit: Any, ledger: Ledger) -> Any:
+    times = _NO_LIMIT if limit is None else _TIMES
+    for replicas in training:
+        words = _RESTARTING.get(str(replicas.restart_policy))
+        ledger.note(
+            (*replicas.path, "restartPolicy"),
+            words.format(times=times)
+            if words
+            else "Never can't hold for one role: a failure of it restarts the training of all replicas, too",
+        )
+    return DEFAULT_RESTARTS if limit is None else limit
+
+
+def _problem(policy: Any) -> str:
+    choices = f"{', '.join(POLICIES[:-1])} or {POLICIES[-1]}"
+    return f"must be {choices}, got {shown(policy)}{suggestion(policy, POLICIES)}"
+
+
+def restart_settings(roles: Mapping[str, ReplicaSet], ledger: Ledger) -> dict[str, str]:
+    """Return `spec.restartStrategy` where it isn't the default, which needs commands for agents to start."""
+    without = [path for replicas in roles.values() if (path := _missing_command(replicas)) is not None]
+    for path in without:
+        ledger.note(
+            path,
+            "there is none, and an image's own can't be seen from here: spec.restartStrategy is Recreate, by"
+            " which a failure replaces all pods; to restart training in living pods write the image's command"
+            " here and leave restartStrategy out",
+        )
+    return {"restartStrategy": "Recreate"} if without else {}
+
+
+def _missing_command(replicas: ReplicaSet) -> Path | None:
+    """Return where the command of the container that trains should stand, or None where there is one."""
+    pod = mapping_at(replicas.template, "spec")
+    index = find_trainer(pod)
+    if index is None or value_at(pod, "containers", index, "command") not in (None, []):
+        return None
+    return (*replicas.path, "template", "spec", "containers", index, "command")
+
+
+# `spec.runPolicy`: what becomes of a job that has run too long, has ended, or waits.
+#
+# Before training-operator 1.3 these fields stood in `spec` itself; both places are read.
+
+
+_OLD_NAMES = {"ttlSecondsAfterFinishing": "ttlSecondsAfterFinished"}
+
+THEIR_CONTROLLER = "kubeflow.org/training-operator"
+
+_CLEANING = {
+    "All": "All is not carried over: pods that have ended stay for their logs until the job is deleted,"
+    " by you or by spec.ttlSecondsAfterFinished",
+    "None": "None is not carried over: pods that still run when the job has ended are stopped",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field's value, None when absent, and where it stands."""
+
+    value: Any
+    path: Path
+
+
+class RunPolicy:
+    """The fields of the run policy, wherever the TFJob has them."""
+
+    FIELDS = frozenset(
+        [
+            *("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"),
+            *("schedulingPolicy", "suspend", "managedBy"),
+        ]
+    )
+    IN_SPEC = FIELDS | _OLD_NAMES.keys()
+    """What older TFJobs have of these in `spec`."""
+
+    def __init__(self, spec: Mapping[str, Any], ledger: Ledger) -> None:
+        policy = spec.get("runPolicy")
+        self._fields: dict[str, Field] = {}
+        if isinstance(policy, Mapping):
+            path: Path = ("spec", "runPolicy")
+            self._take(policy, path, ledger)
+            ledger.note_rest(policy, self.FIELDS, path, "left out: it is no field of a TFJob's run policy")
+        elif policy is not None:
+            ledger.refuse(("spec", "runPolicy"), f"must be an object, got {shown(policy)}")
+        self._take(spec, ("spec",), ledger)
+
+    def __getitem__(self, name: str) -> Field:
+        return self._fields.get(name, Field(None, ("spec", "runPolicy", name)))
+
+    def _take(self, holder: Mapping[str, Any], path: Path, ledger: Ledger) -> None:
+        for key, value in holder.items():
+            name = _OLD_NAMES.get(key, key)
+            if name not in self.FIELDS or value is None:
+                continue
+            if name in self._fields:
+                ledger.note((*path, key), "left out: spec.runPolicy says it, too")
+            else:
+                self._fields[name] = Field(value, (*path, key))
+
+
+def run_settings(policy: RunPolicy, ledger: Ledger) -> dict[str, Any]:
+    """Return the fields of the TrainJob's spec that have the same meaning there."""
+    settings: dict[str, Any] = {}
+    if policy["suspend"].value is not None:
+        settings["suspend"] = policy["suspend"].value
+    deadline = policy["activeDeadlineSeconds"]
+    if _is_number(deadline.value) and deadline.value > INT32_MAX:
+        ledger.note(deadline.path, f"left out: a TrainJob's deadline is at most {INT32_MAX}; it has none now")
+    elif deadline.value is not None:
+        settings["activeDeadlineSeconds"] = deadline.value
+    if policy["ttlSecondsAfterFinished"].value is not None:
+        settings["ttlSecondsAfterFinished"] = policy["ttlSecondsAfterFinished"].value
+    _note_cleaning(policy["cleanPodPolicy"], ledger)
+    manager = policy["managedBy"]
+    if manager.value == THEIR_CONTROLLER:
+        ledger.note(manager.path, "left out: the controller of TrainJobs looks after the job")
+    elif manager.value not in (None, ""):
+        settings["managedBy"] = manager.value
+    return settings
+
+
+def _note_cleaning(cleaning: Field, ledger: Ledger) -> None:
+    # Running is what a TrainJob does.
+    if cleaning.value in (None, "", "Running"):
+        return
+    if isinstance(cleaning.value, str) and cleaning.value in _CLEANING:
+        ledger.note(cleaning.path, _CLEANING[cleaning.value])
+    else:
+        ledger.refuse(cleaning.path, f"must be All, Running or None, got {shown(cleaning.value)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# `schedulingPolicy`: what it asks of a gang scheduler, and what a TrainJob has instead.
+
+
+_NO_GROUP = "left out: no PodGroup is made"
+_NOTES = {
+    "minAvailable": f"{_NO_GROUP}; all replicas are created at once, and wait for each other",
+    "minResources": f"{_NO_GROUP}; a ResourceQuota of the namespace limits what jobs take",
+    "queue": f"{_NO_GROUP}; name the queue by label or annotation in the pod template",
+    "scheduleTimeoutSeconds": f"{_NO_GROUP}; spec.startTimeoutSeconds is how long replicas may take to meet",
+}
+
+
+def priority_class(policy: Field, ledger: Ledger) -> str | None:
+    """Return the job's priority class, for pods that name none; note the rest of the scheduling policy."""
+    if policy.value is None:
+        return None
+    if not isinstance(policy.value, Mapping):
+        ledger.refuse(policy.path, f"must be an object, got {shown(policy.value)}")
+        return None
+    for key, value in policy.value.items():
+        if key != "priorityClass" and value is not None:
+            unknown = "left out: it is no field of a TFJob's scheduling policy"
+            ledger.note((*policy.path, key), _NOTES.get(key, unknown))
+    name = policy.value.get("priorityClass")
+    if name in (None, ""):
+        return None
+    path = (*policy.path, "priorityClass")
+    if not isinstance(name, str):
+        ledger.refuse(path, f"must be a string, got {shown(name)}")
+        return None
+    ledger.note(
+        path, "becomes priorityClassName of the pods whose template has none, instead of a PodGroup's"
+    )
+    return name
+
+
+def set_priority_class(template: dict[str, Any], name: str) -> None:
+    """Give the pods this priority class unless their template names one."""
+    pod = template.get("spec")
+    if isinstance(pod, dict) and pod.get("priorityClassName") in (None, ""):
+        pod["priorityClassName"] = name

@@ -1,0 +1,246 @@
+"""The Kubernetes objects of a job, complete, as they are sent to the API server or to the local cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainjob.api import AGENT_PORT, PORT, TrainJob
+from trainjob.api.errors import mapping_at
+from trainjob.core.agent import (
+    AgentSource,
+    agent_environment,
+    agent_mounts,
+    agent_volumes,
+    has_agent,
+    old_secret_name,
+    wrapped_command,
+)
+from trainjob.core.names import (
+    CONTROLLER_LABELS,
+    EVALUATOR,
+    LABEL_JOB,
+    LABEL_LIVE,
+    VOLUME,
+    Replica,
+    build_tf_config,
+    claim_name,
+    desired_replicas,
+    folder_name,
+    hostname,
+    is_training,
+    job_labels,
+    output_folders,
+    owner_references,
+    pod_labels,
+    pod_name,
+    reported_checkpoint,
+)
+from trainjob.core.roles import role_template, trainer_container
+from trainjob.core.settings import Isolation
+from trainjob.core.templates import render_template
+
+# Jobs that wait in a Kueue queue: all their pods are admitted together, as one pod group.
+#
+# Source: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/#running-a-group-of-pods-to-be-admitted-together
+
+
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
+GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
+
+
+def queue_labels(job: TrainJob) -> dict[str, str]:
+    """Return the labels by which Kueue finds the job's pods; none for a job without a queue's name."""
+    queue = job.metadata.labels.get(QUEUE_NAME)
+    return {QUEUE_NAME: queue, GROUP_NAME: job.metadata.name} if queue else {}
+
+
+def queue_annotations(job: TrainJob) -> dict[str, str]:
+    """Return how many pods Kueue is to wait for; nothing for a job without a queue's name."""
+    return {GROUP_SIZE: str(len(desired_replicas(job.spec)))} if QUEUE_NAME in job.metadata.labels else {}
+
+
+# The Kubernetes objects of a job, complete, as they are sent to the API server or to the local cluster.
+
+
+Manifest = dict[str, Any]
+
+TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' own default for `terminationMessagePath`."""
+
+
+def build_objects(job: TrainJob, source: AgentSource | None = None) -> list[Manifest]:
+    """Return all objects of the job's first attempt, in the order in which they are created."""
+    pods = [
+        build_pod(job, role=r.role, index=r.index, incarnation=1, attempt=1, source=source)
+        for r in desired_replicas(job.spec)
+    ]
+    claim = build_claim(job)
+    return [*([claim] if claim else []), build_service(job), *pods]
+
+
+def build_service(job: TrainJob) -> Manifest:
+    """Return the headless Service that gives every replica its DNS name."""
+    return render_template(
+        "service.yaml.j2",
+        job=job.metadata,
+        labels=job_labels(job.metadata.name),
+        owners=owner_references(job),
+        selector={LABEL_JOB: job.metadata.name, LABEL_LIVE: "true"},
+        port=PORT,
+    )
+
+
+def build_network_policy(job: TrainJob, isolation: Isolation) -> Manifest:
+    """Return the policy by which only the job's own pods, the controller and what is set reach its pods."""
+    return render_template(
+        "network_policy.yaml.j2",
+        job=job.metadata,
+        labels=job_labels(job.metadata.name),
+        owners=owner_references(job),
+        selector={LABEL_JOB: job.metadata.name},
+        controller_namespace=isolation.controller_namespace,
+        controller_labels=CONTROLLER_LABELS,
+        extra_ingress=[dict(rule) for rule in isolation.extra_ingress],
+    )
+
+
+def build_claim(job: TrainJob) -> Manifest | None:
+    """Return the claim to create for the output, or None where the user brings the storage."""
+    claim = job.spec.output.claim
+    if claim is None or claim.size is None:
+        return None
+    return render_template(
+        "claim.yaml.j2",
+        job=job.metadata,
+        claim_name=claim_name(job),
+        labels=job_labels(job.metadata.name),
+        owners=owner_references(job),
+        claim=claim,
+    )
+
+
+def build_pod(
+    job: TrainJob,
+    *,
+    role: str,
+    index: int,
+    incarnation: int,
+    attempt: int,
+    source: AgentSource | None = None,
+) -> Manifest:
+    """Return the pod of one replica.
+
+    Args:
+        job: a valid job.
+        role: `chief`, `worker`, `ps` or `evaluator`.
+        index: the replica's index within the role, from 0.
+        incarnation: how many pods this seat has had, this one included.
+        attempt: how many times the gang has been started, this time included.
+        source: where its agent comes from; None where no controller's key is at hand.
+    """
+    replica = Replica(role, index)
+    source = source or AgentSource(old_secret_name(job.metadata))
+    template = role_template(job.spec, role)
+    agent = has_agent(job.spec)
+    container = trainer_container(template["spec"])
+    env = _environment(job, replica, attempt, container)
+    if not agent and is_training(replica):
+        env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"  # an agent gives each start its own
+    if agent:
+        container["command"] = wrapped_command(container["command"], source.digest)
+        env |= agent_environment(job, replica, incarnation, template["spec"], source.token_digest)
+    overlay = render_template(
+        "pod.yaml.j2",
+        job=job.metadata,
+        pod_name=pod_name(job.metadata.name, job.metadata.uid, replica, incarnation),
+        labels={**queue_labels(job), **pod_labels(job.metadata.name, replica, incarnation)},
+        owners=owner_references(job),
+        hostname=hostname(job.metadata.name, replica),
+        volumes=[*_volumes(job), *(agent_volumes(source) if agent else [])],
+        mounts=[*_mounts(job, replica), *(agent_mounts() if agent else [])],
+        env=env,
+        port=PORT,
+        agent=agent,
+        agent_port=AGENT_PORT,
+    )
+    return _merge(template, overlay, queue_annotations(job))
+
+
+def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manifest) -> dict[str, str]:
+    folders, reported = output_folders(job, replica), reported_checkpoint(job)
+    return {
+        "TF_CONFIG": build_tf_config(job, replica),
+        "TRAINJOB_NAME": job.metadata.name,
+        "TRAINJOB_UID": job.metadata.uid,
+        "TRAINJOB_ATTEMPT": str(attempt),
+        "TRAINJOB_OUTPUT_DIR": folders.own,
+        "TRAINJOB_CHECKPOINT_DIR": folders.checkpoints,
+        "TRAINJOB_LOG_DIR": folders.logs,
+        "TRAINJOB_TERMINATION_LOG": container.get("terminationMessagePath") or TERMINATION_LOG,
+        **({} if reported is None else {"TRAINJOB_REPORTED_CHECKPOINT": str(reported)}),
+    }
+
+
+def _volumes(job: TrainJob) -> list[Manifest]:
+    output = job.spec.output
+    claim = claim_name(job)
+    if claim is not None:
+        source: Manifest = {"persistentVolumeClaim": {"claimName": claim}}
+    elif output.nfs is not None:
+        source = {"nfs": output.nfs.model_dump(by_alias=True, exclude_none=True)}
+    elif output.csi is not None:
+        source = {"csi": output.csi}
+    elif output.empty_dir is not None:
+        source = {"emptyDir": output.empty_dir}
+    elif output.ephemeral is not None:
+        source = {"ephemeral": output.ephemeral}
+    else:
+        return []  # `uri`: TensorFlow reaches it by itself
+    return [{"name": VOLUME, **source}]
+
+
+def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
+    output = job.spec.output
+    if output.uri is not None:
+        return []
+    if replica.role != EVALUATOR:
+        return [{"name": VOLUME, "mountPath": output.mount_path}]
+    # Read-only but for its own folder: a script that ignores its role can't harm the training.
+    return [
+        {"name": VOLUME, "mountPath": output.mount_path, "readOnly": True},
+        {
+            "name": VOLUME,
+            "mountPath": output_folders(job, replica).own,
+            "subPath": f"{folder_name(job)}/{EVALUATOR}",
+        },
+    ]
+
+
+def _merge(template: Manifest, overlay: Manifest, annotations: dict[str, str]) -> Manifest:
+    """Put the overlay over the user's template: what TrainJob promises wins, all else stays the user's."""
+    pod_spec = template["spec"]
+    container = trainer_container(pod_spec)
+    ours = overlay.pop("container")
+    # Ours come first: `$(TRAINJOB_OUTPUT_DIR)` in the user's own variables only sees earlier ones.
+    # `env:` with nothing behind it is null, and means none.
+    container["env"] = [*ours["env"], *(container.get("env") or [])]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), *ours["volumeMounts"]]
+    for port in ours["ports"]:
+        container["ports"] = _with_port(container.get("ports") or [], port)
+    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+    pod_spec.setdefault("enableServiceLinks", False)
+    pod_spec["volumes"] = [*(pod_spec.get("volumes") or []), *overlay["spec"].pop("volumes")]
+    pod_spec.update(overlay["spec"])
+    users, metadata = mapping_at(template, "metadata"), overlay["metadata"]
+    metadata["labels"] = {**mapping_at(users, "labels"), **metadata["labels"]}
+    if annotations := {**mapping_at(users, "annotations"), **annotations}:
+        metadata["annotations"] = annotations
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+
+
+def _with_port(ports: list[Manifest], port: Manifest) -> list[Manifest]:
+    taken = any(
+        p.get("containerPort") == port["containerPort"] or p.get("name") == port["name"] for p in ports
+    )
+    return ports if taken else [*ports, port]

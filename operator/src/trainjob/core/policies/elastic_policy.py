@@ -1,0 +1,112 @@
+"""The number of workers changes: by the user's word, or because some can't be had."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from trainjob.core import transitions
+from trainjob.core.actions import Event, Plan
+from trainjob.core.agent_reports import IDLE
+from trainjob.core.conditions import RUNNING, is_true
+from trainjob.core.failure import going_on
+from trainjob.core.names import Replica, desired_replicas, leader, training_counts
+from trainjob.core.observed import Observed
+from trainjob.core.pods import PodState
+from trainjob.core.policies.startup_policy import waiting_since, who_is_missing
+from trainjob.core.wording import count_roles, listed
+
+# Another number of workers means another world: training is started anew with it.
+
+
+def resized(observed: Observed, now: datetime) -> Plan | None:
+    """Start a new attempt when training goes on with another world than the spec's."""
+    wanted = training_counts(observed.job.spec)
+    if _is_current(observed, wanted):
+        return None
+    message = f"resized to {count_roles(wanted)}; {going_on(observed)}"
+    return Plan(transitions.resize(observed, message, now), events=(Event("Normal", "Resized", message),))
+
+
+def _is_current(observed: Observed, wanted: dict[str, int]) -> bool:
+    """Tell whether this is what is running: agents give a pod that stays its new TF_CONFIG."""
+    if observed.in_place:
+        size = observed.status.worker.size if observed.status.worker else None
+        return size in (None, wanted["worker"])
+    return all(pod.world in (None, wanted) for pod in observed.training_pods)
+
+
+# `spec.worker.minReplicas`: training goes on with fewer workers while some can't be had, and grows back.
+
+
+PATIENCE = timedelta(seconds=60)
+"""How long a worker may be missing before training goes on without it."""
+
+
+def elastic(observed: Observed, now: datetime) -> Plan | None:
+    """Shrink a gang that waits for somebody who can't be had, or grow one whose missing worker has come."""
+    if observed.job.spec.worker.min_replicas is None or not observed.in_place:
+        return None
+    return _grown(observed, now) if is_true(observed.status, RUNNING) else _shrunk(observed, now)
+
+
+def patience_left(observed: Observed, now: datetime) -> timedelta | None:
+    """Return when a gang that is waiting would go on with fewer workers, or None."""
+    since = waiting_since(observed)
+    if observed.job.spec.worker.min_replicas is None or since is None:
+        return None
+    return since + PATIENCE - now
+
+
+def _shrunk(observed: Observed, now: datetime) -> Plan | None:
+    left = patience_left(observed, now)
+    if left is None or left > timedelta(0):
+        return None
+    running = {p.replica for p in observed.training_pods if p.state is PodState.RUNNING}
+    workers = _workers(observed)
+    others = {r for r in observed.seats if r.role != "worker"}
+    present = [r for r in workers if r in running]
+    if leader(observed.job.spec) not in running or not others <= running:
+        return None
+    chosen = _divisible(observed, present)
+    without = tuple(r.name for r in workers if r not in chosen)
+    if len(chosen) < (observed.job.spec.worker.min_replicas or 0) or without == _known(observed):
+        return None
+    why = listed(who_is_missing(observed))
+    message = f"{why}; going on with {len(chosen)} of {len(workers)} workers until it can be had"
+    return _resized(observed, message, without, now)
+
+
+def _grown(observed: Observed, now: datetime) -> Plan | None:
+    workers, known = _workers(observed), _known(observed)
+    back = [r for r in workers if r.name not in known or _has_joined(observed, r)]
+    chosen = _divisible(observed, back)
+    without = tuple(r.name for r in workers if r not in chosen)
+    if len(without) >= len(known):
+        return None
+    message = f"going on with {len(chosen)} of {len(workers)} workers, more than before"
+    return _resized(observed, message, without, now)
+
+
+def _resized(observed: Observed, message: str, without: tuple[str, ...], now: datetime) -> Plan:
+    status = transitions.resize(observed, message, now, without=without)
+    return Plan(status, events=(Event("Normal", "Resized", message),))
+
+
+def _workers(observed: Observed) -> list[Replica]:
+    return [r for r in desired_replicas(observed.job.spec) if r.role == "worker"]
+
+
+def _known(observed: Observed) -> tuple[str, ...]:
+    return observed.status.worker.without if observed.status.worker else ()
+
+
+def _has_joined(observed: Observed, seat: Replica) -> bool:
+    member = observed.gang.members.get(seat) if observed.gang is not None else None
+    pods = {p.name for p in observed.training_pods if p.replica == seat and p.state is PodState.RUNNING}
+    return member is not None and member.state == IDLE and member.pod in pods
+
+
+def _divisible(observed: Observed, workers: list[Replica]) -> list[Replica]:
+    """Return as many of these workers as the global batch can be divided by, the first ones."""
+    sizes = range(len(workers), 0, -1)
+    return workers[: next((n for n in sizes if observed.divides_batch(n)), 0)]

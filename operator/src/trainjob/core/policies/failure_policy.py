@@ -1,0 +1,121 @@
+"""A failed worker restarts the training where its checkpoint is, as often as `spec.maxRestarts` allows.
+
+Agents restart what they can in the living containers, and tell of it. What they can't mend is decided here: a
+pod that is gone is replaced, alone where there are agents, with its whole gang where there are none.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from trainjob.core import transitions
+from trainjob.core.actions import Event, Plan
+from trainjob.core.exits import PEER_LOST
+from trainjob.core.failure import (
+    MOST_ALIKE,
+    Failure,
+    alike,
+    bad_pods,
+    describe_child,
+    first_failure,
+    is_mistake_at_start,
+    origin,
+    restarts_of,
+    trains_without,
+    used,
+)
+from trainjob.core.observed import Observed
+from trainjob.core.pods import PodState
+from trainjob.core.queueing import time_left
+from trainjob.core.stragglers import describe_suspects
+
+CULPRIT_GRACE = timedelta(seconds=10)
+"""How long a process that lost its peer waits to hear which peer failed, and why."""
+
+
+def failed(observed: Observed, now: datetime) -> Plan | None:
+    """Restart after a failure, or give up, naming what failed first."""
+    failure = first_failure(observed, observed.seats, now)
+    if failure is None:
+        return None
+    wait = _culprit_wait(observed, failure, now)
+    if wait is not None:
+        return Plan(observed.status, requeue=wait)
+    why = _why_given_up(observed, failure)
+    if why is not None:
+        message = f"{_what_happened(observed, failure)}; {why}"
+        return Plan(transitions.target_failure(observed, failure.reason, message, now, failure))
+    message = f"{_what_happened(observed, failure)}; {_what_next(observed, failure)}"
+    return Plan(
+        transitions.restart(observed, failure, message, now, replaced=_replaced(observed, now)),
+        events=(Event("Warning", "Restarting", message),),
+    )
+
+
+def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
+    """Put on record what the agents have done by themselves."""
+    gang, known = observed.gang, observed.status.restarts
+    if gang is None or gang.ledger.restarts <= known.charged + known.uncharged or gang.failure is None:
+        return None
+    failure = describe_child(observed, gang.failure)
+    number = max(1, used(restarts_of(observed)))  # training may have made it good before it is reported
+    count = _count(number, observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
+    how = "restarted alone" if gang.failure.alone else f"restarted in place{origin(observed)}"
+    message = f"{_what_happened(observed, failure)}; {how} ({count})"
+    step = transitions.restarted_alone if gang.failure.alone else transitions.restarted_in_place
+    return Plan(
+        step(observed, failure, message, now),
+        events=(Event("Warning", "Restarted", message),),
+    )
+
+
+def _replaced(observed: Observed, now: datetime) -> tuple[str, ...]:
+    """Return the pods that go: those that failed, and those whose agents have left after a good end."""
+    if not observed.in_place:
+        return ()
+    ended = [p for p in observed.training_pods if p.state is PodState.SUCCEEDED]
+    return tuple(dict.fromkeys(p.name for p in (*bad_pods(observed, now), *ended)))
+
+
+def _culprit_wait(observed: Observed, failure: Failure, now: datetime) -> timedelta | None:
+    pod = failure.pod
+    if pod is None or pod.exit_code != PEER_LOST or pod.finished_at is None or failure.given_up:
+        return None
+    left = time_left(pod.finished_at, CULPRIT_GRACE, now)
+    others_run = any(not p.ended for p in observed.training_pods)
+    return left if others_run and left > timedelta(0) else None
+
+
+def _why_given_up(observed: Observed, failure: Failure) -> str | None:
+    spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
+    if failure.cause.permanent or is_mistake_at_start(observed, failure):
+        why = "a restart can't mend that"
+    elif failure.repeated or (failure.cause.charged and alike(observed, failure) >= MOST_ALIKE):
+        why = f"given up after the same failure {MOST_ALIKE} times in a row"
+    elif failure.given_up or (failure.cause.charged and spent >= allowed):
+        used_up = f"{min(spent, allowed)} of {allowed} restarts used"
+        why = used_up if allowed else "no restarts are allowed (maxRestarts: 0)"
+    else:
+        return None
+    if failure.checkpoint_step is None or failure.reason == "OutputFinished":
+        return why
+    return f"{why}; resumable from step {failure.checkpoint_step}"
+
+
+def _what_happened(observed: Observed, failure: Failure) -> str:
+    return f"{failure.sentence}{describe_suspects(observed, failure)}"
+
+
+def _what_next(observed: Observed, failure: Failure) -> str:
+    spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
+    count = _count(spent + 1, allowed) if failure.cause.charged else _NOT_COUNTED
+    if trains_without(observed, failure.replica):
+        return f"the others train on until it is back ({count})"
+    return f"restarting{origin(observed)} ({count})"
+
+
+_NOT_COUNTED = "not counted against maxRestarts"
+
+
+def _count(number: int, allowed: int) -> str:
+    return f"restart {number} of {allowed}"

@@ -1,0 +1,102 @@
+"""`spec.startTimeoutSeconds`: a gang that can't get together lets go of what it holds, and tries again.
+
+Otherwise two jobs that each hold half of the machines would block each other for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+from trainjob.core import transitions
+from trainjob.core.actions import Event, Plan
+from trainjob.core.agent_reports import ABSENT, LOST, MEETING
+from trainjob.core.conditions import RUNNING, active_since, find_condition
+from trainjob.core.failure import trains_on
+from trainjob.core.names import Replica
+from trainjob.core.observed import Observed
+from trainjob.core.pods import PodState
+from trainjob.core.queueing import time_left
+from trainjob.core.wording import listed, quoted
+
+LONGEST_PAUSE = timedelta(seconds=60)
+SHORTEST_PAUSE = timedelta(seconds=5)
+
+
+def gave_way(observed: Observed, now: datetime) -> Plan | None:
+    """Stop a gang that has been starting for too long, naming who is missing and why."""
+    left = start_time_left(observed, now)
+    if left is None or left > timedelta(0) or not observed.training_pods:
+        return None
+    allowed = observed.job.spec.start_timeout_seconds
+    message = (
+        f"{listed(who_is_missing(observed))}; gave way after {allowed} s (spec.startTimeoutSeconds),"
+        " trying again within a minute"
+    )
+    return Plan(
+        transitions.give_way(observed, message, now, until=now + pause(observed, observed.attempt + 1)),
+        events=(Event("Warning", transitions.START_TIMEOUT, message),),
+    )
+
+
+def start_time_left(observed: Observed, now: datetime) -> timedelta | None:
+    """Return what is left of the time to get together, or None for a gang that is together."""
+    since = waiting_since(observed)
+    return since + timedelta(seconds=observed.job.spec.start_timeout_seconds) - now if since else None
+
+
+def waiting_since(observed: Observed) -> datetime | None:
+    """Return since when the gang has been getting together, or None for one that trains."""
+    if trains_on(observed):
+        return None
+    running, status = find_condition(observed.status, RUNNING), observed.status
+    if running is None or running.status == "True" or status.start_time is None:
+        return None
+    created = min((p.created_at for p in observed.training_pods if p.created_at), default=None)
+    since = running.last_transition_time
+    # What had to be waited for before there was any pod takes no time from those that are there now.
+    return active_since(status, max(since, status.restarts.next_time or since, created or since))
+
+
+def pause(observed: Observed, attempt: int) -> timedelta:
+    """Return how long to keep out of others' way: another time for each job, or they would meet again."""
+    digest = hashlib.sha256(f"{observed.meta.uid}/{attempt}".encode()).digest()
+    spread = int.from_bytes(digest[:4], "big") / 2**32
+    return SHORTEST_PAUSE + spread * (LONGEST_PAUSE - SHORTEST_PAUSE)
+
+
+def pause_left(observed: Observed, now: datetime) -> timedelta:
+    """Return what is left of the pause of a gang that gave way."""
+    until = observed.status.restarts.next_time
+    return time_left(until - LONGEST_PAUSE, LONGEST_PAUSE, now) if until is not None else timedelta(0)
+
+
+def who_is_missing(observed: Observed) -> list[str]:
+    """Return a clause for each seat that isn't there, with the reason."""
+    pods = {p.replica: p for p in observed.training_pods}
+    clauses = []
+    for seat in observed.seats:
+        pod = pods.get(seat)
+        if pod is None:
+            clauses.append(f"{seat.title} has no pod" + _refused(observed))
+        elif pod.waiting is not None:
+            reason, detail = pod.waiting
+            clauses.append(f"{seat.title} can't start: {reason}" + (f": {detail}" if detail else ""))
+        elif pod.state in (PodState.PENDING, PodState.STARTING):
+            clauses.append(f"{seat.title} has not started")
+        elif _is_away(observed, seat):
+            clauses.append(f"{seat.title} has not joined the others")
+    return clauses or ["the workers have not met"]
+
+
+def _refused(observed: Observed) -> str:
+    refusal = observed.gang_refusal
+    return f": {quoted(refusal.message)}" if refusal is not None else ""
+
+
+def _is_away(observed: Observed, seat: Replica) -> bool:
+    gang = observed.gang
+    if gang is None or gang.phase != MEETING:
+        return False
+    member = gang.members.get(seat)
+    return member is None or member.state in (ABSENT, LOST)

@@ -1,0 +1,176 @@
+"""Training that has finished, and the evaluator, which never touches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from trainjob.core import transitions
+from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
+from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
+from trainjob.core.failure import describe_pod
+from trainjob.core.names import EVALUATOR, Replica, finishing_roles, leader
+from trainjob.core.observed import Observed
+from trainjob.core.pods import Pod, PodState
+from trainjob.core.queueing import restart_delay, soonest, time_left
+from trainjob.core.wording import quoted
+
+# The evaluator's seat: its failures restart it alone, and never touch the training.
+
+
+@dataclass(frozen=True)
+class EvaluatorStep:
+    """What the evaluator needs now.
+
+    Attributes:
+        done: it has evaluated the final checkpoint, has been given up, or there is none.
+        trouble: what the user should know of it, to stand in a sentence; empty when all is well.
+    """
+
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue: timedelta | None = None
+    done: bool = False
+    trouble: str = ""
+
+    @property
+    def creating(self) -> bool:
+        """Tell whether it is about to be created: nobody knows yet whether the cluster lets it."""
+        return any(isinstance(action, CreatePod) for action in self.actions)
+
+
+def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
+    """Create the evaluator, or replace it after a failure, at most `spec.maxRestarts` times."""
+    if observed.job.spec.evaluator.replicas == 0:
+        return EvaluatorStep(stop_pods(observed, observed.evaluator_pods), done=True)
+    pods = observed.evaluator_pods
+    if not pods:
+        return _create(observed, 1, now)
+    newest = max(pods, key=lambda p: p.incarnation)
+    older = stop_pods(observed, tuple(p for p in pods if p is not newest))
+    if newest.state is PodState.SUCCEEDED and not newest.taken:
+        return EvaluatorStep(older, done=True)
+    if newest.state is not PodState.FAILED and not newest.deleting:
+        return EvaluatorStep(older)
+    restarts = newest.incarnation - 1
+    if restarts >= observed.job.spec.max_restarts and not (newest.taken or newest.infrastructure):
+        cause = describe_pod(observed, newest).cause.text
+        return EvaluatorStep(older, done=True, trouble=f"the evaluator {cause}")
+    left = _pause_left(newest, now)
+    if left > timedelta(0):
+        return EvaluatorStep(older, requeue=left)
+    step = _create(observed, newest.incarnation + 1, now, after=(*older, *stop_pods(observed, (newest,))))
+    return replace(step, events=(_restarted(observed, newest),)) if step.creating else step
+
+
+def _restarted(observed: Observed, gone: Pod) -> Event:
+    failure = describe_pod(observed, gone)
+    count = f"restart {gone.incarnation} of {observed.job.spec.max_restarts}"
+    if gone.taken or gone.infrastructure:
+        count = "not counted against maxRestarts"
+    return Event("Warning", "EvaluatorRestarted", f"{failure.sentence}; it starts again ({count})")
+
+
+def _pause_left(pod: Pod, now: datetime) -> timedelta:
+    since = pod.finished_at or pod.created_at  # a kubelet that evicts doesn't always say when
+    return time_left(since, restart_delay(pod.incarnation), now) if since else timedelta(0)
+
+
+def _create(
+    observed: Observed, incarnation: int, now: datetime, after: tuple[Action, ...] = ()
+) -> EvaluatorStep:
+    pod = CreatePod(
+        observed.job,
+        Replica(EVALUATOR, 0),
+        incarnation=incarnation,
+        attempt=incarnation,
+        source=observed.agent_source,
+    )
+    actions = (*after, pod)
+    refusal = observed.refusal
+    if refusal is None or refusal.role != EVALUATOR:
+        return EvaluatorStep(actions)
+    trouble = f"the evaluator couldn't be created: {quoted(refusal.message)}"
+    due = refusal.patience_left(now) <= timedelta(0)
+    return EvaluatorStep(actions if due else (), requeue=refusal.next_attempt(now), trouble=trouble)
+
+
+# Training that has finished: the evaluator gets its time, then the job is complete.
+
+
+NO_STEPS = (
+    "no step was reported; a Keras model's fit, trainjob_trainer.train_and_evaluate "
+    "and trainjob_trainer.init() report steps"
+)
+"""Of a program that has ended well: it may have trained in its own way, or not at all."""
+
+
+def succeeded(observed: Observed, now: datetime) -> Plan | None:
+    """Complete a job whose training replicas have all ended well, after the evaluator or its time-out."""
+    if not is_true(observed.status, SUCCESS_CRITERIA_MET):
+        return _training_finished(observed, now)
+    step = evaluator_step(observed, now)
+    training = tuple(p for p in observed.unfinished_pods if p not in observed.evaluator_pods)
+    stops = stop_pods(observed, training)
+    left = _evaluator_time_left(observed, now)
+    if not step.done and left > timedelta(0):
+        requeue = soonest(left, step.requeue)
+        agents = create_agent_objects(observed) if step.creating else ()
+        return Plan(observed.status, (*stops, *agents, *step.actions), step.events, requeue=requeue)
+    if observed.unfinished_pods:
+        return Plan(observed.status, stop_pods(observed, observed.unfinished_pods))
+    message = _outcome(observed, step, timed_out=not step.done)
+    return Plan(transitions.complete(observed, message, now), events=(Event("Normal", "Complete", message),))
+
+
+def _training_finished(observed: Observed, now: datetime) -> Plan | None:
+    roles = finishing_roles(observed.job.spec)
+    seats = {r for r in observed.seats if r.role in roles}
+    ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.taken}
+    if not seats <= ended:
+        return None
+    scoring = bool(observed.job.spec.evaluator.replicas) and _has_reported(observed)
+    message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
+    return Plan(
+        transitions.meet_success_criteria(observed, message, now),
+        events=(Event("Normal", "TrainingFinished", message),),
+    )
+
+
+def _evaluator_time_left(observed: Observed, now: datetime) -> timedelta:
+    met = find_condition(observed.status, SUCCESS_CRITERIA_MET)
+    assert met is not None  # noqa: S101 - checked by the caller
+    allowed = timedelta(seconds=observed.job.spec.evaluator.completion_timeout_seconds)
+    return active_since(observed.status, met.last_transition_time) + allowed - now
+
+
+def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str:
+    done = _training_done(observed)
+    if step.trouble:
+        return f"{done}; {step.trouble}"
+    if timed_out:
+        return f"{done}; the evaluator wasn't done within spec.evaluator.completionTimeoutSeconds"
+    report = observed.report_of(Replica(EVALUATOR, 0))
+    evaluation = (report.evaluation if report else None) or observed.status.evaluation
+    if evaluation is None or not evaluation.metrics:
+        return done
+    scores = ", ".join(f"{name} {value}" for name, value in sorted(evaluation.metrics.items()))
+    return f"{done}; the checkpoint of step {evaluation.step} scores {quoted(scores)}"
+
+
+def _training_done(observed: Observed) -> str:
+    report = observed.report_of(leader(observed.job.spec))
+    if not _has_reported(observed):
+        return f"training has finished, but {NO_STEPS}"
+    if report is None or not report.stopped_early:
+        return "training has finished"
+    of = f" of {report.total_steps}" if report.total_steps else ""
+    return f"training stopped early at step {report.step}{of}: {report.stopped_early}"
+
+
+def _has_reported(observed: Observed) -> bool:
+    """Tell whether a step was ever heard of, from whichever replica, or a checkpoint's score."""
+    status = observed.status
+    known = status.progress is not None and status.progress.step is not None
+    heard = any(r.step is not None or r.evaluation is not None for r in observed.reports.values())
+    return known or heard or status.evaluation is not None

@@ -1,0 +1,191 @@
+"""Counts and figures in the status: what follows the pods and the reports without any decision."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainjob.api import Evaluation, OutputStatus, Progress, TrainJob, TrainJobStatus, WorkerStatus
+from trainjob.core.agent_reports import Report
+from trainjob.core.conditions import truncated
+from trainjob.core.failure import restarts_of, with_log
+from trainjob.core.names import EVALUATOR, LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
+from trainjob.core.observed import Observed
+from trainjob.core.pods import PodState
+from trainjob.core.queueing import time_left
+from trainjob.core.stragglers import straggler_fields
+from trainjob.core.wording import short_duration
+
+# Where a job's time goes: what it spent in each state.
+
+
+_SPENT_ON = {
+    "Pending": "starting",
+    "Running": "training",
+    "Restarting": "restarting",
+    "Evaluating": "evaluating",
+    "Suspended": "suspended",
+}
+"""By state; the few seconds of a job that is failing are nobody's."""
+
+
+def with_time_spent(before: TrainJobStatus, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
+    """Return the status with the time in the state before put down, if the state is another one now."""
+    if status.state == before.state:
+        return status
+    since, kind = before.spent.since, _SPENT_ON.get(before.state or "")
+    changes: dict[str, object] = {"since": now}
+    if since is not None and kind is not None:
+        seconds = max(0, round((now - since).total_seconds()))
+        changes[kind] = getattr(before.spent, kind) + seconds
+    return status.model_copy(update={"spent": before.spent.model_copy(update=changes)})
+
+
+# What each replica's steps take, and in which attempt, for the status.
+
+
+def rank_times(observed: Observed) -> dict[str, Any]:
+    """Return fields of `status.progress`: the attempt, and each replica's seconds a step and of its parts."""
+    reports = {
+        pod.replica.name: observed.reports[pod.name]
+        for pod in observed.training_pods
+        if pod.name in observed.reports
+    }
+    return {
+        "attempt": _attempt(observed),
+        "step_seconds": _times(reports, "step_seconds"),
+        "work_seconds": _times(reports, "work_seconds"),
+        "input_seconds": _times(reports, "input_seconds"),
+    }
+
+
+def _attempt(observed: Observed) -> int:
+    """Return the attempt that the reports are from: agents begin the next after it is decided on."""
+    agents = observed.gang.ledger.attempt if observed.gang is not None else 0
+    return agents or observed.attempt
+
+
+def _times(reports: dict[str, Report], field: str) -> dict[str, float]:
+    known = ((name, getattr(report, field)) for name, report in reports.items())
+    return {name: float(f"{seconds:.4g}") for name, seconds in known if seconds is not None and seconds >= 0}
+
+
+# Counts and figures in the status: what follows the pods and the reports without any decision.
+#
+# They change all the time, and a status write costs the API server: they are written along with decisions,
+# and otherwise at most every 30 seconds.
+
+
+INTERVAL = timedelta(seconds=30)
+
+
+def with_overview(
+    observed: Observed, status: TrainJobStatus, now: datetime
+) -> tuple[TrainJobStatus, timedelta | None]:
+    """Return the status with its figures up to date, and when to look again if they were held back."""
+    status = truncated(with_time_spent(observed.status, _stamp(status, observed.meta.generation), now))
+    if observed.parsed is None:
+        return status, None
+    fresh = truncated(_figures(observed, observed.parsed, status, now))
+    if fresh == observed.status:
+        return fresh, None
+    is_news = _is_news(observed.status.progress, fresh.progress)
+    if _outline(status) == _outline(observed.status) and not is_news:
+        written = status.progress.time if status.progress else None
+        left = time_left(written, INTERVAL, now) if written else timedelta(0)
+        if left > timedelta(0):
+            return observed.status, left
+    progress = (fresh.progress or Progress()).model_copy(update={"time": now})
+    return fresh.model_copy(update={"progress": progress}), None
+
+
+def _is_news(before: Progress | None, progress: Progress | None) -> bool:
+    """Tell whether this is an attempt's first step, or one from further back: somebody is waiting for it."""
+    if progress is None or progress.step is None:
+        return False
+    if before is None or before.step is None or before.attempt != progress.attempt:
+        return True
+    return progress.step < before.step
+
+
+def _outline(status: TrainJobStatus) -> tuple[object, ...]:
+    """Return what can't wait to be written: not the words, a scheduler finds new ones all the time."""
+    conditions = [(c.type, c.status, c.reason) for c in status.conditions]
+    return status.state, status.attempt, status.observed_generation, conditions
+
+
+def _stamp(status: TrainJobStatus, generation: int) -> TrainJobStatus:
+    """Say that this generation has been seen, in every condition too: `kubectl wait` hangs otherwise."""
+    conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)
+    return status.model_copy(update={"observed_generation": generation, "conditions": conditions})
+
+
+def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
+    report = observed.report_of(leader(job.spec))
+    scored = observed.report_of(Replica(EVALUATOR, 0))
+    changes: dict[str, object] = {"worker": _workers(observed, job, status), **_attempts(observed, status)}
+    if report is not None and report.step is not None:
+        progress = _progress(report, status, now).model_copy(update=rank_times(observed))
+        changes |= {"progress": progress, **straggler_fields(observed, progress, now)}
+    if report is not None and report.checkpoint_step is not None:
+        changes["output"] = OutputStatus(path=root_folder(job), checkpoint_step=report.checkpoint_step)
+    if scored is not None and scored.evaluation is not None:
+        evaluation = scored.evaluation
+        changes["evaluation"] = Evaluation(step=evaluation.step, metrics=dict(evaluation.metrics))
+    if status.first_failure is not None and not status.first_failure.log_tail:
+        changes["first_failure"] = with_log(status.first_failure, observed)
+    return status.model_copy(update=changes)
+
+
+def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:
+    """Return what the agents' own restarts change; a failure has to come first, to be put on record."""
+    if status.attempt is None or status.restarts.replaced != observed.status.restarts.replaced:
+        return {}
+    attempt = max(status.attempt, observed.gang.ledger.attempt if observed.gang else 0)
+    refunded = max(status.restarts.refunded, restarts_of(observed).refunded)
+    return {"attempt": attempt, "restarts": status.restarts.model_copy(update={"refunded": refunded})}
+
+
+def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> WorkerStatus:
+    known = status.worker or WorkerStatus()
+    workers = [p for p in observed.training_pods if p.replica.role == "worker" and not p.ended]
+    ready = sum(p.ready and p.state is PodState.RUNNING for p in workers)
+    return WorkerStatus(
+        active=len(workers),
+        ready=ready,
+        summary=f"{ready}/{job.spec.worker.replicas}",
+        selector=f"{LABEL_JOB}={job.metadata.name},{LABEL_ROLE}=worker,{LABEL_LIVE}=true",
+        size=known.size or job.spec.worker.replicas,
+        without=known.without,
+    )
+
+
+def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress:
+    before = status.progress
+    metrics = dict(report.metrics)
+    if report.loss is not None:
+        metrics["loss"] = f"{report.loss:.6g}"
+    return Progress(
+        step=report.step,
+        total_steps=report.total_steps,
+        epoch=report.epoch,
+        eta=_eta(report, before, now),
+        examples_per_second=report.examples_per_second,
+        global_batch=report.global_batch or (before.global_batch if before else None),
+        metrics=metrics,
+        time=before.time if before else None,
+    )
+
+
+def _eta(report: Report, before: Progress | None, now: datetime) -> str | None:
+    """Return the time left at the speed since the last write; kept as it was while nothing has moved."""
+    if report.step is None or report.total_steps is None:
+        return None
+    if report.stopped_early or report.step >= report.total_steps:
+        return None
+    if before is None or before.step is None or before.time is None:
+        return None
+    steps, seconds = report.step - before.step, (now - before.time).total_seconds()
+    if steps <= 0 or seconds <= 0:
+        return before.eta
+    return short_duration(timedelta(seconds=(report.total_steps - report.step) * seconds / steps))

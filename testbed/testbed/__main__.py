@@ -1,0 +1,89 @@
+"""The test cluster by hand: `python -m testbed COMMAND`; README.md beside this package tells the rest."""
+
+import argparse
+import sys
+
+from testbed import debian, node_tier, plain_tier, programs
+from testbed.errors import TestbedError
+from testbed.images import need_images
+from testbed.progress import step
+
+
+def main() -> int:
+    """Runs one command; the exit status."""
+    parser = argparse.ArgumentParser(prog="testbed", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (function, help_text) in COMMANDS.items():
+        commands.add_parser(name, help=help_text).set_defaults(function=function)
+    commands.choices["up"].add_argument("--bare", action="store_true", help="without the project's images")
+    arguments = vars(parser.parse_args())
+    try:
+        arguments.pop("function")(**arguments)
+    except TestbedError as error:
+        print(f"testbed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def up(*, bare: bool) -> None:
+    """Leaves the whole cluster running."""
+    with step("cluster"):
+        cluster = node_tier.start(die_with_us=False, bare=bare)
+    print(cluster.kubeconfig)
+
+
+def control_plane() -> None:
+    """Leaves a control plane running."""
+    cluster = plain_tier.running(plain_tier.KEPT) or plain_tier.start(plain_tier.KEPT, die_with_us=False)
+    print(cluster.kubeconfig)
+
+
+def down() -> None:
+    """Ends what the other commands left running, and what killed tests left behind."""
+    plain_tier.sweep()
+    plain_tier.stop(plain_tier.KEPT)
+    node_tier.stop()
+
+
+def build() -> None:
+    """Builds every program."""
+    for name in (*programs.CONTROL_PLANE, *programs.NODE):
+        programs.program(name)
+    programs.forget_old()
+
+
+def packages() -> None:
+    """Fetches what comes from Debian."""
+    debian.need_tools(*debian.TOOLS)
+    for name in debian.UNPACKED:
+        debian.unpacked(name)
+
+
+def images() -> None:
+    """Builds the images that are out of date."""
+    need_images()
+
+
+def prepare() -> None:
+    """All that is slow, so that `up` is fast."""
+    packages()
+    build()
+    images()
+    node_tier.prepare()
+
+
+COMMANDS = {
+    "up": (up, "start a node with everything and print the path of its kubeconfig"),
+    "control-plane": (
+        control_plane,
+        "start only the API, without root, and print the path of its kubeconfig",
+    ),
+    "down": (down, "stop both and clean up; nothing to stop is fine"),
+    "prepare": (prepare, "build and fetch all that `up` needs, without starting it"),
+    "packages": (packages, "… only what comes from Debian"),
+    "build": (build, "… only what is built from Go modules"),
+    "images": (images, "… only the images"),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

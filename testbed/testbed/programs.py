@@ -1,0 +1,118 @@
+"""The programs that are built from Go modules: Kubernetes, CoreDNS, Helm and a pod's pause process.
+
+Versions are pinned by `testbed/go/*/go.mod` and go.sum. What is built goes to the cache, under a name
+that changes with everything that went into it.
+"""
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.commands import run
+from testbed.locking import locked
+from testbed.places import GO_MODULES, cache
+from testbed.progress import step
+from testbed.toolchain import architecture, go
+
+CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kubectl")
+NODE = ("kubelet", "kube-scheduler", "kube-proxy", "coredns", "helm", "pause")
+FLAGS = ("-trimpath", "-mod=readonly", "-buildvcs=false")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a program is built from: a folder with a go.mod, and a package in its reach."""
+
+    module: str
+    package: str = "."
+
+    @property
+    def folder(self) -> Path:
+        return GO_MODULES / self.module
+
+    @property
+    def link_flags(self) -> str:
+        """Strips symbols; Kubernetes' programs also learn their version, or they would report v0.0.0."""
+        if self.module != "kubernetes":
+            return "-s -w"
+        major, minor, _ = kubernetes_version().lstrip("v").split(".")
+        values = {"gitVersion": kubernetes_version(), "gitMajor": major, "gitMinor": minor}
+        return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{k}={v}" for k, v in values.items())])
+
+    @property
+    def key(self) -> str:
+        """Changes when the program might: sources, pinned versions, flags, architecture."""
+        digest = hashlib.sha256(repr((FLAGS, self.link_flags, architecture())).encode())
+        for file in sorted(self.folder.iterdir()):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def kubernetes_version() -> str:
+    """The version that go.mod pins, such as v1.34.1."""
+    text = (GO_MODULES / "kubernetes" / "go.mod").read_text()
+    found = re.search(r"k8s\.io/kubernetes (v\d+\.\d+\.\d+)", text)
+    assert found, "go/kubernetes/go.mod names no version of Kubernetes"
+    return found[1]
+
+
+def source(name: str) -> Source:
+    """Where a program's source is."""
+    if name in {"coredns", "pause"}:
+        return Source(name)
+    if name == "helm":
+        return Source("helm", "helm.sh/helm/v3/cmd/helm")
+    return Source("kubernetes", f"k8s.io/kubernetes/cmd/{name}")
+
+
+def program(name: str) -> Path:
+    """The path of a program; builds it first if it isn't in the cache. That can take minutes."""
+    built = _place(name)
+    if not built.exists():
+        with locked(cache() / "bin" / ".lock"):
+            if not built.exists():
+                _build(source(name), built)
+    return built
+
+
+def _place(name: str) -> Path:
+    of = source(name)
+    return cache() / "bin" / f"{of.module}-{of.key}" / name
+
+
+def _build(of: Source, built: Path) -> None:
+    compiler = go()
+    built.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = built.with_name(f".{built.name}")
+    with step(f"build {built.name} from {of.package if of.package != '.' else f'go/{of.module}'}"):
+        run(
+            [compiler, "build", "-ldflags", of.link_flags, "-o", unfinished, of.package],
+            cwd=of.folder,
+            env={
+                "CGO_ENABLED": "0",
+                "GOCACHE": str(_scraps()),
+                "GOFLAGS": " ".join(FLAGS),
+                "GOTOOLCHAIN": "local",
+                "GOWORK": "off",
+                "GOOS": "",
+                "GOARCH": "",
+            },
+        )
+    unfinished.rename(built)
+    if all(_place(name).exists() for name in (*CONTROL_PLANE, *NODE)):
+        shutil.rmtree(_scraps())
+
+
+def _scraps() -> Path:
+    """What the compiler keeps from program to program: gigabytes, of no use once there are all."""
+    return cache() / "go-build"
+
+
+def forget_old(keep_modules: tuple[str, ...] = ("kubernetes", "coredns", "helm", "pause")) -> None:
+    """Deletes what earlier versions of the go.mod files built."""
+    wanted = {f"{module}-{Source(module).key}" for module in keep_modules}
+    for folder in (cache() / "bin").glob("*-*"):
+        if folder.name not in wanted:
+            shutil.rmtree(folder)

@@ -1,0 +1,347 @@
+"""Whom the poller asks, when, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support_fake_agents import FakeAgent, build_report, build_witness
+from support_kube import running, until
+
+from trainjob.cluster import JobKey
+from trainjob.cluster.agents import AgentUnreachable
+from trainjob.cluster.kube.agents import CALLS, AgentPoller, Asking
+from trainjob.cluster.kube.informer import AgentPace
+
+KEY = JobKey("default", "digits")
+ORDER = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}
+NEVER = 10_000.0
+
+QUICK = AgentPace(steady=0.01, hasty=0.01, hasty_for=NEVER, witness=NEVER)
+ONCE = AgentPace(steady=NEVER, hasty=NEVER, witness=NEVER)
+"""One call, and no other one for time alone."""
+
+
+def build_pod(
+    index: int = 0, *, host: str | None = "127.0.0.1", incarnation: int = 1, **state: Any
+) -> dict[str, Any]:
+    labels = {"role": "worker", "index": str(index), "incarnation": str(incarnation), "live": "true"}
+    return {
+        "metadata": {
+            "name": f"digits-worker-{index}",
+            "uid": f"worker-{index}/{incarnation}",
+            "labels": {f"trainjob.dev/{name}": value for name, value in labels.items()},
+        },
+        "status": {
+            "podIP": host,
+            "containerStatuses": [{"name": "trainer", "state": state or {"running": {}}}],
+        },
+    }
+
+
+class World:
+    """Jobs and their pods, and who was told of a change."""
+
+    def __init__(self, **asking: Any) -> None:
+        self.uids: dict[JobKey, str] = {KEY: "uid-1"}
+        self.pods: dict[JobKey, list[dict[str, Any]]] = {KEY: [build_pod()]}
+        self.told: Counter[JobKey] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        given = {"token_of": lambda uid: f"token of {uid}", "on_call": self._count, "pace": QUICK, **asking}
+        self.poller = AgentPoller(
+            self.uids.get,
+            lambda key: self.pods.get(key, []),
+            lambda key: self.told.update([key]),
+            Asking(**given),
+        )
+
+    def _count(self, outcome: str, _seconds: float) -> None:
+        self.outcomes[outcome] += 1
+
+    def gang(self) -> Mapping[str, Any]:
+        return self.poller.gang(KEY) or {}
+
+
+class Calls:
+    """Stands in for the network: what each address answers, and who was asked what."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, dict[str, Any] | Exception] = {}
+        self.made: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.open = 0
+        self.most_open = 0
+        self.held: asyncio.Event | None = None
+
+    async def __call__(
+        self, host: str, _port: int, token: str, order: Mapping[str, Any], **_timeout: float
+    ) -> Mapping[str, Any]:
+        self.made.append((host, token, order))
+        self.open += 1
+        self.most_open = max(self.open, self.most_open)
+        try:
+            if self.held is not None:
+                await self.held.wait()
+            answer = self.answers.get(host, AgentUnreachable("nobody there"))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        finally:
+            self.open -= 1
+
+    @property
+    def hosts(self) -> list[str]:
+        return [host for host, _, _ in self.made]
+
+
+@asynccontextmanager
+async def polling(world: World) -> AsyncIterator[World]:
+    async with running(world.poller.run()):
+        await asyncio.sleep(0)
+        yield world
+
+
+# -- over the network ------------------------------------------------------------------------------------
+
+
+async def test_an_agent_is_told_the_order_and_its_answer_is_known() -> None:
+    agent = FakeAgent("token of uid-1")
+    async with agent.serve() as port, polling(World(port=port, pace=ONCE)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.told[KEY] == 1)
+        gang = dict(world.gang())
+        assert gang.pop("age") >= 0
+        assert gang == {**build_report(), "unreachableSeconds": 0.0}
+        assert agent.orders == [ORDER]
+        assert world.outcomes == {"answered": 1}
+
+
+async def test_an_agent_with_another_key_is_no_end_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    agent = FakeAgent("another")
+    async with agent.serve() as port, polling(World(port=port)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.outcomes["refused"] >= 4)
+        assert world.poller.gang(KEY) is None
+        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(warnings) == 1
+        assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warnings[0]
+        agent.token = "token of uid-1"  # noqa: S105 - no secret
+        await until(lambda: world.gang().get("phase") == "running")
+
+
+async def test_a_report_that_is_larger_than_its_job_is_refused_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = FakeAgent("token of uid-1")
+    agent.report = build_report() | {"members": {f"worker-{number}": {} for number in range(50_000)}}
+    async with agent.serve() as port, polling(World(port=port)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.outcomes["refused"] >= 4)
+        assert world.poller.gang(KEY) is None
+        (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warning
+        assert "at most 67840 are taken" in warning
+
+
+async def test_of_a_report_what_is_known_is_kept_of_replicas_that_are() -> None:
+    agent, member = FakeAgent("token of uid-1"), build_report()["members"]["worker-0"]
+    agent.report = build_report()
+    agent.report["members"] |= {"evaluator-0": member, "worker-7": member, "root": [1]}
+    agent.report |= {"more": ["of"] * 100}
+    async with agent.serve() as port, polling(World(port=port, pace=ONCE)) as world:
+        evaluator = build_pod()
+        evaluator["metadata"]["labels"]["trainjob.dev/role"] = "evaluator"
+        world.pods[KEY].append(evaluator)
+        world.poller.set_order(KEY, ORDER)
+        await until(world.gang)
+        assert set(world.gang()["members"]) == {"worker-0", "worker-1", "evaluator-0"}
+        assert set(world.gang()) == {*build_report(), "age", "unreachableSeconds"}
+
+
+async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
+    leader, member = FakeAgent("token of uid-1"), FakeAgent("token of uid-1", build_witness(11.0))
+    pace = replace(QUICK, witness=0.05, timeout=0.05)
+    async with leader.serve() as port, member.serve("127.0.0.2", port), polling(
+        World(port=port, pace=pace)
+    ) as world:  # fmt: skip
+        world.pods[KEY].append(build_pod(1, host="127.0.0.2"))
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.gang().get("phase") == "running")
+        assert not member.orders
+        leader.is_mute = True
+        await until(lambda: world.gang().get("witness") == build_witness(11.0))
+        assert world.gang()["unreachableSeconds"] > 0
+        assert world.gang()["phase"] == "running"
+        leader.is_mute = False
+        await until(lambda: "witness" not in world.gang())
+        assert world.gang()["unreachableSeconds"] == 0
+
+
+async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_answer() -> None:
+    agent, tarpit = FakeAgent("token of uid-1"), FakeAgent("another")
+    tarpit.is_mute = True
+    pace = replace(QUICK, timeout=NEVER)
+    async with agent.serve() as port, tarpit.serve("127.0.0.2", port), polling(
+        World(port=port, pace=pace)
+    ) as world:  # fmt: skip
+        for key in [JobKey("theirs", f"silent-{number}") for number in range(200)]:
+            world.uids[key], world.pods[key] = key.name, [build_pod(host="127.0.0.2")]
+            world.poller.set_order(key, ORDER)
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.outcomes["answered"] >= 20)
+
+
+# -- when ------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_order_is_no_reason_to_ask_another_one_is() -> None:
+    calls = Calls()
+    calls.answers["127.0.0.1"] = build_report()
+    async with polling(World(sync=calls, pace=ONCE)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.told[KEY] == 1)
+        world.poller.set_order(KEY, dict(ORDER))
+        other = {**ORDER, "maxRestarts": 7}
+        world.poller.set_order(KEY, other)
+        await until(lambda: len(calls.made) == 2)
+        assert [order for _, _, order in calls.made] == [ORDER, other]
+
+
+async def test_an_order_that_changes_during_a_call_is_told_after_it() -> None:
+    calls = Calls()
+    calls.answers["127.0.0.1"] = build_report()
+    calls.held = asyncio.Event()
+    async with polling(World(sync=calls, pace=ONCE)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: calls.open == 1)
+        world.poller.set_order(KEY, {**ORDER, "maxRestarts": 7})
+        calls.held.set()
+        await until(lambda: len(calls.made) == 2)
+
+
+async def test_a_change_of_the_pods_makes_it_ask_more_often() -> None:
+    calls = Calls()
+    calls.answers["127.0.0.1"] = build_report()
+    pace = AgentPace(steady=NEVER, hasty=0.02, hasty_for=0.5)
+    async with polling(World(sync=calls, pace=pace)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: len(calls.made) >= 2)
+        before = world.poller._watched[KEY]
+        await until(lambda: before.hasty_until < asyncio.get_running_loop().time())
+        asked = len(calls.made)
+        world.poller.hasten(KEY)
+        await until(lambda: len(calls.made) > asked)
+
+
+async def test_pods_that_do_not_run_are_not_asked() -> None:
+    calls = Calls()
+    async with polling(World(sync=calls)) as world:
+        world.pods[KEY] = [build_pod(host=None), build_pod(1)]
+        world.poller.set_order(KEY, ORDER)
+        marker = JobKey("default", "marker")
+        world.uids[marker], world.pods[marker] = "uid-2", [build_pod(host="10.0.0.2")]
+        world.poller.set_order(marker, ORDER)
+        await until(lambda: len(calls.made) >= 5)
+        assert set(calls.hosts) == {"10.0.0.2"}
+        world.pods[KEY] = [build_pod(host="10.0.0.1")]
+        world.poller.hasten(KEY)
+        await until(lambda: "10.0.0.1" in calls.hosts)
+
+
+async def test_an_order_from_before_it_runs_counts() -> None:
+    world = World(sync=Calls())
+    world.poller.set_order(KEY, ORDER)
+    async with polling(world):
+        await until(lambda: world.outcomes["unreachable"] >= 1)
+
+
+# -- whom not --------------------------------------------------------------------------------------------
+
+
+async def test_without_an_order_nobody_is_asked_and_nothing_is_known() -> None:
+    calls = Calls()
+    calls.answers["127.0.0.1"] = build_report()
+    async with polling(World(sync=calls)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(world.gang)
+        world.poller.set_order(KEY, None)
+        assert world.poller.gang(KEY) is None
+        world.poller.set_order(KEY, None)  # again is no mistake
+        world.poller.hasten(KEY)
+        asked = calls.hosts.count("127.0.0.1")
+        marker = JobKey("default", "marker")
+        world.uids[marker], world.pods[marker] = "uid-2", [build_pod(host="10.0.0.2")]
+        world.poller.set_order(marker, ORDER)
+        await until(lambda: calls.hosts.count("10.0.0.2") >= 5)
+        assert calls.hosts.count("127.0.0.1") == asked
+
+
+async def test_a_job_that_is_gone_is_forgotten() -> None:
+    async with polling(World(sync=Calls())) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: world.outcomes["unreachable"] >= 1)
+        del world.uids[KEY]
+        await until(lambda: not world.poller._watched)
+        world.poller.set_order(KEY, ORDER)
+        assert not world.poller._watched
+
+
+async def test_another_job_of_the_same_name_has_another_token_and_no_past() -> None:
+    calls = Calls()
+    calls.answers["127.0.0.1"] = build_report()
+    async with polling(World(sync=calls)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(world.gang)
+        world.uids[KEY] = "uid-2"
+        world.poller.set_order(KEY, ORDER)
+        assert world.poller.gang(KEY) is None
+        await until(world.gang)
+        assert {token for _, token, _ in calls.made} == {"token of uid-1", "token of uid-2"}
+
+
+# -- many ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("namespaces", [1, 2, 3])
+async def test_no_more_calls_at_once_than_allowed(namespaces: int) -> None:
+    calls, most = Calls(), min(CALLS, namespaces * CALLS // 2)
+    calls.held = asyncio.Event()
+    async with polling(World(sync=calls)) as world:
+        keys = [JobKey(f"space-{number % namespaces}", f"job-{number}") for number in range(3 * CALLS)]
+        for key in keys:
+            world.uids[key], world.pods[key] = key.name, [build_pod()]
+            world.poller.set_order(key, ORDER)
+        await until(lambda: calls.open == most)
+        calls.held.set()
+        await until(lambda: len({token for _, token, _ in calls.made}) == len(keys))
+        assert calls.most_open == most
+
+
+async def test_no_more_calls_a_second_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, times = asyncio.get_running_loop(), list[float]()
+    monkeypatch.setattr("trainjob.cluster.kube.agents.CALLS_A_SECOND", 1000.0)
+    pace = replace(QUICK, hasty=0.0, steady=0.0)
+    async with polling(World(pace=pace, sync=Calls(), on_call=lambda *_: times.append(loop.time()))) as world:
+        begun = loop.time()
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: len(times) >= 3 * CALLS)
+    rest = times[CALLS:]
+    assert len(rest) - 1 <= 1000.0 * (rest[-1] - begun)
+
+
+async def test_what_goes_wrong_with_one_job_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    calls = Calls()
+    calls.answers["127.0.0.1"] = ValueError("a defect")
+    calls.answers["10.0.0.2"] = build_report()
+    async with polling(World(sync=calls)) as world:
+        world.poller.set_order(KEY, ORDER)
+        await until(lambda: calls.hosts.count("127.0.0.1") >= 2)
+        assert "a defect" in caplog.text
+        other = JobKey("default", "other")
+        world.uids[other], world.pods[other] = "uid-2", [build_pod(host="10.0.0.2")]
+        world.poller.set_order(other, ORDER)
+        await until(lambda: world.told[other] == 1)

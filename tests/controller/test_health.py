@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from trainjob.controller import Load
+from trainjob.controller.health import (
+    STUCK_SECONDS,
+    Check,
+    check_caches,
+    check_key,
+    check_watch,
+    check_work,
+    report,
+)
+
+LONG = STUCK_SECONDS + 1
+
+
+@pytest.mark.parametrize(("silent", "problem"), [(0, ""), (90, ""), (91, "nothing heard or tried for 91 s")])
+def test_a_watch(silent: float, problem: str) -> None:
+    assert check_watch("pods", silent, 90) == Check("pods", problem)
+
+
+@pytest.mark.parametrize(
+    ("load", "problem"),
+    [
+        (None, ""),
+        (Load(waiting=0, longest=0, unserved=0), ""),
+        (Load(waiting=9999, longest=STUCK_SECONDS, unserved=STUCK_SECONDS), ""),
+        (Load(waiting=0, longest=LONG, unserved=0), "one job has kept a worker busy for 301 s"),
+        (Load(waiting=2, longest=0, unserved=LONG), "2 jobs wait, and none was taken up for 301 s"),
+    ],
+)
+def test_the_work_loop(load: Load | None, problem: str) -> None:
+    assert check_work(load) == Check("work", problem)
+
+
+def test_the_caches() -> None:
+    assert check_caches(is_synced=True).problem == ""
+    assert check_caches(is_synced=False).problem == "not filled for the first time yet"
+
+
+def test_the_key() -> None:
+    assert check_key(is_known=True).problem == ""
+    assert check_key(is_known=False).problem == "not read yet"
+
+
+def test_one_problem_is_enough() -> None:
+    assert report([Check("a"), Check("b")]) == (200, "a: ok\nb: ok\n")
+    assert report([Check("a"), Check("b", "broken")]) == (503, "a: ok\nb: broken\n")

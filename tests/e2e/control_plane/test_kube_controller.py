@@ -1,0 +1,315 @@
+"""The controller on a real API server: what a job's life takes, a restart that writes nothing, and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support_havoc import Havoc
+from support_jobs import build_job
+from support_kube import running
+from support_kubelet import GhostAgents
+from support_proxy import FaultyProxy
+from support_real_kube import RealKubelet, open_real, states, through
+from testbed import Cluster
+
+from trainjob.api import parse
+from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef
+from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Pace, from_kubeconfig
+from trainjob.cluster.kube.config import build_tls
+from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
+from trainjob.cluster.kube.transport import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
+from trainjob.controller import Controller
+from trainjob.core.agent import build_program
+from trainjob.core.manifests import build_network_policy, build_objects
+from trainjob.core.observed import is_same_policy
+from trainjob.core.settings import Bundle, Isolation, Settings
+
+Manifest = dict[str, Any]
+
+GUARD_SECONDS = 180.0
+"""Against hanging only."""
+
+READING = {"get", "list", "watch"}
+
+BUNDLE = Bundle(b"the agent's program", b"the controller's key")
+
+
+pytestmark = pytest.mark.usefixtures("crd")
+
+
+@asynccontextmanager
+async def open_controller(
+    access: Access,
+    namespace: str,
+    on_reconciled: Callable[[JobKey, float], None] = lambda _key, _seconds: None,
+    kubelet: RealKubelet | None = None,
+    **options: Any,
+) -> AsyncIterator[KubeCluster]:
+    agents = GhostAgents(lambda: kubelet.pods if kubelet is not None else [])
+    async with open_real(access, namespace, asking=agents.asking, **options) as kube:
+        settings = Settings(isolation=Isolation(), bundle=BUNDLE)
+        controller = Controller(kube, workers=8, settings=settings, on_reconciled=on_reconciled)
+        async with running(controller.run(), kube.collect_programs(BUNDLE)):
+            yield kube
+
+
+async def reach(admin: ApiClient, namespace: str, expected: dict[str, str | None]) -> None:
+    """Wait until the jobs of the namespace are these, in these states."""
+    found: dict[str, str | None] | None = None
+    try:
+        async with asyncio.timeout(GUARD_SECONDS):
+            while found != expected:
+                await asyncio.sleep(0.05)
+                found = await states(admin, namespace)
+    except TimeoutError:
+        raise AssertionError(f"{found} never became {expected}") from None
+
+
+def role_of(pod: Manifest) -> str:
+    role: str = pod["metadata"]["labels"]["trainjob.dev/role"]
+    return role
+
+
+async def test_a_life_of_five_pods_takes_its_objects_and_at_most_four_status_writes(
+    access: Access, admin: ApiClient, namespace: str
+) -> None:
+    calls: list[Call] = []
+    finished: set[str] = set()
+    kubelet = RealKubelet(admin, namespace, lambda pod: 0 if role_of(pod) in finished else None)
+    async with (
+        open_controller(access, namespace, kubelet=kubelet, on_call=calls.append),
+        running(kubelet.run()),
+    ):
+        job = build_job(namespace=namespace, workers=4, output={"claim": {"size": "1Gi"}})
+        await admin.create(TRAINJOBS, job)
+        await reach(admin, namespace, {"digits": "Running"})
+        finished.add("worker")
+        async with asyncio.timeout(GUARD_SECONDS):
+            while (await _phases(admin, namespace))["Succeeded"] < 4:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.05)
+        finished.add("evaluator")
+        await reach(admin, namespace, {"digits": "Complete"})
+    writes = Counter(f"{c.verb} {c.resource}" for c in calls if c.verb not in READING)
+    assert writes.pop("update trainjobs/status") <= 4
+    assert writes.pop("create events") <= 4
+    assert writes == {
+        "create persistentvolumeclaims": 1,
+        "create services": 1,
+        "create configmaps": 1,
+        "create secrets": 1,
+        "delete secrets": 1,
+        "create networkpolicies": 1,
+        "create pods": 5,
+    }
+    assert {call.code for call in calls} <= {200, 201}
+
+
+RULES: tuple[dict[str, Any], ...] = (
+    {"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {}}}], "ports": [{"port": 9090}]},
+    {"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": []}}], "ports": [{"port": 1, "endPort": 9}]},
+    {"from": [], "ports": [{"port": "metrics", "protocol": "UDP"}]},
+)
+"""All that a NetworkPolicy's ingress may hold, and all that the API server adds to it or leaves out."""
+
+
+async def test_a_network_policy_is_left_as_it_is_stored_and_put_right_when_it_was_changed(
+    access: Access, admin: ApiClient, namespace: str
+) -> None:
+    created = await admin.create(TRAINJOBS, build_job(namespace=namespace))
+    policy = build_network_policy(parse(created), Isolation("trainjob-system", RULES))
+    stored = await admin.create(NETWORK_POLICIES, policy)
+    assert stored["spec"] != policy["spec"]
+    assert is_same_policy(stored["spec"], policy["spec"])
+
+    await admin.patch(NETWORK_POLICIES, namespace, "digits", {"spec": {"ingress": [{}]}})
+    async with open_real(access, namespace) as kube:
+        await kube.synced()
+        snapshot = await kube.observe(JobKey(namespace, "digits"))
+        assert snapshot is not None
+        assert snapshot.network_policy is not None
+        state = {key: snapshot.network_policy["metadata"][key] for key in ("uid", "resourceVersion")}
+        again = {**policy, "metadata": {**policy["metadata"], **state}}
+        await kube.replace(again)
+        with pytest.raises(Conflict):
+            await kube.replace(again)
+    found = await admin.get(NETWORK_POLICIES, namespace, "digits")
+    assert found["spec"] == stored["spec"]
+
+
+async def _phases(admin: ApiClient, namespace: str) -> Counter[str]:
+    pods = (await admin.list(PODS, namespace))["items"]
+    return Counter(pod["status"]["phase"] for pod in pods)
+
+
+async def test_the_table_of_permissions_is_what_is_really_asked_for(
+    access: Access, admin: ApiClient, namespace: str
+) -> None:
+    """Under an account that has these permissions and no others, the calls made are those of the table."""
+    calls: list[Call] = []
+    table = {(p.group, p.resource, verb) for p in PERMISSIONS if p.scope is Scope.JOBS for verb in p.verbs}
+    # Nobody calls finalizers: the API server asks for it when an object with blockOwnerDeletion is created.
+    expected = table - {("trainjob.dev", "trainjobs/finalizers", "update")}
+
+    def made() -> set[tuple[str, str, str]]:
+        return {(call.group, call.resource, call.verb) for call in calls}
+
+    kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
+    pace = Pace(collect=0.2)
+    async with open_controller(access, namespace, kubelet=kubelet, on_call=calls.append, pace=pace) as kube:
+        await admin.create(TRAINJOBS, build_job(namespace=namespace, output={"claim": {"size": "1Gi"}}))
+        async with running(kubelet.run()):
+            await reach(admin, namespace, {"digits": "Complete"})
+        await provoke(kube, namespace)
+        await admin.patch(TRAINJOBS, namespace, "digits", {"spec": {"ttlSecondsAfterFinished": 0}})
+        await reach(admin, namespace, {})
+        # The watch tells of a deletion before its answer comes, and only what is answered is recorded.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GUARD_SECONDS):
+                while not expected <= made():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+    assert made() == expected
+    assert 403 not in {call.code for call in calls}
+
+
+async def provoke(kube: KubeCluster, namespace: str) -> None:
+    """Run into everything that makes the cluster look again, and say one thing twice."""
+    for _ in range(2):
+        await kube.create(build_program(namespace, BUNDLE))
+    snapshot = await kube.observe(JobKey(namespace, "digits"))
+    assert snapshot is not None
+    for manifest in build_objects(parse(snapshot.job)):
+        with pytest.raises(AlreadyExists):
+            await kube.create(manifest)
+    assert snapshot.network_policy is not None
+    with pytest.raises(AlreadyExists):
+        await kube.create({**snapshot.network_policy, "metadata": _new(snapshot.network_policy)})
+    await kube.replace(
+        {**snapshot.network_policy, "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    )
+    with pytest.raises(Conflict):
+        await kube.write_status(JobKey(namespace, "digits"), snapshot.job["metadata"]["uid"], "1", {})
+    pod = snapshot.pods[0]["metadata"]
+    ref = ObjectRef("Pod", namespace, pod["name"], pod["uid"])
+    await kube.set_labels(ref, {"trainjob.dev/live": None})
+    await kube.delete(ref)
+    for _ in range(2):
+        await kube.post_event(snapshot.job, type_="Normal", reason="Told", message="twice")
+        await asyncio.sleep(0.2)
+
+
+def _new(manifest: Manifest) -> Manifest:
+    meta = manifest["metadata"]
+    return {"name": meta["name"], "namespace": meta["namespace"], "labels": meta["labels"]}
+
+
+async def test_a_restart_with_many_jobs_writes_nothing(
+    access: Access, admin: ApiClient, namespace: str
+) -> None:
+    names = [f"job-{number:03}" for number in range(60)]
+    finishing = set(names[:30])
+    expected: dict[str, str | None] = {n: "Complete" if n in finishing else "Running" for n in names}
+
+    def exit_code(pod: Manifest) -> int | None:
+        return 0 if pod["metadata"]["labels"]["trainjob.dev/job"] in finishing else None
+
+    kubelet = RealKubelet(admin, namespace, exit_code)
+    async with open_controller(access, namespace, kubelet=kubelet), running(kubelet.run()):
+        for name in names:
+            await admin.create(
+                TRAINJOBS, build_job(name=name, namespace=namespace, workers=1, evaluator=False)
+            )
+        await reach(admin, namespace, expected)
+    before = await versions(admin, namespace)
+    looked_at: set[str] = set()
+    calls: list[Call] = []
+    async with (
+        open_controller(
+            access,
+            namespace,
+            lambda key, _seconds: looked_at.add(key.name),
+            kubelet,
+            on_call=calls.append,
+        ),
+        asyncio.timeout(GUARD_SECONDS),
+    ):
+        while looked_at != set(names):  # noqa: ASYNC110 - counted by the callback
+            await asyncio.sleep(0.05)
+    assert [call for call in calls if call.verb not in READING] == []
+    assert await versions(admin, namespace) == before
+
+
+async def versions(admin: ApiClient, namespace: str) -> dict[str, set[tuple[str, str]]]:
+    """Return the uid and resourceVersion of everything that jobs are made of, by kind."""
+    found = {}
+    for resource in (TRAINJOBS, *DEPENDENTS):
+        listed = await admin.list(
+            resource, namespace, selector="" if resource is TRAINJOBS else "trainjob.dev/job"
+        )
+        found[resource.kind] = {
+            (m["metadata"]["uid"], m["metadata"]["resourceVersion"]) for m in listed["items"]
+        }
+    return found
+
+
+def cached(kube: KubeCluster) -> dict[str, set[tuple[str, str]]]:
+    """The same of the caches."""
+    held = {r.kind: store.items() for r, store in kube._stores.items()} | {"TrainJob": kube.jobs()}
+    return {
+        kind: {(m["metadata"]["uid"], m["metadata"]["resourceVersion"]) for m in items}
+        for kind, items in held.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
+    access: Access, admin: ApiClient, control_plane: Cluster, namespace: str, seed: int
+) -> None:
+    pace = Pace(watch=3.0, inactivity=2.0, resync=2.0, sweep=1.0, first_retry=0.05, longest_retry=0.2)
+    owner = from_kubeconfig(control_plane.kubeconfig)
+    # The proxy knows the API server, and speaks with the tokens of those behind it only.
+    tls = build_tls(replace(owner, certificate_file=None, certificate_data=None))
+    kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
+    names = [f"job-{number}" for number in range(8)]
+    async with FaultyProxy(owner.server, tls).serve() as proxy:
+        havoc = Havoc(proxy, seed, faults=80)
+        async with (
+            open_controller(through(proxy.url, access), namespace, kubelet=kubelet, pace=pace) as kube,
+            running(kubelet.run()),
+        ):
+            for name in names:
+                await admin.create(TRAINJOBS, build_job(name=name, namespace=namespace))
+            async with asyncio.timeout(GUARD_SECONDS):
+                while havoc.left > 50:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.05)
+            for name in names[:2]:
+                job = await admin.get(TRAINJOBS, namespace, name)
+                await admin.delete(TRAINJOBS, namespace, name, uid=job["metadata"]["uid"])
+            await admin.create(TRAINJOBS, build_job(name=names[1], namespace=namespace, workers=1))
+            await reach(admin, namespace, dict.fromkeys(names[1:], "Complete"))
+            havoc.stop()
+            async with asyncio.timeout(GUARD_SECONDS):
+                while cached(kube) != await versions(admin, namespace):  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.05)
+        pods = (await admin.list(PODS, namespace))["items"]
+        for name in names:
+            assert await expected_pods(admin, namespace, name) == {
+                pod["metadata"]["name"]
+                for pod in pods
+                if pod["metadata"]["labels"]["trainjob.dev/job"] == name
+            }
+
+
+async def expected_pods(admin: ApiClient, namespace: str, name: str) -> set[str]:
+    """The pods of a first attempt; none when the job is gone."""
+    try:
+        job = parse(await admin.get(TRAINJOBS, namespace, name))
+    except ClusterError:
+        return set()
+    return {m["metadata"]["name"] for m in build_objects(job) if m["kind"] == "Pod"}

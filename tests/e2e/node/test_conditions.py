@@ -1,0 +1,175 @@
+"""What the cluster refuses a job or lets it wait for: a condition with the reason, and patience."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from support_cli import trainjob
+from support_pods import condition, describe, script_job, touch, wait_for, wait_for_reason
+from testbed.claims import NodeCluster
+from testbed.waiting import until
+
+from trainjob.core.policies.success_policy import NO_STEPS
+
+SYSTEM = "trainjob-system"
+DONE = 'print("done")'
+WAIT = 'until("go")'
+# Nobody gives a training process a token, and without one the API server tells it nothing.
+LOOK_FOR_SECRETS = """
+import ssl, urllib.error, urllib.request
+account = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
+assert not account.exists(), "a service account's token"
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+for path in ("/api/v1/secrets", "/api/v1/namespaces/{namespace}/secrets"):
+    try:
+        urllib.request.urlopen("https://kubernetes.default.svc" + path, context=context, timeout=20)
+    except urllib.error.HTTPError as refused:
+        assert refused.code in (401, 403), refused
+    else:
+        raise AssertionError("Secrets can be listed")
+"""
+
+
+def told(
+    cluster: NodeCluster, namespace: str, name: str, reason: str, words: list[str], tmp_path: Any
+) -> None:
+    """The reason and the words are in the condition, and wherever people look."""
+    found = wait_for_reason(cluster, namespace, name, reason)
+    assert [word for word in words if word not in found["message"]] == [], found
+    wide = cluster.kubectl("get", "tj", name, "-n", namespace, "-o", "wide").splitlines()[1]
+    assert wide.split()[1] == "Pending"
+    shown = trainjob("get", name, "-n", namespace, cwd=tmp_path, env=cluster.env)
+    assert shown.returncode == 0, shown.stderr
+    places = {"get -o wide": wide, "describe": describe(cluster, namespace, name), "trainjob": shown.stdout}
+    for place, text in places.items():
+        assert [word for word in words if word not in text] == [], f"{place}: {text}"
+    assert f"Reason: {reason}" in places["describe"]
+    assert f" {reason} " in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "container", "reason", "words"),
+    [
+        (
+            "no-image",
+            {"image": "registry.invalid/nothing:1"},
+            "ImagePullBackOff",
+            ["worker 0 can't start", "registry.invalid/nothing:1"],
+        ),
+        (
+            "no-gpu",
+            {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
+            "Unschedulable",
+            ["worker 0 can't start", "Insufficient nvidia.com/gpu"],
+        ),
+    ],
+)
+def test_a_pod_that_can_not_start(
+    name: str,
+    container: dict[str, Any],
+    reason: str,
+    words: list[str],
+    installed: NodeCluster,
+    restricted_module: str,
+    tmp_path: Any,
+) -> None:
+    job = script_job(name, DONE, container=container)
+    installed.apply(job, namespace=restricted_module)
+    told(installed, restricted_module, name, reason, words, tmp_path)
+    installed.delete("tj", name, namespace=restricted_module)
+
+
+def test_a_quota_that_refuses_a_pod_is_told_until_it_is_lifted(
+    installed: NodeCluster, restricted: str, tmp_path: Any
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
+    installed.apply({**quota, "spec": {"hard": {"pods": "2"}}}, namespace=restricted)
+    full = "--for=jsonpath={.status.hard.pods}=2"
+    installed.kubectl("wait", "resourcequota/two", "-n", restricted, full, "--timeout=60s", timeout=70)
+    before, began = refused_pods(installed), time.monotonic()
+    installed.apply(script_job("many", WAIT, workers=4), namespace=restricted)
+    told(
+        installed,
+        restricted,
+        "many",
+        "CreationRefused",
+        ["the cluster refuses Pod many-worker-", "exceeded quota"],
+        tmp_path,
+    )
+
+    def asked_again() -> bool:
+        return refused_pods(installed) >= before + 6
+
+    until(asked_again, what="the pods are asked for again", seconds=180, every=0.5)
+    # Two at the first attempt, and with each of those after it, 5 s and more apart.
+    assert refused_pods(installed) - before <= 4 + 2 * (time.monotonic() - began) / 5
+    installed.delete("resourcequota", "two", namespace=restricted)
+    wait_for(installed, restricted, "many", "condition=Running")
+    touch(installed, restricted, "many", "go")
+    job = wait_for(installed, restricted, "many", "condition=Complete")
+    assert job["status"]["restarts"]["charged"] == 0
+
+
+def test_a_service_in_the_way_is_told_until_it_is_gone(
+    installed: NodeCluster, restricted: str, tmp_path: Any
+) -> None:
+    spec = {"clusterIP": "None", "selector": {"app": "other"}}
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": spec}
+    installed.apply(theirs, namespace=restricted)
+    installed.apply(script_job("web", DONE), namespace=restricted)
+    words = ["Service web exists and isn't this job's", "rename the job, or delete it"]
+    told(installed, restricted, "web", "ServiceConflict", words, tmp_path)
+    assert installed.get("service", "web", namespace=restricted)["spec"]["selector"] == {"app": "other"}
+    assert installed.get("pods", namespace=restricted)["items"] == []
+    installed.delete("service", "web", namespace=restricted)
+    job = wait_for(installed, restricted, "web", "condition=Complete")
+    assert condition(job, "Running")["reason"] == "Finished"
+
+
+def test_training_pods_can_not_read_secrets(installed: NodeCluster, restricted: str) -> None:
+    script = LOOK_FOR_SECRETS.replace("{namespace}", restricted)
+    installed.apply(script_job("curious", script, evaluator=True, maxRestarts=0), namespace=restricted)
+    job = wait_for(installed, restricted, "curious", "jsonpath={.status.completionTime}")
+    assert job["status"]["state"] == "Complete", job["status"]["message"]
+    assert job["status"]["message"] == f"training has finished, but {NO_STEPS}", (
+        "the evaluator has found nothing either"
+    )
+
+
+@pytest.mark.parametrize("namespace", [SYSTEM, "kube-system", "default"])
+@pytest.mark.parametrize("verb", ["get", "list", "watch"])
+def test_the_controllers_account_can_not_read_secrets(
+    installed: NodeCluster, verb: str, namespace: str
+) -> None:
+    deployment = installed.get("deployment", "trainjob", namespace=SYSTEM)
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{SYSTEM}:{account}",
+            "groups": ["system:serviceaccounts", f"system:serviceaccounts:{SYSTEM}", "system:authenticated"],
+            "resourceAttributes": {"verb": verb, "resource": "secrets", "namespace": namespace},
+        },
+    }
+    answer = installed.kubectl(
+        "create", "-f", "-", "-o", "jsonpath={.status.allowed}", stdin=json.dumps(review)
+    )
+    assert answer == "false"
+
+
+def refused_pods(cluster: NodeCluster) -> int:
+    """How many pods the API server has refused to the controllers so far, by their own count."""
+    pods = cluster.get("pods", namespace=SYSTEM, selector="app.kubernetes.io/component=controller")["items"]
+    count = 0.0
+    for pod in pods:
+        path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
+        for line in cluster.kubectl("get", "--raw", path).splitlines():
+            if re.match(r'trainjob_api_requests_total\{(?=.*code="403")(?=.*resource="pods")', line):
+                count += float(line.split()[-1])
+    return int(count)
