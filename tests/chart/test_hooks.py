@@ -16,13 +16,13 @@ def test_the_crd_is_no_object_of_the_chart() -> None:
 def test_the_hook_carries_the_crd() -> None:
     hooks = render().hooks("pre-install")
     (text,) = hooks.one("ConfigMap")["data"].values()
-    assert documents(text) == documents((ROOT / "manifests/crd.yaml").read_text())
+    assert documents(text) == documents((ROOT / "manifests/crd/crd.yaml").read_text())
     (volume,) = hooks.one("Job")["spec"]["template"]["spec"]["volumes"]
     assert volume["configMap"]["name"] == hooks.one("ConfigMap")["metadata"]["name"]
 
 
 def test_helm_keeps_a_crd_that_got_into_a_release() -> None:
-    crd = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
+    crd = yaml.safe_load((ROOT / "manifests/crd/crd.yaml").read_text())
     assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 

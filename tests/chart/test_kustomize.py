@@ -51,7 +51,7 @@ def test_the_overlay_is_the_chart_for_one_namespace() -> None:
 
 def test_the_crd_is_the_generated_one() -> None:
     crd = kustomize("manifests/base").one("CustomResourceDefinition")
-    generated = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
+    generated = yaml.safe_load((ROOT / "manifests/crd/crd.yaml").read_text())
     assert crd["spec"] == generated["spec"]
     assert generated["metadata"]["annotations"].items() <= crd["metadata"]["annotations"].items()
 

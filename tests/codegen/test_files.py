@@ -32,7 +32,7 @@ def test_generates_and_then_finds_no_drift(tmp_path: Path, capsys: pytest.Captur
     assert main([], folder=root / "deep/down") == 0
     assert main(["--check"], folder=root) == 0
     assert all((root / name).is_file() for name in GENERATED)
-    crd = root / "manifests/crd.yaml"
+    crd = root / "manifests/crd/crd.yaml"
     assert yaml.safe_load(crd.read_text())["metadata"]["annotations"]["trainjob.dev/version"] == "1.2.3"
     crd.write_text(crd.read_text().replace("shortNames: [tj]", "shortNames: [job]"))
     capsys.readouterr()

@@ -26,7 +26,7 @@ ACCOUNT = "controller"
 
 
 def install_crd(cluster: Cluster) -> None:
-    cluster.apply(REPOSITORY / "manifests" / "crd.yaml")
+    cluster.apply(REPOSITORY / "manifests" / "crd" / "crd.yaml")
     await_crd(cluster, "trainjobs.trainjob.dev")
 
 

@@ -27,7 +27,7 @@ def run(cluster: Cluster, script: str, *words: str) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def cluster(control_plane: Cluster) -> Cluster:
-    control_plane.apply(ROOT / "manifests" / "crd.yaml")
+    control_plane.apply(ROOT / "manifests" / "crd" / "crd.yaml")
     await_crd(control_plane, "trainjobs.trainjob.dev")
     return control_plane
 

@@ -20,7 +20,7 @@ from trainjob.core.manifests import build_pod
 from trainjob.core.names import desired_replicas
 
 ROOT = Path(__file__).parents[3]
-CRD = ROOT / "manifests" / "crd.yaml"
+CRD = ROOT / "manifests" / "crd" / "crd.yaml"
 PAGE = ROOT / "docs" / "migrating-from-tfjob.md"
 ROLES = (
     ("Worker",),

@@ -12,7 +12,7 @@ from support_chart import ROOT
 from support_helm import CRD, columns_of, later_chart, own_plane, run_installation, version_of
 from testbed import Cluster
 
-COMMITTED = ROOT / "manifests/crd.yaml"
+COMMITTED = ROOT / "manifests/crd/crd.yaml"
 
 
 @pytest.fixture(scope="module")

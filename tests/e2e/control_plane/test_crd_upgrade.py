@@ -27,7 +27,7 @@ from trainjob.core.manifests import build_pod
 
 Manifest = dict[str, Any]
 
-COMMITTED = ROOT / "manifests/crd.yaml"
+COMMITTED = ROOT / "manifests/crd/crd.yaml"
 VERSION = "trainjob.dev/version"
 
 

@@ -57,7 +57,7 @@ def reinstalled(installed: NodeCluster) -> Iterator[NodeCluster]:
     yield installed
     if "trainjob" in installed.helm("list", "-n", SYSTEM, "--short").split():
         helm(installed, "uninstall", "trainjob")
-    installed.apply(ROOT / "manifests/crd.yaml")
+    installed.apply(ROOT / "manifests/crd/crd.yaml")
     helm(installed, "install", "trainjob", CHART)
 
 

@@ -10,9 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 from trainjob.codegen import rbac
-from trainjob.codegen import reference as permissions_page
 from trainjob.codegen.crd import released_crd_text
-from trainjob.codegen.reference import editor_schema_text, reference_text
+from trainjob.codegen.reference import editor_schema_text, permissions_text, reference_text
 
 # Where the generated files lie, and which version they are of.
 
@@ -56,19 +55,16 @@ _KEY = '{{ include "trainjob.agentKey" . | quote }}'
 """The chart puts the names in."""
 
 GENERATED: Mapping[str, Callable[[str], str]] = {
-    "manifests/crd.yaml": released_crd_text,
-    # kustomize reads no file outside of its own folder, a chart neither.
-    "manifests/base/crd.yaml": released_crd_text,
+    "manifests/crd/crd.yaml": released_crd_text,  # the chart has a link to it: Helm follows links
     "manifests/base/rbac.yaml": lambda _: rbac.cluster_wide_text(),
     "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
-    "charts/trainjob/files/crd.yaml": released_crd_text,
     "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
     "charts/trainjob/files/own-rules.yaml": lambda _: rbac.rules_text(rbac.own_rules(lease=_LEASE, key=_KEY)),
     "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
     "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
     "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
     "docs/reference/api.md": lambda _: reference_text(),
-    "docs/reference/permissions.md": lambda _: permissions_page.page_text(),
+    "docs/reference/permissions.md": lambda _: permissions_text(),
 }
 
 

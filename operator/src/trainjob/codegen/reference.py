@@ -239,7 +239,7 @@ of the namespace, and may mount any Secret of it.
 """
 
 
-def page_text() -> str:
+def permissions_text() -> str:
     """Return `docs/reference/permissions.md`."""
     return _PAGE.format(
         controller=_table(controller_rules()),
