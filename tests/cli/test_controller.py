@@ -12,7 +12,7 @@ from support_cli import CONTEXT
 from support_controller import write_kubeconfig
 
 from trainjob.cli.controller import controller, read_settings
-from trainjob.cluster.kube.informer import Pace
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyPlace
 from trainjob.controller.settings import Election, OperatorSettings
 from trainjob.core.settings import Isolation
@@ -60,7 +60,7 @@ def test_two_processes_of_one_pod_have_different_identities(kubeconfig: Path) ->
         (["--http-address=[::]:9090"], {"host": "::", "port": 9090}),
         (["--http-address=:9090"], {"host": "0.0.0.0", "port": 9090}),  # noqa: S104
         (["--workers=3"], {"workers": 3}),
-        (["--watch-silence=5"], {"pace": Pace(inactivity=5.0)}),
+        (["--watch-silence=5"], {"pace": Timeouts(inactivity=5.0)}),
     ],
 )
 def test_options(kubeconfig: Path, arguments: list[str], expected: dict[str, Any]) -> None:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from trainjob.cli.cluster.errors import ClusterProblem, TimeIsOver
-from trainjob.cli.cluster.following import Pace
-from trainjob.cli.profiling.asking import NO_ANSWER_SECONDS, Asking, Away, LocalDesk
+from trainjob.cli.cluster.following import RetryTimes
+from trainjob.cli.profiling.asking import (
+    NO_ANSWER_SECONDS,
+    LocalProfileClient,
+    ProfileRequest,
+    ReplicaUnavailable,
+)
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.reporting.profiler import Profiler
 
@@ -32,7 +37,7 @@ class Job:
         environment = Environment("digits", "", 1, output, output / "checkpoints", output / "logs/train")
         self.seconds = 0.0
         self.profiler = Profiler(task, environment, total, trace=NoTrace(), clock=lambda: self.seconds)
-        self.local = LocalDesk(output, "worker-0")
+        self.local = LocalProfileClient(output, "worker-0")
         self.total, self.done, self.away = total, 0, False
         self.said: list[str] = []
         self.ask, self.withdraw = self.local.ask, self.local.withdraw
@@ -40,7 +45,7 @@ class Job:
 
     def answer(self) -> Any:
         if self.away:
-            raise Away("it has no pod now")
+            raise ReplicaUnavailable("it has no pod now")
         return self.local.answer()
 
     def why_over(self) -> str | None:
@@ -57,8 +62,8 @@ class Job:
                 self.profiler.finish(self.done)
 
     def run(self, timeout: float | None = None, **request: Any) -> Any:
-        pace = Pace(lambda: self.seconds, self.pause).within(timeout)
-        return Asking(self, "worker 0", self.said.append, pace).run({"id": "x", **request})
+        pace = RetryTimes(lambda: self.seconds, self.pause).within(timeout)
+        return ProfileRequest(self, "worker 0", self.said.append, pace).run({"id": "x", **request})
 
 
 def test_a_profile_from_beginning_to_end(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from support_kube import running, until
 
 from trainjob.cluster import AlreadyExists, Conflict, NotFound, Unavailable
-from trainjob.controller.election import Elector, LeaseLost, Terms, read_lease
+from trainjob.controller.election import Elector, LeaseDurations, LeaseLost, read_lease
 
-QUICK = Terms(lease_seconds=1, renew_deadline=0.6, retry_seconds=0.01)
+QUICK = LeaseDurations(lease_seconds=1, renew_deadline=0.6, retry_seconds=0.01)
 
 
 class Shelf:
@@ -60,7 +60,7 @@ class Shelf:
             raise Unavailable("nobody there")
 
 
-def build_elector(shelf: Shelf, identity: str, terms: Terms = QUICK) -> Elector:
+def build_elector(shelf: Shelf, identity: str, terms: LeaseDurations = QUICK) -> Elector:
     return Elector(shelf, identity=identity, terms=terms, clock=time.monotonic)
 
 
@@ -183,7 +183,7 @@ async def test_a_release_that_fails_is_told(caplog: pytest.LogCaptureFixture) ->
 async def test_what_people_read_in_the_lease() -> None:
     shelf = Shelf()
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    elector = Elector(shelf, identity="a", terms=Terms(), clock=time.monotonic, wall=lambda: noon)
+    elector = Elector(shelf, identity="a", terms=LeaseDurations(), clock=time.monotonic, wall=lambda: noon)
     async with running(elector.run()):
         await elector.won.wait()
     assert shelf.spec == {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from trainjob.controller.election import Terms
+from trainjob.controller.election import LeaseDurations
 from trainjob.controller.process import LOOK_SECONDS, SLACK_SECONDS, guarded
 
 
@@ -47,5 +47,5 @@ def test_the_thread_ends_with_the_context() -> None:
 
 
 def test_the_slack_is_within_the_others_wait() -> None:
-    terms = Terms()
+    terms = LeaseDurations()
     assert terms.renew_deadline + SLACK_SECONDS + LOOK_SECONDS < terms.lease_seconds

@@ -17,7 +17,7 @@ from support_kubelet import Kubelet
 
 from trainjob.api import parse
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.informer import Pace
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyPlace
 from trainjob.controller.process import Operator
 from trainjob.controller.settings import ExitCode, OperatorSettings
@@ -27,7 +27,7 @@ NAMES = [f"job-{number}" for number in range(12)]
 DELETED = set(NAMES[:4])
 FAULTS = 120
 GUARD_SECONDS = 120
-PACE = Pace(watch=2.0, inactivity=0.3, resync=0.5, sweep=0.3, first_retry=0.01, longest_retry=0.1)
+PACE = Timeouts(watch=2.0, inactivity=0.3, resync=0.5, sweep=0.3, first_retry=0.01, longest_retry=0.1)
 
 
 @pytest.mark.parametrize("seed", range(3))

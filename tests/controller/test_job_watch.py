@@ -18,7 +18,7 @@ from support_jobs import build_job
 from support_kube import running, until
 
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.informer import Pace
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller.kopf_watch import JobWatch, Login
 
@@ -114,7 +114,7 @@ async def test_an_error_in_the_watch_is_got_over(code: int) -> None:
 
 
 async def test_a_frozen_watch_is_opened_anew() -> None:
-    pace = Pace(inactivity=0.5)
+    pace = Timeouts(inactivity=0.5)
     async with ControllerServer().serve() as server, watching(server, pace=pace) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.freeze_watches()
@@ -224,7 +224,7 @@ async def test_every_session_is_closed_however_often_it_is_cancelled(
 
 
 def _build_watch(server: ControllerServer, heard: Heard, **options: Any) -> JobWatch:
-    given = {"access": Access(server.url), "namespace": None, "pace": Pace(inactivity=30.0), **options}
+    given = {"access": Access(server.url), "namespace": None, "pace": Timeouts(inactivity=30.0), **options}
     return JobWatch(
         given.pop("access"),
         heard.take,

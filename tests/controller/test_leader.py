@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob.controller.election import (
+    Acquire,
     Candidacy,
-    Claim,
     Lease,
-    Look,
+    LeaseDurations,
     Lost,
-    Pause,
+    Observe,
     Sighting,
-    Terms,
+    Wait,
     elect,
     see,
 )
 
-TERMS = Terms()
+TERMS = LeaseDurations()
 OTHERS = Lease("other", 15, renewed="r1", version="1")
 
 
@@ -72,9 +72,9 @@ def test_a_deleted_lease_is_left_alone_as_long_as_the_one_that_was_there() -> No
 
 def test_the_first_replica_creates_the_lease() -> None:
     candidacy = Candidacy("me", TERMS)
-    assert candidacy.step(0) == Look()
+    assert candidacy.step(0) == Observe()
     candidacy.saw(None, 0.1)
-    assert candidacy.step(0.1) == Claim(None)
+    assert candidacy.step(0.1) == Acquire(None)
     assert candidacy.leads_until() is None
     candidacy.claimed(Lease("me", 15, version="1"), sent=0.1, now=0.4)
     assert candidacy.leads_until() == 10.1
@@ -82,19 +82,19 @@ def test_the_first_replica_creates_the_lease() -> None:
 
 def test_a_leader_renews_without_looking() -> None:
     candidacy, held = _lead(now=0)
-    assert candidacy.step(1) == Pause(1)
-    assert candidacy.step(2) == Claim(held)
+    assert candidacy.step(1) == Wait(1)
+    assert candidacy.step(2) == Acquire(held)
 
 
 def test_a_standby_looks_again_and_again() -> None:
     candidacy = Candidacy("me", TERMS)
     candidacy.saw(OTHERS, 0)
-    assert candidacy.step(0) == Pause(2)
-    assert candidacy.step(2) == Look()
+    assert candidacy.step(0) == Wait(2)
+    assert candidacy.step(2) == Observe()
     candidacy.saw(OTHERS, 14)
-    assert candidacy.step(14) == Pause(1)  # no longer than the lease
+    assert candidacy.step(14) == Wait(1)  # no longer than the lease
     candidacy.saw(OTHERS, 15)
-    assert candidacy.step(15) == Claim(OTHERS)
+    assert candidacy.step(15) == Acquire(OTHERS)
 
 
 def test_a_released_lease_is_claimed_at_once() -> None:
@@ -102,16 +102,16 @@ def test_a_released_lease_is_claimed_at_once() -> None:
     candidacy.saw(OTHERS, 0)
     released = Lease("", 1, renewed="r2", version="2")
     candidacy.saw(released, 2)
-    assert candidacy.step(2) == Claim(released)
+    assert candidacy.step(2) == Acquire(released)
 
 
 def test_a_leader_that_gets_no_answer_tries_on_and_then_gives_up() -> None:
     candidacy, held = _lead(now=0)
     now = 2.0
-    assert candidacy.step(now) == Claim(held)
+    assert candidacy.step(now) == Acquire(held)
     attempts = 0
     while not isinstance(step := candidacy.step(now), Lost):
-        if isinstance(step, Pause):
+        if isinstance(step, Wait):
             now += step.seconds
         else:
             attempts += 1
@@ -125,9 +125,9 @@ def test_a_leader_whose_answer_was_lost_goes_on() -> None:
     candidacy, _ = _lead(now=0)
     candidacy.failed(2)
     stored = Lease("me", 15, renewed="later", version="7")
-    assert candidacy.step(2.5) == Look()
+    assert candidacy.step(2.5) == Observe()
     candidacy.saw(stored, 2.6)
-    assert candidacy.step(2.6) == Claim(stored)
+    assert candidacy.step(2.6) == Acquire(stored)
 
 
 def test_a_leader_that_sees_another_one_stops() -> None:
@@ -155,7 +155,7 @@ class Server:
     lease: Lease | None = None
     version: int = 0
 
-    def write(self, claim: Claim, identity: str, stamp: str) -> Lease | None:
+    def write(self, claim: Acquire, identity: str, stamp: str) -> Lease | None:
         expected = claim.instead_of.version if claim.instead_of else None
         if (self.lease.version if self.lease else None) != expected:
             return None
@@ -236,7 +236,7 @@ class World:
         if isinstance(step, Lost):
             self.restart(replica)
             return
-        if isinstance(step, Pause):
+        if isinstance(step, Wait):
             self.after(step.seconds / replica.rate + 1e-6, lambda: self.act(replica))
             return
         self.send(replica, step)
@@ -248,30 +248,30 @@ class World:
         self.replicas[self.replicas.index(replica)] = successor
         self.after(self.random.uniform(0, 3), lambda: self.act(successor))
 
-    def send(self, replica: Replica, step: Look | Claim) -> None:
+    def send(self, replica: Replica, step: Observe | Acquire) -> None:
         sent = replica.clock(self.now)
         if self.random.random() < self.loss:
             self.after(5 / replica.rate, lambda: self.fail(replica))
             return
         self.after(self.delay(), lambda: self.arrive(replica, step, sent))
 
-    def arrive(self, replica: Replica, step: Look | Claim, sent: float) -> None:
+    def arrive(self, replica: Replica, step: Observe | Acquire, sent: float) -> None:
         before = self.server.lease
-        if isinstance(step, Look):
+        if isinstance(step, Observe):
             answer: Lease | None = before
         else:
             answer = self.server.write(step, replica.identity, repr(sent))
             changed = answer is not None and before is not None and before.holder != replica.identity
             self.takeovers += changed
-        is_known = isinstance(step, Look) or answer is not None
+        is_known = isinstance(step, Observe) or answer is not None
         if not is_known or self.random.random() < self.loss:
             self.after(self.delay(), lambda: self.fail(replica))
         else:
             self.after(self.delay(), lambda: self.get(replica, step, answer, sent))
 
-    def get(self, replica: Replica, step: Look | Claim, answer: Lease | None, sent: float) -> None:
+    def get(self, replica: Replica, step: Observe | Acquire, answer: Lease | None, sent: float) -> None:
         now = replica.clock(self.now)
-        if isinstance(step, Look):
+        if isinstance(step, Observe):
             replica.candidacy.saw(answer, now)
         elif answer is not None:
             replica.candidacy.claimed(answer, sent, now)

@@ -10,13 +10,13 @@ from typing import Any
 from support_apiserver import FakeApiServer
 
 from trainjob.cluster import ClusterError
-from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Pace
+from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Timeouts
 from trainjob.cluster.kube.transport import TRAINJOBS
 
 GUARD_SECONDS = 30.0
 """Against hanging only."""
 
-QUICK = Pace(watch=60.0, inactivity=30.0, first_retry=0.01, longest_retry=0.05)
+QUICK = Timeouts(watch=60.0, inactivity=30.0, first_retry=0.01, longest_retry=0.05)
 """Failures are got over at once; what is silent isn't dead."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from support_apiserver import FakeApiServer
 
 from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.kube.agents import Asking
+from trainjob.cluster.kube.agents import AgentPolling
 from trainjob.cluster.kube.informer import AgentPace
 
 Manifest = dict[str, Any]
@@ -74,9 +74,9 @@ class GhostAgents:
         self.orders: dict[str, Mapping[str, Any]] = {}
 
     @property
-    def asking(self) -> Asking:
+    def asking(self) -> AgentPolling:
         """How they are asked: often."""
-        return Asking(sync=self, pace=AgentPace(steady=0.05, hasty=0.05))
+        return AgentPolling(sync=self, pace=AgentPace(steady=0.05, hasty=0.05))
 
     async def __call__(
         self, host: str, _port: int, _token: str, order: Mapping[str, Any], **_timeout: float

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.cluster import JobKey, ObjectRef, Snapshot
-from trainjob.cluster.local import LocalCluster, Place
+from trainjob.cluster.local import LocalCluster, Machine
 
 GUARD_SECONDS = 60.0
 """Against hanging only: nothing here depends on how long something takes."""
@@ -71,7 +71,7 @@ def build_pod(
     }
 
 
-def build_place(folder: Path, /, **changes: Any) -> Place:
+def build_place(folder: Path, /, **changes: Any) -> Machine:
     """Return a machine whose runs go into `folder`."""
     values: dict[str, Any] = {
         "folder": folder / "runs",
@@ -80,7 +80,7 @@ def build_place(folder: Path, /, **changes: Any) -> Place:
         "bootstrap": Path("/opt/bootstrap"),
         "environ": {"PATH": "/usr/bin:/bin", "HOME": str(folder)},
     }
-    return Place(**{**values, **changes})
+    return Machine(**{**values, **changes})
 
 
 def python(code: str) -> list[str]:

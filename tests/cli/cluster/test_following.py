@@ -14,14 +14,14 @@ from trainjob.cli.cluster.following import (
     Change,
     Gone,
     Listed,
-    Pace,
+    RetryTimes,
     Seen,
     TimeOver,
     Troubled,
     backoff,
     follow,
 )
-from trainjob.cli.cluster.options import Where
+from trainjob.cli.cluster.options import ClusterOptions
 from trainjob.cli.cluster.server import TRAINJOBS, Server
 
 
@@ -36,19 +36,19 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds
 
-    def pace(self, deadline: float | None = None) -> Pace:
-        return Pace(lambda: self.now, self.pause, deadline)
+    def pace(self, deadline: float | None = None) -> RetryTimes:
+        return RetryTimes(lambda: self.now, self.pause, deadline)
 
 
 @contextmanager
 def asking(path: Path) -> Iterator[tuple[CliServer, Server]]:
     with CliServer().serve() as api:
         kubeconfig = api.write_kubeconfig(path / "kubeconfig")
-        with Where(kubeconfig=str(kubeconfig)).connected() as cluster:
+        with ClusterOptions(kubeconfig=str(kubeconfig)).connected() as cluster:
             yield api, cluster.server
 
 
-def changes(server: Server, pace: Pace | None = None) -> Iterator[Change]:
+def changes(server: Server, pace: RetryTimes | None = None) -> Iterator[Change]:
     return follow(server, TRAINJOBS, "default", {}, pace or Clock().pace())
 
 

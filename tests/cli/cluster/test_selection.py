@@ -6,7 +6,7 @@ import pytest
 from support_cli_jobs import RUNNING, ended, stored_pod
 
 from trainjob.cli.cluster.job_logs import (
-    Seats,
+    FollowedPods,
     Wanted,
     describe_waits,
     earlier_pods,
@@ -106,14 +106,14 @@ def test_causes_are_told_together() -> None:
     )
 
 
-def seats(*manifests: dict[str, Any]) -> Seats:
-    made = Seats(UID, Wanted())
+def seats(*manifests: dict[str, Any]) -> FollowedPods:
+    made = FollowedPods(UID, Wanted())
     for manifest in manifests:
         see(made, manifest)
     return made
 
 
-def see(made: Seats, manifest: dict[str, Any]) -> None:
+def see(made: FollowedPods, manifest: dict[str, Any]) -> None:
     made.see({**manifest, "metadata": {**manifest["metadata"], "uid": manifest["metadata"]["name"]}})
 
 

@@ -14,7 +14,7 @@ from support_virtual_time import run_skipping_time
 
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.kube.agents import AgentPoller, Asking
+from trainjob.cluster.kube.agents import AgentPoller, AgentPolling
 from trainjob.cluster.kube.informer import AgentPace
 from trainjob.core.failure import UNREACHABLE
 
@@ -55,7 +55,7 @@ class Network:
             lambda key: key.name,
             lambda key: [build_pod(key.name, index) for index in range(4)],
             lambda _key: None,
-            Asking(sync=self.call, token_of=lambda uid: uid),
+            AgentPolling(sync=self.call, token_of=lambda uid: uid),
         )
 
     async def call(

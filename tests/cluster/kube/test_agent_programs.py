@@ -17,7 +17,7 @@ from support_jobs import build_job
 from support_kube import QUICK, open_client, open_kube, until
 
 from trainjob.cluster import Conflict, NotFound, ObjectRef, Refused
-from trainjob.cluster.kube import Pace
+from trainjob.cluster.kube import Timeouts
 from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.core.agent import build_program, program_name
 from trainjob.core.settings import Bundle
@@ -206,7 +206,7 @@ async def test_it_looks_now_and_then_whatever_the_api_server_says() -> None:
         garbled = web.json_response({"items": [{"metadata": "?"}]})
         ills = iter((failing(503, "ServiceUnavailable"), failing(403, "Forbidden"), garbled))
         server.fault = lambda seen: next(ills, None) if seen.kind == "ConfigMap" else None
-        pace = Pace(watch=QUICK.watch, inactivity=QUICK.inactivity, first_retry=0.01, collect=0.01)
+        pace = Timeouts(watch=QUICK.watch, inactivity=QUICK.inactivity, first_retry=0.01, collect=0.01)
         async with open_kube(server.url, pace=pace) as cluster:
             collecting = asyncio.ensure_future(cluster.collect_programs(NOW))
             await until(lambda: not server.all("ConfigMap"))

@@ -15,7 +15,7 @@ from support_kube import running, until
 
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.kube.agents import CALLS, AgentPoller, Asking
+from trainjob.cluster.kube.agents import CALLS, AgentPoller, AgentPolling
 from trainjob.cluster.kube.informer import AgentPace
 
 KEY = JobKey("default", "digits")
@@ -57,7 +57,7 @@ class World:
             self.uids.get,
             lambda key: self.pods.get(key, []),
             lambda key: self.told.update([key]),
-            Asking(**given),
+            AgentPolling(**given),
         )
 
     def _count(self, outcome: str, _seconds: float) -> None:

@@ -15,7 +15,7 @@ from support_apiserver import FakeApiServer
 from support_kube import QUICK, open_client, running, until
 
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube import Pace
+from trainjob.cluster.kube import Timeouts
 from trainjob.cluster.kube.informer import Informer, Scope
 from trainjob.cluster.kube.store import Store
 from trainjob.cluster.kube.transport import PODS
@@ -64,7 +64,7 @@ class Watched:
 
 @asynccontextmanager
 async def open_informer(
-    prepare: Callable[[FakeApiServer], object] = lambda _server: None, pace: Pace = QUICK
+    prepare: Callable[[FakeApiServer], object] = lambda _server: None, pace: Timeouts = QUICK
 ) -> AsyncIterator[Watched]:
     async with FakeApiServer().serve() as server:
         prepare(server)

@@ -20,7 +20,7 @@ from support_kubelet import GhostAgents, Kubelet
 
 from trainjob.api import parse
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube import Call, KubeCluster, Pace
+from trainjob.cluster.kube import Call, KubeCluster, Timeouts
 from trainjob.cluster.kube.permissions import PERMISSIONS
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_objects
@@ -223,7 +223,7 @@ async def test_a_finished_job_goes_after_its_time_by_a_permission_of_the_table()
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_it_converges_whatever_goes_wrong_and_keeps_no_ghosts(seed: int) -> None:
-    pace = Pace(watch=2.0, inactivity=0.2, resync=1.0, sweep=0.2, first_retry=0.01, longest_retry=0.05)
+    pace = Timeouts(watch=2.0, inactivity=0.2, resync=1.0, sweep=0.2, first_retry=0.01, longest_retry=0.05)
     async with FakeApiServer().serve() as server:
         server.page_limit = 3
         havoc = Havoc(server, seed, faults=60)

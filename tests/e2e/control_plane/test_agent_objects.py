@@ -13,7 +13,7 @@ from support_real_kube import RealKubelet, eventually, open_real, states
 
 from trainjob.api import parse
 from trainjob.cluster.agents import build_bundle
-from trainjob.cluster.kube import Access, ApiClient, Pace
+from trainjob.cluster.kube import Access, ApiClient, Timeouts
 from trainjob.cluster.kube.transport import (
     CLAIMS,
     CONFIG_MAPS,
@@ -34,7 +34,7 @@ from trainjob.core.settings import Bundle, Isolation, Settings
 KEY = b"the controller's key"
 BUNDLE = Bundle(build_bundle(), KEY)
 NEWER = Bundle(b"a newer program", KEY)
-QUICK = Pace(collect=0.2)
+QUICK = Timeouts(collect=0.2)
 STORED = "application/vnd.kubernetes.protobuf"
 """As the API server stores its own kinds; custom ones are JSON."""
 
@@ -45,11 +45,15 @@ pytestmark = pytest.mark.usefixtures("crd")
 
 @asynccontextmanager
 async def controller(
-    access: Access, namespace: str, kubelet: RealKubelet, bundle: Bundle = BUNDLE, pace: Pace | None = None
+    access: Access,
+    namespace: str,
+    kubelet: RealKubelet,
+    bundle: Bundle = BUNDLE,
+    pace: Timeouts | None = None,
 ) -> AsyncIterator[None]:
     """The controller of one version, and a kubelet."""
     agents = GhostAgents(lambda: kubelet.pods)
-    async with open_real(access, namespace, asking=agents.asking, pace=pace or Pace()) as kube:
+    async with open_real(access, namespace, asking=agents.asking, pace=pace or Timeouts()) as kube:
         working = Controller(kube, settings=Settings(isolation=Isolation(), bundle=bundle))
         async with running(working.run(), kube.collect_programs(bundle), kubelet.run()):
             yield

@@ -15,7 +15,7 @@ from testbed import Cluster
 
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, Conflict, JobKey, NotFound, ObjectRef, Refused, Snapshot
-from trainjob.cluster.kube import Access, ApiClient, KubeCluster, Pace
+from trainjob.cluster.kube import Access, ApiClient, KubeCluster, Timeouts
 from trainjob.cluster.kube.transport import EVENTS, PODS, SERVICES, TRAINJOBS
 from trainjob.core.manifests import build_objects
 
@@ -282,7 +282,7 @@ async def test_watches_go_on_after_their_time(access: Access, admin: ApiClient, 
     async with open_real(
         access,
         namespace,
-        pace=Pace(watch=1.0),
+        pace=Timeouts(watch=1.0),
         on_call=lambda call: watches.append(call.resource) if call.verb == "watch" else None,
     ) as kube:
         await kube.synced()

@@ -21,7 +21,7 @@ from testbed import Cluster
 
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef
-from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Pace, from_kubeconfig
+from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Timeouts, from_kubeconfig
 from trainjob.cluster.kube.config import build_tls
 from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
 from trainjob.cluster.kube.transport import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
@@ -161,7 +161,7 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
         return {(call.group, call.resource, call.verb) for call in calls}
 
     kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
-    pace = Pace(collect=0.2)
+    pace = Timeouts(collect=0.2)
     async with open_controller(access, namespace, kubelet=kubelet, on_call=calls.append, pace=pace) as kube:
         await admin.create(TRAINJOBS, build_job(namespace=namespace, output={"claim": {"size": "1Gi"}}))
         async with running(kubelet.run()):
@@ -271,7 +271,7 @@ def cached(kube: KubeCluster) -> dict[str, set[tuple[str, str]]]:
 async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
     access: Access, admin: ApiClient, control_plane: Cluster, namespace: str, seed: int
 ) -> None:
-    pace = Pace(watch=3.0, inactivity=2.0, resync=2.0, sweep=1.0, first_retry=0.05, longest_retry=0.2)
+    pace = Timeouts(watch=3.0, inactivity=2.0, resync=2.0, sweep=1.0, first_retry=0.05, longest_retry=0.2)
     owner = from_kubeconfig(control_plane.kubeconfig)
     # The proxy knows the API server, and speaks with the tokens of those behind it only.
     tls = build_tls(replace(owner, certificate_file=None, certificate_data=None))

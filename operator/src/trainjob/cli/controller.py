@@ -14,7 +14,7 @@ import click
 import yaml
 
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
-from trainjob.cluster.kube.informer import Pace
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyPlace
 from trainjob.controller.logs import LogFormat, start_logging
 from trainjob.controller.settings import Election, ExitCode, OperatorSettings
@@ -140,7 +140,7 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         host=host,
         port=port,
         workers=options["workers"],
-        pace=Pace(inactivity=options["watch_silence"]),
+        pace=Timeouts(inactivity=options["watch_silence"]),
         plan=Settings(
             isolation=Isolation(own_namespace, options["extra_ingress"])
             if options["network_policy"]

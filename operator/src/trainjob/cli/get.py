@@ -14,7 +14,7 @@ from trainjob.cli.cluster.errors import Exit, ServerProblem, describe_exits, des
 from trainjob.cli.cluster.following import Gone, Listed, Seen, Troubled, follow
 from trainjob.cli.cluster.job_logs import has_log, own_pods, why_no_log
 from trainjob.cli.cluster.jobs import Job, Outcome, find_job, missing_job, pods_of, read_job
-from trainjob.cli.cluster.options import Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
 from trainjob.cli.cluster.server import TRAINJOBS
 from trainjob.cli.cluster.waiting import describe_failure
 from trainjob.cli.files import dump_stream
@@ -223,7 +223,9 @@ _EXITS = {
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @cluster_options
 @ends_quietly
-def get(name: str | None, output: str | None, watch: bool, all_namespaces: bool, where: Where) -> None:
+def get(
+    name: str | None, output: str | None, watch: bool, all_namespaces: bool, where: ClusterOptions
+) -> None:
     """Print the TrainJobs of a namespace, or NAME in full: figures, conditions, what failed first, pods."""
     if name and all_namespaces:
         raise click.UsageError("a job has one namespace: name it by -n, without -A")

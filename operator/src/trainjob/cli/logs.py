@@ -6,7 +6,7 @@ import click
 
 from trainjob.cli.cluster.errors import Exit, describe_exits
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
-from trainjob.cli.cluster.options import Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
 from trainjob.cli.cluster.waiting import LogPrinter
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
 
@@ -38,7 +38,7 @@ def logs(
     previous: bool,
     tail: int | None,
     timestamps: bool,
-    where: Where,
+    where: ClusterOptions,
 ) -> None:
     """Print the logs of all replicas of the TrainJob NAME, in the order in which lines were written.
 

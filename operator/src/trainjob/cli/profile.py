@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.cli.cluster.errors import ClusterProblem, Exit, describe_exits
-from trainjob.cli.cluster.following import Pace
-from trainjob.cli.cluster.options import Duration, Where, cluster_options, ends_quietly
-from trainjob.cli.profiling.asking import Asking
+from trainjob.cli.cluster.following import RetryTimes
+from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
+from trainjob.cli.profiling.asking import ProfileRequest
 from trainjob.core.names import Replica
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def profile(
     timeout: float | None,
     local: bool,
     folder: Path,
-    where: Where,
+    where: ClusterOptions,
 ) -> None:
     """Have TensorFlow's profiler record steps N to M of the TrainJob NAME, which goes on training.
 
@@ -81,7 +81,7 @@ def profile(
     the profile lies to stdout.
     """
     request = {"id": token_hex(8), **steps}
-    pace = Pace().within(timeout)
+    pace = RetryTimes().within(timeout)
     if local:
         _profile_here(name, request, worker or 0, folder, pace)
     else:
@@ -90,27 +90,32 @@ def profile(
     sys.exit(Exit.GOOD)
 
 
-def _profile_here(name: str, request: Mapping[str, Any], worker: int, folder: Path, pace: Pace) -> None:
-    from trainjob.cli.profiling.asking import LocalDesk, find_output  # noqa: PLC0415 - slow to import
+def _profile_here(name: str, request: Mapping[str, Any], worker: int, folder: Path, pace: RetryTimes) -> None:
+    from trainjob.cli.profiling.asking import LocalProfileClient, find_output  # noqa: PLC0415 - slow to import
 
     output = find_output(folder, name)
     replica = Replica("worker", worker)
-    answer = Asking(LocalDesk(output, replica.name), replica.title, _say, pace).run(request)
+    answer = ProfileRequest(LocalProfileClient(output, replica.name), replica.title, _say, pace).run(request)
     _conclude(answer, str(answer.get("folder")), str(output))
 
 
 def _profile(
-    server: Server, namespace: str, name: str, request: Mapping[str, Any], worker: int | None, pace: Pace
+    server: Server,
+    namespace: str,
+    name: str,
+    request: Mapping[str, Any],
+    worker: int | None,
+    pace: RetryTimes,
 ) -> None:
     from trainjob.cli.cluster.jobs import find_job, read_job  # noqa: PLC0415
-    from trainjob.cli.profiling.asking import PodDesk, describe_end  # noqa: PLC0415
+    from trainjob.cli.profiling.asking import PodProfileClient, describe_end  # noqa: PLC0415
 
     job = read_job(find_job(server, namespace, name))
     over = describe_end(job)
     if over is not None:
         raise ClusterProblem(f"{over}; only a job that trains can be profiled")
     replica = choose(job.spec, worker)
-    answer = Asking(PodDesk(server, job, replica), replica.title, _say, pace).run(request)
+    answer = ProfileRequest(PodProfileClient(server, job, replica), replica.title, _say, pace).run(request)
     folder = str(answer.get("folder"))
     _conclude(answer, f"{folder} (in the job's output)", folder.rpartition("/logs/")[0])
 

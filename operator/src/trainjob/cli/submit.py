@@ -15,7 +15,7 @@ from trainjob.api import Document
 from trainjob.cli.cluster.errors import Answer, Exit, Refused, ServerProblem, describe_exits, describe_problem
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
 from trainjob.cli.cluster.jobs import read_job
-from trainjob.cli.cluster.options import Duration, Where, cluster_options, ends_quietly, namespace_of
+from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly, namespace_of
 from trainjob.cli.cluster.server import TRAINJOBS
 from trainjob.cli.cluster.waiting import LogPrinter, wait_and_conclude
 from trainjob.cli.files import read_valid_trainjobs
@@ -159,7 +159,9 @@ _EXITS = {
 @click.option("--dry-run", is_flag=True, help="Have the API server check everything, and create nothing.")
 @cluster_options
 @ends_quietly
-def submit(file: str, wait: bool, logs: bool, timeout: float | None, dry_run: bool, where: Where) -> None:
+def submit(
+    file: str, wait: bool, logs: bool, timeout: float | None, dry_run: bool, where: ClusterOptions
+) -> None:
     """Create the TrainJobs of FILE in a cluster; `-` reads the standard input.
 
     All of them are checked first as `trainjob validate` does: after a mistake nothing is created. Each goes

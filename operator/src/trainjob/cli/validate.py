@@ -6,7 +6,7 @@ import click
 
 from trainjob.api import Document, TrainJob
 from trainjob.cli.cluster.errors import Exit, describe_exits
-from trainjob.cli.cluster.options import Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
 from trainjob.cli.files import RefusedFile, UnreadableFile, read_valid_trainjobs
 from trainjob.core.names import replica_counts
 from trainjob.core.roles import count_gpus, role_template
@@ -28,12 +28,12 @@ _EXITS = {
 )
 @cluster_options
 @ends_quietly
-def validate(files: tuple[str, ...], cluster: bool, where: Where) -> None:
+def validate(files: tuple[str, ...], cluster: bool, where: ClusterOptions) -> None:
     """Check the TrainJobs of FILEs; `-` reads the standard input. Without --cluster no cluster is needed.
 
     Every mistake is one line on stderr.
     """
-    if where != Where() and not cluster:
+    if where != ClusterOptions() and not cluster:
         raise click.UsageError("-n, --context and --kubeconfig go with --cluster")
     valid: list[Document] = []
     code = 0
@@ -61,7 +61,7 @@ def describe_size(job: TrainJob) -> str:
     return f"{_counted(sum(counts.values()), 'pod')}, {_counted(gpus, 'GPU')}"
 
 
-def _ask(documents: list[Document], where: Where, *, named: bool) -> int:
+def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> int:
     # Rendering and the Kubernetes client are slow to import: only who asks a cluster waits for them.
     from trainjob.cli.cluster.dry_run import check_on_cluster  # noqa: PLC0415
     from trainjob.cli.cluster.options import namespace_of  # noqa: PLC0415

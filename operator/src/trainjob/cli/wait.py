@@ -5,7 +5,7 @@ import sys
 import click
 
 from trainjob.cli.cluster.errors import Exit, describe_exits
-from trainjob.cli.cluster.options import Duration, Where, cluster_options, ends_quietly
+from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
 from trainjob.cli.cluster.waiting import wait_and_conclude
 
 _EXITS = {
@@ -23,7 +23,7 @@ _EXITS = {
 @click.option("--timeout", type=Duration(), help="Wait no longer than this, such as 90s, 15m or 1h30m.")
 @cluster_options
 @ends_quietly
-def wait(name: str, timeout: float | None, where: Where) -> None:
+def wait(name: str, timeout: float | None, where: ClusterOptions) -> None:
     """Wait until the TrainJob NAME is over, whatever happens to the connection meanwhile.
 
     How far it is goes to stderr; what came of it to stdout if it is complete, else to stderr.

@@ -23,7 +23,7 @@ from trainjob.cluster.kube.transport import Resource
 
 
 @dataclass(frozen=True)
-class Terms:
+class LeaseDurations:
     """How long things may take, in seconds.
 
     Attributes:
@@ -98,19 +98,19 @@ def elect(sighting: Sighting, identity: str, now: float) -> float:
 
 
 @dataclass(frozen=True)
-class Look:
+class Observe:
     """Read the Lease."""
 
 
 @dataclass(frozen=True)
-class Claim:
+class Acquire:
     """Write the Lease in the own name: instead of this one, whose version is the precondition, or anew."""
 
     instead_of: Lease | None
 
 
 @dataclass(frozen=True)
-class Pause:
+class Wait:
     """Nothing for so many seconds."""
 
     seconds: float
@@ -123,7 +123,7 @@ class Lost:
     why: str
 
 
-Step = Look | Claim | Pause | Lost
+Step = Observe | Acquire | Wait | Lost
 
 
 class Candidacy:
@@ -134,7 +134,7 @@ class Candidacy:
         terms: the durations.
     """
 
-    def __init__(self, identity: str, terms: Terms) -> None:
+    def __init__(self, identity: str, terms: LeaseDurations) -> None:
         self._identity = identity
         self._terms = terms
         self._sighting: Sighting | None = None
@@ -155,14 +155,14 @@ class Candidacy:
             if self._is_current and holder not in ("", self._identity):
                 return Lost(f"{holder} has taken it over")
         if now < self._next:
-            return Pause(min(self._next, self._until or self._next) - now)
+            return Wait(min(self._next, self._until or self._next) - now)
         if self._sighting is None or not self._is_current:
-            return Look()
+            return Observe()
         wait = elect(self._sighting, self._identity, now)
         if wait > 0:
             self._await(now, wait)
-            return Pause(self._next - now)
-        return Claim(self._sighting.lease)
+            return Wait(self._next - now)
+        return Acquire(self._sighting.lease)
 
     def saw(self, lease: Lease | None, now: float) -> None:
         """A look at the Lease was answered at `now`."""
@@ -279,7 +279,7 @@ class Elector:
         leases: Leases,
         *,
         identity: str,
-        terms: Terms,
+        terms: LeaseDurations,
         clock: Callable[[], float],
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -306,11 +306,11 @@ class Elector:
             match self._candidacy.step(self._clock()):
                 case Lost(why):
                     raise LeaseLost(why)
-                case Pause(seconds):
+                case Wait(seconds):
                     await asyncio.sleep(seconds)
-                case Look():
+                case Observe():
                     await self._attempt(self._look())
-                case Claim(instead_of):
+                case Acquire(instead_of):
                     await self._attempt(self._claim(instead_of))
 
     async def release(self) -> None:

@@ -14,7 +14,7 @@ import kopf
 from trainjob.api.constants import GROUP, PLURAL, VERSION
 from trainjob.cluster import Manifest
 from trainjob.cluster.kube.config import Access, TokenFile, build_tls
-from trainjob.cluster.kube.informer import JOBS_A_PAGE, Backoff, Pace
+from trainjob.cluster.kube.informer import JOBS_A_PAGE, Backoff, Timeouts
 from trainjob.cluster.kube.transport import TRAINJOBS, Call
 
 # Stores that keep nothing: kopf has nothing to remember about an object that it only watches.
@@ -257,7 +257,7 @@ class JobWatch:
         take: Take,
         *,
         namespace: str | None,
-        pace: Pace,
+        pace: Timeouts,
         is_served: Callable[[], Awaitable[object]],
         on_call: Callable[[Call], None],
         on_restart: Callable[[], None],

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from trainjob.cluster.agents.bundle import BundleMissing, build_bundle
-from trainjob.cluster.kube.agents import Asking
+from trainjob.cluster.kube.agents import AgentPolling
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.transport import TRAINJOBS
@@ -163,7 +163,7 @@ class Operator:
             namespace=settings.namespace,
             on_restart=self._metrics.count_restart,
             pace=settings.pace,
-            asking=Asking(token_of=self._token_of, on_call=self._metrics.count_agent_call),
+            asking=AgentPolling(token_of=self._token_of, on_call=self._metrics.count_agent_call),
         )
         self._bundle: Bundle | None = None
         self._is_equipped = asyncio.Event()

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.informer import Pace
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyPlace
-from trainjob.controller.election import Terms
+from trainjob.controller.election import LeaseDurations
 from trainjob.core.settings import Settings
 
 # The exit codes of `trainjob controller`, beside click's 2 for wrong options.
@@ -62,7 +62,7 @@ class Election:
 
     namespace: str
     name: str = "trainjob-controller"
-    terms: Terms = field(default_factory=Terms)
+    terms: LeaseDurations = field(default_factory=LeaseDurations)
 
 
 @dataclass(frozen=True)
@@ -90,5 +90,5 @@ class OperatorSettings:
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet and Prometheus come from other machines
     port: int = 8080
     workers: int = 16
-    pace: Pace = field(default_factory=Pace)
+    pace: Timeouts = field(default_factory=Timeouts)
     plan: Settings = field(default_factory=Settings)

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse
 from trainjob.api.errors import mapping_at, shown
-from trainjob.convert.notes import Ledger, Note, Origins, Path
+from trainjob.convert.notes import Note, Notes, Origins, Path
 from trainjob.convert.policies import (
     RunPolicy,
     max_restarts,
@@ -93,7 +93,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _KUEUE_PREFIX = "kueue.x-k8s.io/"
 
 
-def convert_metadata(raw: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+def convert_metadata(raw: Mapping[str, Any], ledger: Notes) -> dict[str, Any]:
     """Return the TrainJob's metadata."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -120,7 +120,7 @@ def convert_metadata(raw: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     return kept
 
 
-def _without_tools(texts: Mapping[str, Any], path: Path, ledger: Ledger) -> dict[str, Any]:
+def _without_tools(texts: Mapping[str, Any], path: Path, ledger: Notes) -> dict[str, Any]:
     for key in texts:
         if key == _LAST_APPLIED:
             ledger.note((*path, key), "left out: kubectl writes its own for the new object")
@@ -162,7 +162,7 @@ def convert(tfjob: Mapping[str, Any], *, claim: str | None = None) -> Conversion
         tfjob: as plain JSON, as it is read from YAML; it is left as it is.
         claim: the claim for checkpoints and logs, where the TFJob's volumes don't tell it.
     """
-    ledger = Ledger()
+    ledger = Notes()
     ledger.note_rest(tfjob, _DOCUMENT_FIELDS, (), "left out: the controller writes its own")
     manifest: dict[str, Any] = {
         "apiVersion": API_VERSION,
@@ -181,7 +181,7 @@ def convert(tfjob: Mapping[str, Any], *, claim: str | None = None) -> Conversion
 
 
 def _convert_spec(
-    spec: Mapping[str, Any], claim: str | None, origins: Origins, ledger: Ledger
+    spec: Mapping[str, Any], claim: str | None, origins: Origins, ledger: Notes
 ) -> dict[str, Any]:
     roles = assign_roles(read_replicas(spec, ledger), ledger)
     policy = RunPolicy(spec, ledger)
@@ -205,7 +205,7 @@ def _convert_spec(
 
 
 def _convert_templates(
-    roles: Mapping[str, ReplicaSet], priority: str | None, ledger: Ledger
+    roles: Mapping[str, ReplicaSet], priority: str | None, ledger: Notes
 ) -> dict[str, dict[str, Any]]:
     templates = {role: convert_template(roles[role], ledger) for role in _ROLES if role in roles}
     for template in templates.values():

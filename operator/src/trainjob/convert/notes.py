@@ -29,7 +29,7 @@ class Note:
     message: str
 
 
-class Ledger:
+class Notes:
     """Collects the notes and refusals of one conversion, in the order in which they are found."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainjob.api.constants import INT32_MAX
 from trainjob.api.errors import mapping_at, shown, suggestion, value_at
-from trainjob.convert.notes import Ledger, Path
+from trainjob.convert.notes import Notes, Path
 from trainjob.convert.roles import ReplicaSet
 from trainjob.convert.templates import find_trainer
 
@@ -30,7 +30,7 @@ _TIMES = "at most spec.maxRestarts times"
 _NO_LIMIT = f"{_TIMES}, which is {DEFAULT_RESTARTS} where a TFJob without backoffLimit has no limit"
 
 
-def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, ledger: Ledger) -> Any:
+def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, ledger: Notes) -> Any:
     """Return `spec.maxRestarts`.
 
     Args:
@@ -61,7 +61,7 @@ def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, 
     return 0
 
 
-def _limited(training: list[ReplicaSet], limit: Any, ledger: Ledger) -> Any:
+def _limited(training: list[ReplicaSet], limit: Any, ledger: Notes) -> Any:
     times = _NO_LIMIT if limit is None else _TIMES
     for replicas in training:
         words = _RESTARTING.get(str(replicas.restart_policy))
@@ -79,7 +79,7 @@ def _problem(policy: Any) -> str:
     return f"must be {choices}, got {shown(policy)}{suggestion(policy, POLICIES)}"
 
 
-def restart_settings(roles: Mapping[str, ReplicaSet], ledger: Ledger) -> dict[str, str]:
+def restart_settings(roles: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, str]:
     """Return `spec.restartStrategy` where it isn't the default, which needs commands for agents to start."""
     without = [path for replicas in roles.values() if (path := _missing_command(replicas)) is not None]
     for path in without:
@@ -137,7 +137,7 @@ class RunPolicy:
     IN_SPEC = FIELDS | _OLD_NAMES.keys()
     """What older TFJobs have of these in `spec`."""
 
-    def __init__(self, spec: Mapping[str, Any], ledger: Ledger) -> None:
+    def __init__(self, spec: Mapping[str, Any], ledger: Notes) -> None:
         policy = spec.get("runPolicy")
         self._fields: dict[str, Field] = {}
         if isinstance(policy, Mapping):
@@ -151,7 +151,7 @@ class RunPolicy:
     def __getitem__(self, name: str) -> Field:
         return self._fields.get(name, Field(None, ("spec", "runPolicy", name)))
 
-    def _take(self, holder: Mapping[str, Any], path: Path, ledger: Ledger) -> None:
+    def _take(self, holder: Mapping[str, Any], path: Path, ledger: Notes) -> None:
         for key, value in holder.items():
             name = _OLD_NAMES.get(key, key)
             if name not in self.FIELDS or value is None:
@@ -162,7 +162,7 @@ class RunPolicy:
                 self._fields[name] = Field(value, (*path, key))
 
 
-def run_settings(policy: RunPolicy, ledger: Ledger) -> dict[str, Any]:
+def run_settings(policy: RunPolicy, ledger: Notes) -> dict[str, Any]:
     """Return the fields of the TrainJob's spec that have the same meaning there."""
     settings: dict[str, Any] = {}
     if policy["suspend"].value is not None:
@@ -183,7 +183,7 @@ def run_settings(policy: RunPolicy, ledger: Ledger) -> dict[str, Any]:
     return settings
 
 
-def _note_cleaning(cleaning: Field, ledger: Ledger) -> None:
+def _note_cleaning(cleaning: Field, ledger: Notes) -> None:
     # Running is what a TrainJob does.
     if cleaning.value in (None, "", "Running"):
         return
@@ -209,7 +209,7 @@ _NOTES = {
 }
 
 
-def priority_class(policy: Field, ledger: Ledger) -> str | None:
+def priority_class(policy: Field, ledger: Notes) -> str | None:
     """Return the job's priority class, for pods that name none; note the rest of the scheduling policy."""
     if policy.value is None:
         return None

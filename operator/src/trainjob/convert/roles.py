@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainjob.api.errors import shown, suggestion
-from trainjob.convert.notes import Ledger, Path
+from trainjob.convert.notes import Notes, Path
 
 # The replicas that a TFJob asks for, by role.
 
@@ -45,7 +45,7 @@ class ReplicaSet:
         return (*PATH, self.type)
 
 
-def read_replicas(spec: Mapping[str, Any], ledger: Ledger) -> dict[str, ReplicaSet]:
+def read_replicas(spec: Mapping[str, Any], ledger: Notes) -> dict[str, ReplicaSet]:
     """Return what the TFJob says of each role; what can't be read is refused in the ledger."""
     entries = spec.get("tfReplicaSpecs")
     if not isinstance(entries, Mapping):
@@ -71,7 +71,7 @@ def read_replicas(spec: Mapping[str, Any], ledger: Ledger) -> dict[str, ReplicaS
     return found
 
 
-def _read(key: str, role: str, entry: Mapping[str, Any], ledger: Ledger) -> ReplicaSet:
+def _read(key: str, role: str, entry: Mapping[str, Any], ledger: Notes) -> ReplicaSet:
     path = (*PATH, key)
     ledger.note_rest(entry, _FIELDS, path, "left out: it is no field of a TFJob's replicas")
     template = entry.get("template")
@@ -89,7 +89,7 @@ def _read(key: str, role: str, entry: Mapping[str, Any], ledger: Ledger) -> Repl
 SUCCESS_PATH: Path = ("spec", "successPolicy")
 
 
-def note_success(policy: Any, roles: Mapping[str, ReplicaSet], ledger: Ledger) -> None:
+def note_success(policy: Any, roles: Mapping[str, ReplicaSet], ledger: Notes) -> None:
     """Note where the success policy can't be carried over."""
     if policy not in (None, "", "AllWorkers"):
         ledger.refuse(SUCCESS_PATH, f'must be "" or AllWorkers, got {shown(policy)}')
@@ -109,7 +109,7 @@ def _is_alone(roles: Mapping[str, ReplicaSet]) -> bool:
     return "chief" not in roles and "worker" in roles and roles["worker"].count == 1
 
 
-def note_dynamic_workers(enabled: Any, ledger: Ledger) -> None:
+def note_dynamic_workers(enabled: Any, ledger: Notes) -> None:
     """Note what becomes of `enableDynamicWorker`."""
     path: Path = ("spec", "enableDynamicWorker")
     if enabled is True:
@@ -128,7 +128,7 @@ def note_dynamic_workers(enabled: Any, ledger: Ledger) -> None:
 _SINGLE = ("chief", "evaluator")
 
 
-def assign_roles(found: Mapping[str, ReplicaSet], ledger: Ledger) -> dict[str, ReplicaSet]:
+def assign_roles(found: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, ReplicaSet]:
     """Return what each role of the TrainJob is made from; a role that isn't there is left out."""
     roles = _without_empty(found, ledger)
     for role in _SINGLE:
@@ -142,7 +142,7 @@ def assign_roles(found: Mapping[str, ReplicaSet], ledger: Ledger) -> dict[str, R
     return roles
 
 
-def _without_empty(found: Mapping[str, ReplicaSet], ledger: Ledger) -> dict[str, ReplicaSet]:
+def _without_empty(found: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, ReplicaSet]:
     kept = {}
     for role, replicas in found.items():
         # A TFJob of no workers and no chief is refused for what it says: replicas must be at least 1.
@@ -153,7 +153,7 @@ def _without_empty(found: Mapping[str, ReplicaSet], ledger: Ledger) -> dict[str,
     return kept
 
 
-def _at_most_one(replicas: ReplicaSet, ledger: Ledger) -> ReplicaSet:
+def _at_most_one(replicas: ReplicaSet, ledger: Notes) -> ReplicaSet:
     count = replicas.count
     if not isinstance(count, int) or count <= 1:
         return replicas
@@ -161,7 +161,7 @@ def _at_most_one(replicas: ReplicaSet, ledger: Ledger) -> ReplicaSet:
     return replace(replicas, count=1)
 
 
-def _add_missing(roles: dict[str, ReplicaSet], ledger: Ledger) -> None:
+def _add_missing(roles: dict[str, ReplicaSet], ledger: Notes) -> None:
     chief, worker = roles.get("chief"), roles.get("worker")
     if chief and not worker:
         roles["worker"] = replace(chief, role="worker", count=1)

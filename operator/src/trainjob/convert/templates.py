@@ -10,7 +10,7 @@ from typing import Any
 from trainjob.api import PORT, TRAINER_CONTAINER
 from trainjob.api.constants import RESERVED_ENV_NAME, RESERVED_ENV_PREFIX
 from trainjob.api.errors import mapping_at, objects_at
-from trainjob.convert.notes import Ledger, Path
+from trainjob.convert.notes import Notes, Path
 from trainjob.convert.roles import PATH, ReplicaSet
 
 # The container that trains: `tensorflow` in a TFJob, `trainer` in a TrainJob.
@@ -38,7 +38,7 @@ def find_trainer(pod: Mapping[str, Any]) -> int | None:
     )
 
 
-def convert_trainer(pod: dict[str, Any], index: int, path: Path, ledger: Ledger) -> None:
+def convert_trainer(pod: dict[str, Any], index: int, path: Path, ledger: Notes) -> None:
     """Rename the container, and take away what a TrainJob sets for each replica."""
     container = pod["containers"][index]
     if container["name"] not in (THEIR_NAME, TRAINER_CONTAINER):
@@ -50,7 +50,7 @@ def convert_trainer(pod: dict[str, Any], index: int, path: Path, ledger: Ledger)
     _convert_ports(container, path, ledger)
 
 
-def _convert_env(container: dict[str, Any], path: Path, ledger: Ledger) -> None:
+def _convert_env(container: dict[str, Any], path: Path, ledger: Notes) -> None:
     gone = []
     for index, variable in objects_at(container, "env"):
         name = variable.get("name")
@@ -67,7 +67,7 @@ def _convert_env(container: dict[str, Any], path: Path, ledger: Ledger) -> None:
     _remove(container, "env", gone)
 
 
-def _convert_ports(container: dict[str, Any], path: Path, ledger: Ledger) -> None:
+def _convert_ports(container: dict[str, Any], path: Path, ledger: Notes) -> None:
     gone = []
     for index, port in objects_at(container, "ports"):
         if port.get("name") == THEIR_PORT and port.get("containerPort") != PORT:
@@ -120,7 +120,7 @@ _METADATA = frozenset(["labels", "annotations"])
 _HOST_NAMES = ("hostname", "subdomain")
 
 
-def convert_template(replicas: ReplicaSet, ledger: Ledger) -> dict[str, Any]:
+def convert_template(replicas: ReplicaSet, ledger: Notes) -> dict[str, Any]:
     """Return the template for a TrainJob; what is wrong with its shape is left for `parse` to say."""
     template = deepcopy(dict(replicas.template))
     path = (*replicas.path, "template")
@@ -136,7 +136,7 @@ def convert_template(replicas: ReplicaSet, ledger: Ledger) -> dict[str, Any]:
     return template
 
 
-def _convert_metadata(template: dict[str, Any], path: Path, ledger: Ledger) -> None:
+def _convert_metadata(template: dict[str, Any], path: Path, ledger: Notes) -> None:
     metadata = template.get("metadata")
     if not isinstance(metadata, Mapping):
         if metadata is None:
@@ -155,7 +155,7 @@ def _convert_metadata(template: dict[str, Any], path: Path, ledger: Ledger) -> N
         del template["metadata"]
 
 
-def _convert_pod(pod: dict[str, Any], path: Path, ledger: Ledger) -> None:
+def _convert_pod(pod: dict[str, Any], path: Path, ledger: Notes) -> None:
     policy = pod.pop("restartPolicy", None)
     if policy is not None:
         ledger.note((*path, "restartPolicy"), "left out: it never had an effect; spec.maxRestarts decides")
@@ -308,7 +308,7 @@ Templates = Mapping[str, dict[str, Any]]
 
 
 def choose_output(
-    templates: Templates, roles: Mapping[str, ReplicaSet], claim: str | None, ledger: Ledger
+    templates: Templates, roles: Mapping[str, ReplicaSet], claim: str | None, ledger: Notes
 ) -> dict[str, Any]:
     """Return `spec.output`, and take its mount out of the templates.
 
@@ -354,7 +354,7 @@ def _is_free(mount: SharedMount, templates: Templates) -> bool:
 
 
 def _note_choice(
-    mount: SharedMount, templates: Templates, roles: Mapping[str, ReplicaSet], ledger: Ledger
+    mount: SharedMount, templates: Templates, roles: Mapping[str, ReplicaSet], ledger: Notes
 ) -> None:
     first = next(role for role in _TRAINING if role in templates)
     index = next(index for index, found in shared_mounts(templates[first]) if found == mount)

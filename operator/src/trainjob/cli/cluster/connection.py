@@ -19,7 +19,7 @@ from kubernetes.config import (
 )
 
 from trainjob.cli.cluster.errors import NoCluster
-from trainjob.cli.cluster.options import Where
+from trainjob.cli.cluster.options import ClusterOptions
 from trainjob.cli.cluster.server import Server
 from trainjob.cluster.protocol import allow_deep_objects
 
@@ -41,7 +41,7 @@ class Connection:
     namespace: str
 
 
-def connect(where: Where, environ: Mapping[str, str] = os.environ) -> Connection:
+def connect(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> Connection:
     """Return the cluster that is meant; nothing is asked yet.
 
     Raises:
@@ -76,7 +76,7 @@ def connect(where: Where, environ: Mapping[str, str] = os.environ) -> Connection
     return Connection(Server(client), namespace)
 
 
-def _load(files: str, where: Where, environ: Mapping[str, str], configuration: Any) -> str:
+def _load(files: str, where: ClusterOptions, environ: Mapping[str, str], configuration: Any) -> str:
     present = [part for part in files.split(os.pathsep) if part and Path(part).expanduser().is_file()]
     if present:
         _check_context(files, where.context)

@@ -22,7 +22,7 @@ _MOST = 10.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class RetryTimes:
     """Time, as it is measured and spent.
 
     Attributes:
@@ -35,9 +35,9 @@ class Pace:
     pause: Callable[[float], object] = time.sleep
     deadline: float | None = None
 
-    def within(self, seconds: float | None) -> Pace:
+    def within(self, seconds: float | None) -> RetryTimes:
         """Return the same pace with a deadline this far from now; None: none."""
-        return Pace(self.clock, self.pause, None if seconds is None else self.clock() + seconds)
+        return RetryTimes(self.clock, self.pause, None if seconds is None else self.clock() + seconds)
 
     @property
     def left(self) -> float:
@@ -162,14 +162,14 @@ def follow(
     resource: Resource,
     namespace: str | None,
     selectors: Mapping[str, str],
-    pace: Pace | None = None,
+    pace: RetryTimes | None = None,
 ) -> Iterator[Change]:
     """Yield what is there and then what changes, until the deadline, or for as long as somebody asks.
 
     Raises:
         Refused: for good: it may not be asked, or there is no such thing.
     """
-    rounds = _Rounds(server, resource, namespace, selectors, pace or Pace())
+    rounds = _Rounds(server, resource, namespace, selectors, pace or RetryTimes())
     while not rounds.pace.is_over:
         try:
             for change in rounds.next():
@@ -194,7 +194,7 @@ class _Rounds:
         resource: Resource,
         namespace: str | None,
         selectors: Mapping[str, str],
-        pace: Pace,
+        pace: RetryTimes,
     ) -> None:
         self.pace = pace
         self._server, self._resource, self._namespace = server, resource, namespace

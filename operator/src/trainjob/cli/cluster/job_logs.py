@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from trainjob.cli.cluster.errors import Exit, NoJob, Refused, describe_problem
-from trainjob.cli.cluster.following import Change, Gone, Listed, Pace, Seen, Troubled, follow
+from trainjob.cli.cluster.following import Change, Gone, Listed, RetryTimes, Seen, Troubled, follow
 from trainjob.cli.cluster.jobs import Job, Outcome, find_job, pods_of, read_job
 from trainjob.cli.cluster.pod_log import LogLine, LogLost, LogSource, PodLog
 from trainjob.cli.cluster.server import PODS, TRAINJOBS, Resource
@@ -128,7 +128,7 @@ def _owner(manifest: Mapping[str, Any]) -> str | None:
 
 
 @dataclass
-class Seats:
+class FollowedPods:
     """The pods of one job.
 
     Attributes:
@@ -247,7 +247,7 @@ class LogFollowing:
         self, server: Server, job: Job, wanted: Wanted, printer: LogPrinter, tail: int | None = None
     ) -> None:
         self._server, self._job, self._printer, self._tail = server, job, printer, tail
-        self._seats = Seats(job.uid, wanted)
+        self._seats = FollowedPods(job.uid, wanted)
         self._messages = SimpleQueue[_Message]()
         self._stop, self._is_over = threading.Event(), threading.Event()
         self._reading = 0
@@ -379,8 +379,8 @@ class LogFollowing:
 
         threading.Thread(target=run, name=name, daemon=True).start()
 
-    def _pace(self) -> Pace:
-        return Pace(pause=self._stop.wait)
+    def _pace(self) -> RetryTimes:
+        return RetryTimes(pause=self._stop.wait)
 
 
 # The logs of a job, up to now or while it runs, and what there is to say around them.

@@ -63,7 +63,7 @@ class Duration(click.ParamType[float]):
 
 
 @dataclass(frozen=True)
-class Where:
+class ClusterOptions:
     """What the options say; None: not given."""
 
     namespace: str | None = None
@@ -102,7 +102,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_where(
         *arguments: Any, namespace: str | None, context: str | None, kubeconfig: str | None, **options: Any
     ) -> Any:
-        where = Where(namespace, context, kubeconfig)
+        where = ClusterOptions(namespace, context, kubeconfig)
         return command(*arguments, where=where, **options)
 
     return with_where

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.cli.cluster.errors import Refused, ServerProblem, is_missing, is_passing
-from trainjob.cli.cluster.following import Pace
+from trainjob.cli.cluster.following import RetryTimes
 from trainjob.cli.cluster.server import PODS
 from trainjob.cluster.local.process import LineSplitter
 from trainjob.core.pods import read_pod
@@ -167,12 +167,12 @@ class PodLog:
         *,
         follow: bool = False,
         tail: int | None = None,
-        pace: Pace | None = None,
+        pace: RetryTimes | None = None,
         gives_up: Callable[[], bool] = lambda: True,
     ) -> None:
         self._server, self._source = server, source
         self._follow, self._tail = follow, tail
-        self._pace = pace or Pace()
+        self._pace = pace or RetryTimes()
         self._gives_up = gives_up
         self._cursor = LogCursor()
         self._failures = 0

@@ -14,7 +14,7 @@ import click
 
 from trainjob.api import FirstFailure
 from trainjob.cli.cluster.errors import Exit, NoJob, TimeIsOver, describe_problem
-from trainjob.cli.cluster.following import Change, Gone, Listed, Pace, Seen, TimeOver, Troubled, follow
+from trainjob.cli.cluster.following import Change, Gone, Listed, RetryTimes, Seen, TimeOver, Troubled, follow
 from trainjob.cli.cluster.jobs import Job, Outcome, find_job, missing_job, read_job
 from trainjob.cli.cluster.pod_log import LogLine
 from trainjob.cli.cluster.server import TRAINJOBS
@@ -266,7 +266,7 @@ def wait_for_end(
     server: Server,
     namespace: str,
     name: str,
-    pace: Pace,
+    pace: RetryTimes,
     on_change: Callable[[Job | None, str], None],
 ) -> Awaited:
     """Wait until the job is complete, failed or deleted, or until the deadline.
@@ -309,7 +309,7 @@ def conclude(job: Job) -> Exit:
 
 
 def wait_and_conclude(
-    server: Server, namespace: str, name: str, timeout: float | None, pace: Pace | None = None
+    server: Server, namespace: str, name: str, timeout: float | None, pace: RetryTimes | None = None
 ) -> Exit:
     """Wait for a job's end with a progress line on stderr, then print what came of it.
 
@@ -321,7 +321,7 @@ def wait_and_conclude(
     find_job(server, namespace, name)
     progress = ProgressLine()
     try:
-        awaited = wait_for_end(server, namespace, name, (pace or Pace()).within(timeout), progress.show)
+        awaited = wait_for_end(server, namespace, name, (pace or RetryTimes()).within(timeout), progress.show)
     finally:
         progress.clear()
     if awaited.reason is Reason.MISSING:

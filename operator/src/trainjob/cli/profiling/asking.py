@@ -19,7 +19,7 @@ from trainjob.cli.cluster.errors import (
     explain,
     is_missing,
 )
-from trainjob.cli.cluster.following import Pace
+from trainjob.cli.cluster.following import RetryTimes
 from trainjob.cli.cluster.job_logs import Wanted, newest_pods, own_pods, why_no_log
 from trainjob.cli.cluster.jobs import Job, pods_of, read_job
 from trainjob.cli.cluster.server import TRAINJOBS
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 _LONGEST_TEXT = 4096
 
 
-class Away(Exception):
+class ReplicaUnavailable(Exception):
     """The replica can't be asked just now; the sentence says why."""
 
 
-class Desk(Protocol):
-    """Where requests of one replica are left. The first three may raise `Away`."""
+class ProfileClient(Protocol):
+    """Where requests of one replica are left. The first three may raise `ReplicaUnavailable`."""
 
     def ask(self, request: Mapping[str, Any]) -> None:
         """Leave a request, instead of any other."""
@@ -92,7 +92,7 @@ _LEVELS = ("", "*/", "*/*/")
 
 
 @dataclass(frozen=True)
-class LocalDesk:
+class LocalProfileClient:
     """That of a replica on this machine.
 
     Attributes:
@@ -108,7 +108,7 @@ class LocalDesk:
         try:
             request_files.ask(self.output / FOLDER, self.replica, json.dumps(request))
         except OSError as error:
-            raise Away(f"can't write into {self.output / FOLDER}: {error.strerror}") from error
+            raise ReplicaUnavailable(f"can't write into {self.output / FOLDER}: {error.strerror}") from error
 
     def answer(self) -> Mapping[str, Any]:
         """Return what has been answered last, empty if nothing has."""
@@ -155,7 +155,7 @@ def find_output(folder: Path, name: str) -> Path:
 _SILENT = "it gives no reason"
 
 
-class PodDesk:
+class PodProfileClient:
     """That of one replica of a job; its pod may be replaced meanwhile.
 
     Args:
@@ -200,10 +200,10 @@ class PodDesk:
         except ServerProblem as problem:
             self._pod = None  # it may have been replaced
             if is_missing(problem):
-                raise Away(f"pod {pod} is gone") from problem
+                raise ReplicaUnavailable(f"pod {pod} is gone") from problem
             if _is_forbidden(problem):
                 raise explain(problem) from problem
-            raise Away(describe_problem(problem)) from problem
+            raise ReplicaUnavailable(describe_problem(problem)) from problem
         if done.code is None:
             raise ClusterProblem(f"no python3 can be run in pod {pod}: {quoted(done.complaint)}")
         if done.code:
@@ -214,10 +214,12 @@ class PodDesk:
         pods = own_pods(pods_of(self._server, self._job.namespace, self._job.name), self._job.uid)
         found = newest_pods(pods, Wanted(self._replica.role, self._replica.index))
         if not found:
-            raise Away("it has no pod now")
+            raise ReplicaUnavailable("it has no pod now")
         pod = found[0]
         if pod.state is not PodState.RUNNING:
-            raise Away(f"its pod has ended (exit code {pod.exit_code})" if pod.ended else why_no_log(pod))
+            raise ReplicaUnavailable(
+                f"its pod has ended (exit code {pod.exit_code})" if pod.ended else why_no_log(pod)
+            )
         return pod.name
 
 
@@ -242,7 +244,7 @@ _LOOKS_BETWEEN_QUESTIONS = 5
 """Whether the job is over is asked only so often."""
 
 
-class Asking:
+class ProfileRequest:
     """Leaves a request and waits for what comes of it.
 
     Args:
@@ -252,7 +254,7 @@ class Asking:
         pace: with the deadline.
     """
 
-    def __init__(self, desk: Desk, who: str, say: Callable[[str], None], pace: Pace) -> None:
+    def __init__(self, desk: ProfileClient, who: str, say: Callable[[str], None], pace: RetryTimes) -> None:
         self._desk, self._who, self._say, self._pace = desk, who, say, pace
         self._told = self._about = ""
         self._said_at = pace.clock()
@@ -270,13 +272,13 @@ class Asking:
         try:
             return self._wait(request["id"])
         finally:
-            with suppress(Away, ClusterProblem):
+            with suppress(ReplicaUnavailable, ClusterProblem):
                 self._desk.withdraw(request["id"])
 
     def _leave(self, request: Mapping[str, Any]) -> None:
         try:
             self._desk.ask(request)
-        except Away as away:
+        except ReplicaUnavailable as away:
             raise ClusterProblem(f"{self._who} can't be asked: {away}") from away
 
     def _wait(self, number: str) -> Mapping[str, Any]:
@@ -295,7 +297,7 @@ class Asking:
     def _look(self, number: str) -> Mapping[str, Any]:
         try:
             answer = self._desk.answer()
-        except Away as away:
+        except ReplicaUnavailable as away:
             self._tell(f"{self._who}: {away}; trying again", str(away))
             return {}
         if not answer:

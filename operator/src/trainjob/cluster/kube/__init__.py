@@ -3,7 +3,7 @@
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import Health, KubeCluster
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
-from trainjob.cluster.kube.informer import Pace
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.transport import Call, Resource
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "Health",
     "InvalidAccess",
     "KubeCluster",
-    "Pace",
     "Resource",
+    "Timeouts",
     "from_kubeconfig",
     "in_cluster",
 ]

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import PAGE, Scope, walk
-from trainjob.cluster.kube.store import Place, place_of
+from trainjob.cluster.kube.store import NamespacedName, place_of
 from trainjob.cluster.kube.transport import CONFIG_MAPS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 from trainjob.core.agent import PROGRAM_PREFIX, build_program, programs_in_use
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 _CONTENT = ("binaryData", "data", "immutable")
 
-Unneeded = frozenset[tuple[Place, str]]
+Unneeded = frozenset[tuple[NamespacedName, str]]
 """Places and uids."""
 
 
@@ -48,7 +48,7 @@ class AgentPrograms:
         self._scope = Scope(CONFIG_MAPS, namespace, LABEL_PROGRAM)
         self._jobs = jobs
         self._pods = pods
-        self._checked: dict[Place, str] = {}  # the uid of what was seen to hold what it should
+        self._checked: dict[NamespacedName, str] = {}  # the uid of what was seen to hold what it should
 
     async def provide(self, manifest: Manifest) -> None:
         """Make sure that this ConfigMap is there: whatever else has its name is deleted.
@@ -121,7 +121,7 @@ class AgentPrograms:
             for item in listed
             if item["metadata"]["name"].startswith(PROGRAM_PREFIX) and place_of(item) not in used
         )
-        gone = set[Place]()
+        gone = set[NamespacedName]()
         for place, uid in unneeded & before:
             with suppress(NotFound, Conflict):
                 await self._api.delete(CONFIG_MAPS, *place, uid=uid)
@@ -134,5 +134,5 @@ class AgentPrograms:
                 await self.provide(manifest)
         return unneeded
 
-    def _used(self, bundle: Bundle) -> set[Place]:
+    def _used(self, bundle: Bundle) -> set[NamespacedName]:
         return programs_in_use(self._jobs(), self._pods(), bundle.digest)

@@ -146,7 +146,7 @@ class Sync(Protocol):
 
 
 @dataclass(frozen=True)
-class Asking:
+class AgentPolling:
     """How agents are asked.
 
     Attributes:
@@ -228,7 +228,7 @@ class AgentPoller:
         uid_of: Callable[[JobKey], str | None],
         pods_of: Callable[[JobKey], Iterable[Manifest]],
         changed: Callable[[JobKey], None],
-        asking: Asking,
+        asking: AgentPolling,
     ) -> None:
         self._uid_of = uid_of
         self._pods_of = pods_of

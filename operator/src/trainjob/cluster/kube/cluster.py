@@ -12,12 +12,12 @@ from typing import Any
 
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
-from trainjob.cluster.kube.agents import AgentPoller, Asking
+from trainjob.cluster.kube.agents import AgentPoller, AgentPolling
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.events import EventSender
-from trainjob.cluster.kube.informer import Informer, Pace, Scope
+from trainjob.cluster.kube.informer import Informer, Scope, Timeouts
 from trainjob.cluster.kube.jobs import JobCache
-from trainjob.cluster.kube.store import Place, Store, place_of, project
+from trainjob.cluster.kube.store import NamespacedName, Store, place_of, project
 from trainjob.cluster.kube.transport import (
     BY_KIND,
     CLAIMS,
@@ -46,7 +46,7 @@ class ForeignObjects:
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
-        self._found: dict[tuple[str, Place], tuple[float, Manifest]] = {}
+        self._found: dict[tuple[str, NamespacedName], tuple[float, Manifest]] = {}
 
     def remember(self, kind: str, manifest: Manifest) -> None:
         """Keep an object for a while."""
@@ -54,12 +54,12 @@ class ForeignObjects:
         self._found = {key: entry for key, entry in self._found.items() if entry[0] > now}
         self._found[kind, place_of(manifest)] = now + REMEMBERED_SECONDS, project(manifest)
 
-    def get(self, kind: str, place: Place) -> Manifest | None:
+    def get(self, kind: str, place: NamespacedName) -> Manifest | None:
         """Return the object of that name if it was found lately."""
         until, manifest = self._found.get((kind, place), (float("-inf"), None))
         return manifest if until > self._time() else None
 
-    def forget(self, kind: str, place: Place) -> None:
+    def forget(self, kind: str, place: NamespacedName) -> None:
         """The name is ours, or free."""
         self._found.pop((kind, place), None)
 
@@ -111,14 +111,14 @@ class KubeCluster:
         namespace: str | None = None,
         on_restart: Callable[[str], None] = lambda _resource: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        pace: Pace | None = None,
-        asking: Asking | None = None,
+        pace: Timeouts | None = None,
+        asking: AgentPolling | None = None,
     ) -> None:
-        pace = pace or Pace()
+        pace = pace or Timeouts()
         self._api = api
         self._watchers: list[Callable[[JobKey], None]] = []
         self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=pace.sweep)
-        self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, asking or Asking())
+        self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, asking or AgentPolling())
         self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS if r != PODS}
         self._stores[PODS] = Store(_job_of_label, self._take_pod_change)
         self._programs = AgentPrograms(api, namespace, self.jobs, self._stores[PODS].items)
@@ -325,7 +325,7 @@ class KubeCluster:
     def _store(self, resource: Resource) -> Store:
         return self._jobs.store if resource == TRAINJOBS else self._stores[resource]
 
-    def _find(self, resource: Resource, place: Place) -> Manifest | None:
+    def _find(self, resource: Resource, place: NamespacedName) -> Manifest | None:
         return self._stores[resource].get(place) or self._foreign.get(resource.kind, place)
 
     def _take(self, resource: Resource, manifest: Manifest) -> None:
@@ -336,7 +336,9 @@ class KubeCluster:
         else:
             self._foreign.remember(resource.kind, manifest)
 
-    async def _put_right(self, resource: Resource, place: Place, uid: str, error: ClusterError) -> None:
+    async def _put_right(
+        self, resource: Resource, place: NamespacedName, uid: str, error: ClusterError
+    ) -> None:
         """A write met another object than the cache's, or none."""
         if isinstance(error, Conflict):
             await self._look(resource, place)
@@ -345,7 +347,7 @@ class KubeCluster:
         if resource == TRAINJOBS:
             self._jobs.ask_for_sweep()  # where one end was missed there may be more
 
-    async def _look(self, resource: Resource, place: Place) -> None:
+    async def _look(self, resource: Resource, place: NamespacedName) -> None:
         with suppress(ClusterError):  # what the write said matters more
             self._take(resource, await self._api.get(resource, *place))
 

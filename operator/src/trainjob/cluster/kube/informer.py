@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from trainjob.cluster.kube.client import ApiClient, WatchEvent
-from trainjob.cluster.kube.store import Place, Store, place_of, version_of
+from trainjob.cluster.kube.store import NamespacedName, Store, place_of, version_of
 from trainjob.cluster.kube.transport import PODS, TRAINJOBS, Expired, Resource
 from trainjob.cluster.protocol import ClusterError, Manifest, Unavailable
 
@@ -18,7 +18,7 @@ from trainjob.cluster.protocol import ClusterError, Manifest, Unavailable
 
 
 @dataclass(frozen=True)
-class Pace:
+class Timeouts:
     """How a cache is kept up to date, in seconds.
 
     Attributes:
@@ -197,14 +197,14 @@ async def walk(
     *,
     limit: int | None,
     metadata_only: bool,
-) -> tuple[list[tuple[Place, str]], str]:
+) -> tuple[list[tuple[NamespacedName, str]], str]:
     """Give every object to `take`, and return their places and uids, and the list's resourceVersion.
 
     Raises:
         Expired: the list was compacted away between two pages.
         ClusterError: it could not be had.
     """
-    seen: list[tuple[Place, str]] = []
+    seen: list[tuple[NamespacedName, str]] = []
     continuation = ""
     while True:
         page = await api.list(
@@ -257,7 +257,7 @@ class Informer:
         store: Store,
         *,
         restarted: Callable[[], None],
-        pace: Pace,
+        pace: Timeouts,
     ) -> None:
         self._api = api
         self._scope = scope

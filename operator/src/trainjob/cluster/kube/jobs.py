@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff, Scope, compare, fill
-from trainjob.cluster.kube.store import Place, Store, is_newer, place_of, version_of
+from trainjob.cluster.kube.store import NamespacedName, Store, is_newer, place_of, version_of
 from trainjob.cluster.kube.transport import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError, Manifest, NotFound, Unavailable, happens_within
 from trainjob.core.names import JobKey
@@ -97,7 +97,7 @@ class JobCache:
 
     async def _sweep(self) -> None:
         """Compare by metadata alone; of the few jobs that the watch hasn't brought yet, get the whole."""
-        outdated: set[Place] = set()
+        outdated: set[NamespacedName] = set()
 
         def look(listed: Manifest) -> None:
             if self._is_outdated(listed):

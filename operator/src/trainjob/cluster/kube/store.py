@@ -134,7 +134,7 @@ _PARTS: Mapping[str, Callable[[Manifest], Manifest]] = {
 # What is known of one kind of objects: the newest state of each, from whichever source told of it first.
 
 
-Place = tuple[str, str]
+NamespacedName = tuple[str, str]
 """Namespace and name."""
 
 Changed = Callable[[JobKey], None]
@@ -142,7 +142,7 @@ Changed = Callable[[JobKey], None]
 MOST_TOMBSTONES = 10_000
 
 
-def place_of(manifest: Manifest) -> Place:
+def place_of(manifest: Manifest) -> NamespacedName:
     """Return an object's namespace and name."""
     meta = manifest["metadata"]
     return meta.get("namespace", ""), meta["name"]
@@ -162,14 +162,14 @@ class Store:
     def __init__(self, job_of: Callable[[Manifest], JobKey | None], changed: Changed) -> None:
         self._job_of = job_of
         self._changed = changed
-        self._objects: dict[Place, Manifest] = {}
-        self._by_job: defaultdict[JobKey, dict[Place, Manifest]] = defaultdict(dict)
+        self._objects: dict[NamespacedName, Manifest] = {}
+        self._by_job: defaultdict[JobKey, dict[NamespacedName, Manifest]] = defaultdict(dict)
         self._ends: OrderedDict[str, str] = OrderedDict()  # uid: the resourceVersion it ended at
 
     def __len__(self) -> int:
         return len(self._objects)
 
-    def get(self, place: Place) -> Manifest | None:
+    def get(self, place: NamespacedName) -> Manifest | None:
         """Return the object of that name, or None."""
         return self._objects.get(place)
 
@@ -207,13 +207,13 @@ class Store:
         """Take note of an object's end, as told by a watch: the manifest is its last state."""
         self._end(place_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
 
-    def discard(self, place: Place, uid: str) -> None:
+    def discard(self, place: NamespacedName, uid: str) -> None:
         """Take note that the object is gone, as learned from a write that didn't find it."""
         known = self._objects.get(place)
         if known is not None and known["metadata"]["uid"] == uid:
             self._end(place, uid, version_of(known))
 
-    def retain(self, listed: Iterable[tuple[Place, str]], version: str) -> int:
+    def retain(self, listed: Iterable[tuple[NamespacedName, str]], version: str) -> int:
         """Drop every object that a whole list of places and uids, taken at `version`, no longer has.
 
         Objects that are newer than the list stay. Returns the number of those dropped.
@@ -228,7 +228,7 @@ class Store:
             self._end(place, uid, version)
         return len(lost)
 
-    def _end(self, place: Place, uid: str, version: str) -> None:
+    def _end(self, place: NamespacedName, uid: str, version: str) -> None:
         self._bury(uid, version)
         known = self._objects.get(place)
         if known is None or known["metadata"]["uid"] != uid or is_newer(version_of(known), version):
@@ -245,7 +245,7 @@ class Store:
         if len(self._ends) > MOST_TOMBSTONES:
             self._ends.popitem(last=False)
 
-    def _unindex(self, place: Place, key: JobKey) -> None:
+    def _unindex(self, place: NamespacedName, key: JobKey) -> None:
         objects = self._by_job[key]
         del objects[place]
         if not objects:

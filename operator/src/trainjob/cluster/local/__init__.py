@@ -6,7 +6,7 @@
 
 from trainjob.cluster.local.cluster import LocalCluster
 from trainjob.cluster.local.launch import Launch, build_launch
-from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Place, is_taken, survey
+from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Machine, is_taken, survey
 from trainjob.cluster.local.process import replica_log_path
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Launch",
     "LocalCluster",
     "LocalOptions",
-    "Place",
+    "Machine",
     "build_launch",
     "is_taken",
     "replica_log_path",

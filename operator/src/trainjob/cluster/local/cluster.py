@@ -9,10 +9,10 @@ from typing import Any
 
 from trainjob.cluster.local.launch import Launch, hostname_of
 from trainjob.cluster.local.leading_agent import Leader, LeadingAgent, find_leader
-from trainjob.cluster.local.machine import CannotRunHere, Place
+from trainjob.cluster.local.machine import CannotRunHere, Machine
 from trainjob.cluster.local.pod import LocalPod, PodSetting
 from trainjob.cluster.local.process import replica_log_path
-from trainjob.cluster.local.sandbox import Workplace, replica_name
+from trainjob.cluster.local.sandbox import Sandbox, replica_name
 from trainjob.cluster.local.store import ObjectStore
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, Refused, Snapshot, Unavailable
 from trainjob.core.names import JobKey, ObjectRef
@@ -54,7 +54,7 @@ class LocalCluster:
     def __init__(
         self,
         job: Manifest,
-        place: Place,
+        place: Machine,
         *,
         base_port: int | None = None,
         on_line: Callable[[str, str], None] = _ignore_line,
@@ -70,7 +70,7 @@ class LocalCluster:
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Task[None] | None = None
-        self._workplace = Workplace(place, base_port)
+        self._workplace = Sandbox(place, base_port)
         self._leading_agent = LeadingAgent(self._find_leader, self._notify)
         self._closing = False
 

@@ -9,7 +9,7 @@ from typing import Any
 from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER
 from trainjob.cluster.local.machine import (
     CannotRunHere,
-    Place,
+    Machine,
     ReplicaPorts,
     VolumeFolder,
     expand,
@@ -110,7 +110,7 @@ class Variables:
         return {**self.written, **self.given}
 
 
-def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], place: Place) -> Variables:
+def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], place: Machine) -> Variables:
     """Return the variables of `container`, later entries seeing and replacing earlier ones.
 
     Raises:
@@ -140,7 +140,7 @@ def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], plac
     return Variables(written, given, tuple(_notes_on_env_from(container)))
 
 
-def _referenced(name: str, source: Mapping[str, Any], pod: Mapping[str, Any], place: Place) -> str | None:
+def _referenced(name: str, source: Mapping[str, Any], pod: Mapping[str, Any], place: Machine) -> str | None:
     kind = next(iter(source))
     reference = source[kind] or {}
     if kind == "fieldRef":
@@ -158,7 +158,7 @@ def _referenced(name: str, source: Mapping[str, Any], pod: Mapping[str, Any], pl
     raise CannotRunHere([f"env {name} comes from {what}, which is not here: export {name}=... first"])
 
 
-def _pod_field(path: str, pod: Mapping[str, Any], place: Place) -> str | None:
+def _pod_field(path: str, pod: Mapping[str, Any], place: Machine) -> str | None:
     metadata, spec = pod["metadata"], pod["spec"]
     keyed = _KEYED.fullmatch(path)
     if keyed:
@@ -225,7 +225,7 @@ class Launch:
 
 
 def build_launch(
-    pod: Mapping[str, Any], place: Place, ports: Mapping[str, ReplicaPorts], private: Path
+    pod: Mapping[str, Any], place: Machine, ports: Mapping[str, ReplicaPorts], private: Path
 ) -> Launch:
     """Translate a pod into a process: pure, the machine speaks through `place`.
 
@@ -324,7 +324,7 @@ def trainer_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _resolve(
-    pod: Mapping[str, Any], container: Mapping[str, Any], place: Place, private: Path
+    pod: Mapping[str, Any], container: Mapping[str, Any], place: Machine, private: Path
 ) -> tuple[Variables, dict[str, VolumeFolder]]:
     refused: list[str] = []
     variables, volumes = Variables(), dict[str, VolumeFolder]()
@@ -341,7 +341,7 @@ def _resolve(
     return variables, volumes
 
 
-def _environment(own: Mapping[str, str], place: Place, gpus: Mapping[str, str]) -> dict[str, str]:
+def _environment(own: Mapping[str, str], place: Machine, gpus: Mapping[str, str]) -> dict[str, str]:
     env = {name: value for name, value in place.environ.items() if not name.startswith(_OF_AN_OUTER_JOB)}
     env.setdefault("PYTHONUNBUFFERED", "1")
     env |= gpus
@@ -350,7 +350,7 @@ def _environment(own: Mapping[str, str], place: Place, gpus: Mapping[str, str]) 
     return env
 
 
-def _with_help(env: Mapping[str, str], place: Place, progress: Path) -> dict[str, str]:
+def _with_help(env: Mapping[str, str], place: Machine, progress: Path) -> dict[str, str]:
     """Add what an agent would give the training process that it starts."""
     helped = {**env, "TRAINJOB_PROGRESS_FILE": str(progress)}
     if place.bootstrap is not None:
@@ -362,7 +362,7 @@ def _joined(first: Path, others: str | None) -> str:
     return f"{first}:{others}" if others else str(first)
 
 
-def _gpu_variables(pod: Mapping[str, Any], place: Place) -> dict[str, str]:
+def _gpu_variables(pod: Mapping[str, Any], place: Machine) -> dict[str, str]:
     if not place.gpus:
         return {}
     # A pod that asks for no GPU sees none on a cluster either; -1 hides them all.
@@ -370,7 +370,7 @@ def _gpu_variables(pod: Mapping[str, Any], place: Place) -> dict[str, str]:
 
 
 def _working_folder(
-    container: Mapping[str, Any], place: Place, local: Callable[[str], str]
+    container: Mapping[str, Any], place: Machine, local: Callable[[str], str]
 ) -> tuple[Path, tuple[str, ...]]:
     asked = container.get("workingDir")
     if not asked:
@@ -394,7 +394,7 @@ def _root(env: Mapping[str, str], output: Path | None) -> Path | None:
     return checkpoints.parent if checkpoints else output
 
 
-def _notes(pod: Mapping[str, Any], container: Mapping[str, Any], place: Place) -> Iterator[str]:
+def _notes(pod: Mapping[str, Any], container: Mapping[str, Any], place: Machine) -> Iterator[str]:
     if container.get("image"):
         yield f"image {container['image']} is not used: replicas run in the Python environment of trainjob"
     wanted = count_gpus(pod)

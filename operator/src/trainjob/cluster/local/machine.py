@@ -56,7 +56,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Machine:
     """One machine, one caller, one run; the pure half of the local cluster sees nothing else of them.
 
     Attributes:
@@ -142,9 +142,9 @@ class LocalOptions:
     base_port: int | None = None
 
 
-def survey(options: LocalOptions, environ: Mapping[str, str]) -> Place:
+def survey(options: LocalOptions, environ: Mapping[str, str]) -> Machine:
     """Return this machine as the translation of pods sees it."""
-    return Place(
+    return Machine(
         folder=options.folder.absolute(),
         job_folder=options.job_folder.absolute(),
         # Not resolved: in a virtual environment the interpreter is a link, and its folder is what counts.
@@ -297,7 +297,7 @@ class VolumeFolder:
     ours: bool = True
 
 
-def resolve_volumes(spec: Mapping[str, Any], place: Place, private: Path) -> dict[str, VolumeFolder]:
+def resolve_volumes(spec: Mapping[str, Any], place: Machine, private: Path) -> dict[str, VolumeFolder]:
     """Return the folder of every volume of a pod, by volume name.
 
     Args:
@@ -340,7 +340,7 @@ def mounted_folders(
     return found
 
 
-def _resolve(volume: Mapping[str, Any], place: Place, private: Path) -> VolumeFolder:
+def _resolve(volume: Mapping[str, Any], place: Machine, private: Path) -> VolumeFolder:
     name = volume["name"]
     kind = next((key for key in volume if key != "name" and volume[key] is not None), "emptyDir")
     source = volume.get(kind) or {}
@@ -363,7 +363,7 @@ def _resolve(volume: Mapping[str, Any], place: Place, private: Path) -> VolumeFo
     )
 
 
-def _bundle(secret: str, place: Place) -> VolumeFolder:
+def _bundle(secret: str, place: Machine) -> VolumeFolder:
     if place.bootstrap is None:
         raise CannotRunHere(
             [

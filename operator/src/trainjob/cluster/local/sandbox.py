@@ -11,8 +11,8 @@ from trainjob.cluster.agents import BundleMissing, lay_out
 from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hostnames_in
 from trainjob.cluster.local.machine import (
     CannotRunHere,
+    Machine,
     OutputLock,
-    Place,
     PortBook,
     ReplicaPorts,
     check_writable,
@@ -24,7 +24,7 @@ from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
 from trainjob.core.roles import count_gpus
 
 
-class Workplace:
+class Sandbox:
     """Translates pods, and keeps what they have been given until `leave`.
 
     Args:
@@ -41,7 +41,7 @@ class Workplace:
         CannotRunHere: there is no room for temporary files.
     """
 
-    def __init__(self, place: Place, base_port: int | None) -> None:
+    def __init__(self, place: Machine, base_port: int | None) -> None:
         self.root: Path | None = None
         self.folder = place.folder
         self.base_port = base_port
