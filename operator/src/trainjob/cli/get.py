@@ -202,9 +202,6 @@ def _state(pod: Pod) -> str:
     return why_no_log(pod).partition(":")[0]
 
 
-# `trainjob get`: the jobs of a cluster as a table, or one of them in full.
-
-
 _TABLES = (None, "wide")
 
 _EXITS = {

@@ -177,9 +177,6 @@ def _settings() -> Settings:
     return Settings(bundle=Bundle(pyz=b"", key=secrets.token_bytes(32)))
 
 
-# `trainjob run`: a TrainJob as processes of this machine.
-
-
 _FAILED = 1
 _INTERRUPTED = 130
 

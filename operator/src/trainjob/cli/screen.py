@@ -211,9 +211,6 @@ def _bar(done: int | None, total: int | None) -> RenderableType:
     return ProgressBar(total=total, completed=min(done, total), width=_BAR_WIDTH)
 
 
-# Where a run shows itself: plain lines, or a live display on a terminal.
-
-
 _SHOWN_LOG_LINES = 8
 
 

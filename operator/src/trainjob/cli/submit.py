@@ -120,9 +120,6 @@ def _within(root: str, field: str) -> str:
     return f"{root}.{plain}" if root else plain
 
 
-# `trainjob submit`: TrainJobs of a file, created in a cluster.
-
-
 @dataclass(frozen=True)
 class _Submission:
     document: Document

@@ -96,8 +96,6 @@ async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
     return True
 
 
-# The narrow seam between the controller and whatever runs the pods.
-#
 # Objects cross it as Kubernetes writes them: JSON objects with `apiVersion`, `kind`, `metadata`. Reading them
 # is `trainjob.core`'s part, so that every cluster, real or not, is understood by the same code.
 

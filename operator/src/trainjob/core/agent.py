@@ -38,8 +38,6 @@ def job_token(key: bytes, uid: str) -> str:
     return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()
 
 
-# The agent in a pod: what the user's container becomes so that training restarts in place.
-#
 # The agent is the first process of the training container and starts the user's command. Its program comes
 # with a ConfigMap that all jobs of a namespace share, not in the image, so that any image with Python will
 # do; the job's token comes with a Secret of its own (ADR 0018).

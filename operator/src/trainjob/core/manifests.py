@@ -60,9 +60,6 @@ def queue_annotations(job: TrainJob) -> dict[str, str]:
     return {GROUP_SIZE: str(len(desired_replicas(job.spec)))} if QUEUE_NAME in job.metadata.labels else {}
 
 
-# The Kubernetes objects of a job, complete, as they are sent to the API server or to the local cluster.
-
-
 Manifest = dict[str, Any]
 
 TERMINATION_LOG = "/dev/termination-log"

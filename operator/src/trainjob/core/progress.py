@@ -70,8 +70,6 @@ def _times(reports: dict[str, Report], field: str) -> dict[str, float]:
     return {name: float(f"{seconds:.4g}") for name, seconds in known if seconds is not None and seconds >= 0}
 
 
-# Counts and figures in the status: what follows the pods and the reports without any decision.
-#
 # They change all the time, and a status write costs the API server: they are written along with decisions,
 # and otherwise at most every 30 seconds.
 

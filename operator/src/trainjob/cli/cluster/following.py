@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Manifest, Resource, Server
 
 
-# How long to hold off before asking again, and until when to ask at all.
+# Intervals between retries, and their deadline.
 
 
 _FIRST = 0.2
@@ -62,9 +62,6 @@ class RetryTimes:
 def backoff(failures: int) -> float:
     """Return the seconds to wait after this many failures in a row: twice as long each time, to 10."""
     return float(min(_MOST, _FIRST * 2 ** min(failures - 1, 16)))
-
-
-# Objects as they change: list, then watch, through dropped connections, expired versions and restarts.
 
 
 # The API server ends a watch when it is told to; one that is silent for longer is dead.

@@ -121,9 +121,6 @@ def _clean(text: bytes) -> str:
     return "".join(LineSplitter(_LONGEST).feed(text + b"\n"))
 
 
-# The log of one pod's training container, through dropped streams, to its end.
-
-
 # Silence is a log's right; asking anew costs little and finds connections that are dead.
 _SILENCE_SECONDS = 60.0
 _MOST_FAILURES = 4

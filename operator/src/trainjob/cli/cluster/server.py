@@ -120,8 +120,6 @@ def _parsed(status: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# The API server, asked through the official client: plain JSON in and out, two kinds of problems.
-#
 # The client's typed classes are left aside: they drop fields that they don't know, and cost seconds to build.
 
 

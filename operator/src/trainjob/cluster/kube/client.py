@@ -107,9 +107,6 @@ def read_event(line: bytes) -> WatchEvent:
     raise GarbledWatch(f"no event of a watch: {line[:100]!r}")
 
 
-# The verbs of the API server, on JSON objects.
-
-
 TIMEOUT_SECONDS = 30.0
 CONNECTIONS = 48
 INACTIVITY_SECONDS = 90.0

@@ -52,9 +52,6 @@ class TokenFile:
         return changed
 
 
-# Where the API server is, and how the controller proves who it is.
-
-
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 

@@ -14,7 +14,7 @@ from trainjob.cluster.kube.store import NamespacedName, Store, place_of, version
 from trainjob.cluster.kube.transport import PODS, TRAINJOBS, Expired, Resource
 from trainjob.cluster.protocol import ClusterError, Manifest, Unavailable
 
-# How often others are asked, and how long their silence is put up with.
+# Intervals and timeouts of watches and polls.
 
 
 @dataclass(frozen=True)

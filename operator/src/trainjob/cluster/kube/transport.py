@@ -205,9 +205,6 @@ def _wait(retry_after: float | None, details: Mapping[str, Any]) -> float | None
     return min(float(seconds), LONGEST_WAIT) if isinstance(seconds, (int, float)) and seconds > 0 else None
 
 
-# Requests to the API server over one shared session: TLS, token, time limits, errors by their meaning.
-
-
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 

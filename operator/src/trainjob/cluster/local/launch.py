@@ -184,9 +184,6 @@ def _notes_on_env_from(container: Mapping[str, Any]) -> Iterator[str]:
                 yield f"envFrom: {kind} {name} is not here: export its variables before the start if needed"
 
 
-# A pod manifest as the one process that it means on this machine.
-
-
 # A year: clocks and timers can't be given every number that a file can hold.
 _LONGEST_GRACE_SECONDS = 366 * 24 * 3600
 

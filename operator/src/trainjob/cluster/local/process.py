@@ -226,9 +226,6 @@ class ReplicaLog:
         return f"the log file {self.path} can't be written ({error.strerror}): its lines are only shown here"
 
 
-# One running replica: its launcher, what it prints, and how it ended.
-
-
 _SHIM = Path(__file__).with_name("shim.py")
 
 # Whatever could still hold the log open has been killed by then; on a system without subreapers it may not.
