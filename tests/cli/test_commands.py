@@ -73,3 +73,17 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 def test_the_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).exit_code == 0
+
+
+def test_no_command_waits_for_the_official_client_before_it_asks_for_something() -> None:
+    code = """
+import sys
+from trainjob.cli import commands
+for name in commands._MODULES:
+    commands.main.get_command(None, name)
+print([name for name in ("kopf", "kubernetes") if name in sys.modules])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout == "[]\n"

@@ -22,7 +22,8 @@ from trainjob.cli.cluster.following import (
     follow,
 )
 from trainjob.cli.cluster.options import ClusterOptions
-from trainjob.cli.cluster.server import TRAINJOBS, Server
+from trainjob.cli.cluster.resources import TRAINJOBS
+from trainjob.cli.cluster.server import Server
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""The words that name this API, its objects and what they share with pods."""
+"""The names of this API and its objects, and the names that jobs add to pods or reserve in them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ SINGULAR = "trainjob"
 SHORT_NAME = "tj"
 
 CONTROLLER = f"{GROUP}/trainjob-controller"
-"""The value of `spec.managedBy` that means this controller; an absent field means it too."""
+"""The value of `spec.managedBy` for this controller; an absent field means the same."""
 
 TRAINER_CONTAINER = "trainer"
 """The container of the pod template that trains."""
 
 OUTPUT_VOLUME = "trainjob-output"
-"""The volume that is added to each pod, and mounted in the trainer container, for the output."""
+"""The volume for the output, added to each pod and mounted in the trainer container."""
 
 BUNDLE_VOLUME = "trainjob-bundle"
-"""The volume that is added for the agent, the trainer library and the job's token."""
+"""The volume for the agent, the trainer library and the job's token."""
 
 STATE_VOLUME = "trainjob-state"
-"""The volume that is added for what the training process tells its agent."""
+"""The volume for the reports of the training process to its agent."""
 
 ADDED_VOLUMES = (OUTPUT_VOLUME, BUNDLE_VOLUME, STATE_VOLUME)
 
 PORT = 2222
-"""The port of every replica's address in TF_CONFIG; TensorFlow's own examples use it."""
+"""The port of every replica in TF_CONFIG; TensorFlow's own examples use it."""
 
 AGENT_PORT = 2223
 """The port on which each replica's agent listens."""

@@ -1,4 +1,4 @@
-"""How a wrong TrainJob is told: every mistake in one go, each with its field, in plain words."""
+"""Validation errors of TrainJobs: all mistakes at once, each with its field, in plain English."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-# Paths of fields in Kubernetes' style, and how to walk plain JSON along them.
+# Field paths in Kubernetes' style, and values of plain JSON by path.
 
 
 Step = str | int
@@ -21,7 +21,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def format_path(steps: Sequence[Step]) -> str:
-    """Return `spec.env[0].name`; keys that aren't plain words are bracketed: `labels[example.com/team]`."""
+    """Return `spec.env[0].name`; keys with other characters get brackets: `labels[example.com/team]`."""
     path = ""
     for step in steps:
         if isinstance(step, int) or not _PLAIN_KEY.fullmatch(step):
@@ -32,12 +32,12 @@ def format_path(steps: Sequence[Step]) -> str:
 
 
 def parent_path(path: str) -> str:
-    """Return the path without its last step; of a single step, the empty path."""
+    """Return the path without its last step; for a single step, the empty path."""
     return path[: max(path.rfind("."), path.rfind("["), 0)]
 
 
 def value_at(raw: object, *steps: Step) -> Any:
-    """Return the value at `steps`, or None where it is missing or something on the way has another shape."""
+    """Return the value at `steps`, or None if it is missing or a value on the way has another type."""
     for step in steps:
         if isinstance(step, str) and isinstance(raw, Mapping):
             raw = raw.get(step)
@@ -49,20 +49,20 @@ def value_at(raw: object, *steps: Step) -> Any:
 
 
 def mapping_at(raw: object, *steps: Step) -> Mapping[str, Any]:
-    """Return the mapping at `steps`, or an empty one."""
+    """Return the mapping at `steps`, or an empty mapping."""
     value = value_at(raw, *steps)
     return value if isinstance(value, Mapping) else {}
 
 
 def objects_at(raw: object, *steps: Step) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield index and value of each mapping in the list at `steps`."""
+    """Yield the index and value of each mapping in the list at `steps`."""
     value = value_at(raw, *steps)
     for index, item in enumerate(value if isinstance(value, list) else ()):
         if isinstance(item, Mapping):
             yield index, item
 
 
-# How a wrong TrainJob is told: every mistake in one go, each with the field it is about.
+# One error per mistake, and the exception that holds them all.
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class FieldError:
     """One mistake.
 
     Attributes:
-        path: the field as Kubernetes writes it, `spec.template.spec.containers[0].name`; empty for the whole.
+        path: the field as Kubernetes writes it, `spec.template.spec.containers[0].name`; empty for the root.
         message: what is wrong and what to do.
-        line: line in `source`, counted from 1, when it was read from text.
-        source: name of the file, when it was read from one.
+        line: the line in `source`, counted from 1, if read from text.
+        source: the name of the file, if read from a file.
     """
 
     path: str
@@ -103,7 +103,7 @@ class InvalidTrainJob(Exception):
         super().__init__("\n".join(str(error) for error in self.errors))
 
 
-# The sentences for mistakes that pydantic finds: plain words instead of a library's terms.
+# Messages for pydantic's errors, in plain English.
 
 
 _LONGEST_VALUE = 60
@@ -111,7 +111,7 @@ _LARGEST_DIGITS = 20
 
 
 def shown(value: object) -> str:
-    """Return a value as it may stand in a sentence: as JSON, and short."""
+    """Return a value for a message: short, as JSON."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_LARGEST_DIGITS:
         return f"a number of more than {_LARGEST_DIGITS} digits"
     if isinstance(value, Mapping):
@@ -123,12 +123,12 @@ def shown(value: object) -> str:
 
 
 def fields_by_alias(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return a model's fields by the names that users write."""
+    """Return a model's fields by their names in YAML."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def model_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model that a field holds, alone, in a list, or in a choice with None."""
+    """Return the model in a field's type: the type itself, an item of a list, or a part of a union."""
     return _model_in(field.annotation)
 
 
@@ -149,7 +149,7 @@ def _model_at(root: type[BaseModel], steps: Sequence[str | int]) -> type[BaseMod
 
 
 def suggestion(word: object, known: Sequence[str]) -> str:
-    """Return `; did you mean "replicas"?` for the nearest known word, or nothing."""
+    """Return `; did you mean "replicas"?` for the nearest known word, or an empty string."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6) if isinstance(word, str) else []
     return f'; did you mean "{near[0]}"?' if near else ""
 

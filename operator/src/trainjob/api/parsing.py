@@ -1,4 +1,4 @@
-"""From plain JSON to the typed model, or to the list of all mistakes."""
+"""Parsing: from plain JSON to the typed model, or to the list of all mistakes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _ROLES = ("worker", "chief", "ps", "evaluator")
 
 
 def parse(raw: Mapping[str, Any], *, has_begun: bool = False) -> TrainJob:
-    """Check a TrainJob as it is read from YAML, JSON or the API server.
+    """Check and parse a TrainJob that was read from YAML, JSON or the API server.
 
     Args:
         raw: the object.
-        has_begun: whether it has been taken in already, perhaps by a version without limits on its size.
+        has_begun: whether it was accepted before, perhaps by a version without limits on its size.
 
     Raises:
-        InvalidTrainJob: it breaks a rule; all broken rules are named at once.
+        InvalidTrainJob: it breaks rules; the error lists all of them.
     """
     if not isinstance(raw, Mapping):
         raise InvalidTrainJob([FieldError("", f"must be an object, got {shown(raw)}")])
     if not has_begun and (too_large := list(size.find_too_large(raw))):
-        raise InvalidTrainJob(too_large)  # before anything else is done with all of its bytes
+        raise InvalidTrainJob(too_large)  # first, since all other checks read all of its bytes
     meant = _without_nulls(raw, TrainJob)
     meant["status"] = _readable_status(meant.get("status"))
     errors = list(_empty_roles(raw))
@@ -55,7 +55,7 @@ def parse(raw: Mapping[str, Any], *, has_begun: bool = False) -> TrainJob:
 
 
 def _without_nulls(raw: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Drop fields that are null, as the API server does; what the model doesn't know is left as it is."""
+    """Drop fields that are null, as the API server does; fields that the model doesn't know are kept."""
     fields = fields_by_alias(model)
     kept: dict[str, Any] = {}
     for key, value in raw.items():
@@ -68,7 +68,7 @@ def _without_nulls(raw: Mapping[str, Any], model: type[BaseModel]) -> dict[str, 
 
 
 def _empty_roles(raw: Mapping[str, Any]) -> Iterator[FieldError]:
-    # `chief:` with nothing behind it reads as a chief to people, and as no chief to Kubernetes.
+    # People read an empty `chief:` as a chief; Kubernetes reads it as no chief.
     spec = raw.get("spec")
     for role in _ROLES:
         if isinstance(spec, Mapping) and role in spec and spec[role] is None:
@@ -76,7 +76,7 @@ def _empty_roles(raw: Mapping[str, Any]) -> Iterator[FieldError]:
 
 
 def _readable_status(status: object) -> dict[str, Any]:
-    """Return the parts of a status that can be read: an old or a damaged one must not stop the job."""
+    """Return the readable parts of a status: an old or damaged status must not stop the job."""
     if not isinstance(status, Mapping) or not status:
         return {}
     readable = dict(status)
@@ -89,5 +89,5 @@ def _readable_status(status: object) -> dict[str, Any]:
 
 
 def _steps(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    # pydantic marks a wrong key of a mapping by this step behind it.
+    # pydantic marks a wrong key of a mapping by this last step.
     return location[:-1] if location and location[-1] == "[key]" else location

@@ -1,4 +1,4 @@
-"""Reading YAML and JSON as kubectl does, with the line of each field."""
+"""Read YAML and JSON as kubectl does, with the line of each field."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trainjob.api.errors import FieldError, InvalidTrainJob, Step, format_path, 
 from trainjob.api.parsing import parse
 from trainjob.api.types import TrainJob
 
-# What a YAML scalar means to Kubernetes' own tools.
+# YAML scalars as Kubernetes' own tools read them.
 #
-# They follow go-yaml v2: YAML 1.1's words for true and false, octal integers, no base 60, and dates stay
+# The tools follow go-yaml v2: YAML 1.1's words for true and false, octal integers, no base 60, dates as
 # text. PyYAML's own rules would read `12:30` as 750 and `2026-01-31` as a date.
 
 
@@ -55,7 +55,7 @@ Scalar = str | int | float | bool | None
 
 
 class UnreadableScalar(Exception):
-    """The scalar has no meaning in JSON; the message says what to write instead."""
+    """The scalar has no value in JSON; the message says what to write instead."""
 
 
 def read_scalar(tag: str, text: str) -> Scalar:
@@ -63,10 +63,10 @@ def read_scalar(tag: str, text: str) -> Scalar:
 
     Args:
         tag: `PLAIN`, or the full name of its type.
-        text: the scalar without quotes and escapes.
+        text: the scalar, without quotes and with escapes resolved.
 
     Raises:
-        UnreadableScalar: it can't be written as JSON, or isn't of the type that its tag names.
+        UnreadableScalar: it can't be written as JSON, or isn't of its tag's type.
     """
     if tag == PLAIN:
         return _read_plain(text)
@@ -108,7 +108,7 @@ def _read_plain(text: str) -> Scalar:
 
 
 def _joined_surrogates(text: str) -> str:
-    # JSON writes an emoji as two escapes, which PyYAML reads as two halves.
+    # JSON writes an emoji as two escapes; PyYAML reads them as two lone surrogates.
     if not any("\ud800" <= character <= "\udfff" for character in text):
         return text
     try:
@@ -117,7 +117,7 @@ def _joined_surrogates(text: str) -> str:
         raise UnreadableScalar("has half of a character (a lone surrogate); write the whole one") from None
 
 
-# YAML text as PyYAML's nodes, which know their lines; nothing is resolved but by our own rules.
+# YAML text as PyYAML's nodes, with lines; plain scalars are resolved by `read_scalar`.
 
 
 DEEPEST = 100
@@ -125,7 +125,7 @@ MOST_NODES = 50_000
 
 
 class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
-    """PyYAML's parser, bounded in depth and size, that leaves plain scalars to us."""
+    """PyYAML's parser with limits on depth and size; it leaves plain scalars unresolved."""
 
     def __init__(self, text: str) -> None:
         Reader.__init__(self, text)
@@ -154,10 +154,10 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 def compose_documents(text: str, *, source: str) -> Iterator[Node]:
-    """Yield the root node of each document that has one.
+    """Yield the root node of each document that isn't empty.
 
     Raises:
-        InvalidTrainJob: the text is not YAML; later documents are not looked at.
+        InvalidTrainJob: the text is not YAML; later documents are not read.
     """
     try:
         loader = _Loader(text)
@@ -197,7 +197,7 @@ class Values:
 
     Attributes:
         lines: the line of each field, counted from 1, by path.
-        errors: mistakes that leave the document readable.
+        errors: the mistakes after which reading can continue.
     """
 
     def __init__(self, source: str) -> None:
@@ -211,7 +211,7 @@ class Values:
         """Return the value of a node.
 
         Raises:
-            InvalidTrainJob: it refers to itself, or its aliases make it grow beyond all bounds.
+            InvalidTrainJob: it refers to itself, or is too large with its aliases written out.
         """
         self._nodes += 1
         if self._nodes > MOST_NODES:
@@ -232,7 +232,7 @@ class Values:
     def _mapping(self, node: Node, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, key_node, value_node in self._pairs(node, path):
-            # What the mapping says itself comes before what it merges in.
+            # The mapping's own keys come before merged ones.
             if key not in values:
                 self.lines[format_path((*path, key))] = _line(key_node)
                 values[key] = self.build(value_node, (*path, key))
@@ -266,7 +266,7 @@ class Values:
         if value is None:
             self._add(node, path, "has a key that isn't text; put it in quotes")
             return None
-        # JSON has only text as keys; Kubernetes' tools write true and 1 as "true" and "1".
+        # JSON keys are always text; Kubernetes' tools write true and 1 as "true" and "1".
         return value if isinstance(value, str) else shown(value)
 
     def _scalar(self, node: ScalarNode, path: Path) -> Any:
@@ -298,11 +298,11 @@ def _line(node: Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-# The documents of a file, each knowing the lines of its fields.
+# The documents of a file, with the lines of their fields.
 
 
 LARGEST = 1_500_000
-"""In characters; what a cluster can store is about as much in bytes."""
+"""In characters; a cluster can store about as many bytes."""
 
 
 @dataclass(frozen=True)
@@ -322,14 +322,14 @@ class Document:
 
     @property
     def is_trainjob(self) -> bool:
-        """Whether it is meant as a TrainJob: a wrong version, or a missing kind, is for `parse` to refuse."""
+        """Whether it is meant as a TrainJob; `parse` refuses a wrong version or a missing kind."""
         kind, api_version = self.raw.get("kind"), self.raw.get("apiVersion")
         if kind is None or str(kind).lower() == KIND.lower():
             return True
         return str(api_version).split("/", maxsplit=1)[0] == GROUP
 
     def line_of(self, path: str) -> int:
-        """Return the line of a field; of one that is missing, the line of what should hold it."""
+        """Return the line of a field; for a missing field, the line of the nearest parent."""
         while path:
             if path in self._lines:
                 return self._lines[path]
@@ -344,7 +344,7 @@ class Document:
         """Check it as `trainjob.api.parse` does.
 
         Raises:
-            InvalidTrainJob: its errors have lines, and are in their order.
+            InvalidTrainJob: its errors have lines and are sorted by line.
         """
         try:
             return parse(self.raw)
@@ -357,12 +357,12 @@ def read_documents(text: str | bytes, *, source: str, expected: str = KIND) -> t
     """Read all documents of a YAML or JSON file; empty ones are left out.
 
     Args:
-        text: the file, as bytes where its encoding is to be checked.
-        source: its name, for messages.
-        expected: the kind of object that it should hold, for the message about an empty one.
+        text: the content, as bytes if the encoding is to be checked.
+        source: the name of the file, for messages.
+        expected: the expected kind, for the message about an empty file.
 
     Raises:
-        InvalidTrainJob: it can't be read: wrong syntax, a key that is there twice, no object at all.
+        InvalidTrainJob: it can't be read: wrong syntax, a duplicate key, no object at all.
     """
     content = _without_tabs_of_json(_decoded(text, source))
     if len(content) > LARGEST:
@@ -396,7 +396,7 @@ def _decoded(text: str | bytes, source: str) -> str:
 
 
 def _without_tabs_of_json(text: str) -> str:
-    # JSON may be indented by tabs, YAML may not. In valid JSON no tab can be part of a string.
+    # JSON may be indented with tabs, YAML may not. In valid JSON no string contains a tab.
     if "\t" not in text or not text.lstrip().startswith("{"):
         return text
     try:

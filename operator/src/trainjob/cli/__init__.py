@@ -1,4 +1,4 @@
-"""The command line: `trainjob run`, `validate`, `submit` and the others of `commands.py`.
+"""The command line: `trainjob run`, `validate`, `submit` and the other commands of `commands.py`.
 
 Each command is imported only when it is called.
 """

@@ -1,4 +1,4 @@
-"""The commands by name, imported on demand: `validate` must not wait for what only `run` needs."""
+"""The commands by name, imported on demand: `validate` must not load what only `run` needs."""
 
 import errno
 import gc
@@ -29,14 +29,14 @@ _EXIT_UNWRITABLE = 2
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are the function of their own name in a module of their own."""
+    """A group that imports a command when it is called: the function of that name in its own module."""
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run the program; what can't be printed, on a full disk for one, ends it in one sentence."""
+        """Run the program; if the output can't be written (full disk), exit with a one-line message."""
         try:
             return super().main(*arguments, **options)
         except OSError as error:
-            # One that names a file is about that file.
+            # An error with a file name is about that file, not about the output.
             if error.errno not in _UNWRITABLE or error.filename is not None:
                 raise
             with suppress(OSError):
@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
             sys.exit(_EXIT_UNWRITABLE)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which they are shown."""
+        """Return the names in the order of the help text."""
         del ctx
         return list(_MODULES)
 
@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
         del ctx
         if cmd_name not in _MODULES:
             return None
-        # An import makes no garbage; looking for some takes a twentieth of the half second of `validate`.
+        # An import makes no garbage; collection takes a twentieth of the half second of `validate`.
         gc.disable()
         try:
             command = getattr(importlib.import_module(_MODULES[cmd_name]), cmd_name)
@@ -72,14 +72,14 @@ def main() -> None:
 
 
 def _forget_output() -> None:
-    """Drop what is not written yet: Python would complain of it once more at its exit."""
+    """Drop unwritten output: Python would report it again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())
 
 
 def _open_missing_streams() -> None:
-    """Stand in for closed standard streams: Python has None for them, and their numbers would be reused."""
+    """Replace closed standard streams: Python sets them to None, and their descriptors would be reused."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - open until the end

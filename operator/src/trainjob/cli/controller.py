@@ -1,4 +1,4 @@
-"""`trainjob controller`: what runs in the cluster and looks after its TrainJobs."""
+"""`trainjob controller`: the process in the cluster that reconciles its TrainJobs."""
 
 import asyncio
 import logging
@@ -123,10 +123,10 @@ def controller(**options: Any) -> None:
 
 
 def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> OperatorSettings:
-    """Return what the options and the pod's environment say together.
+    """Return the settings from the options and the pod's environment.
 
     Raises:
-        click.UsageError: they don't fit together.
+        click.UsageError: options and environment don't fit together.
     """
     own_namespace = environment.get("POD_NAMESPACE")
     host, port = options["http_address"]
@@ -167,8 +167,8 @@ def _find_access(kubeconfig: Path | None, context: str | None) -> Access:
 
 def import_operator() -> "type[Operator]":
     """Return the class, which takes seconds to import; `trainjob --help` imports this module too."""
-    # Where the official client is installed kopf imports it, for its types alone: half of the memory that
-    # this process takes, and most of its start. It goes without what can't be imported.
+    # If the official client is installed, kopf imports it for its types alone: half of this process's
+    # memory and most of its start time. kopf works without it.
     sys.modules.setdefault("kubernetes", None)  # type: ignore[arg-type]
     from trainjob.controller.process import Operator  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`trainjob convert`: Kubeflow TFJobs become TrainJobs; what can't be carried over is said field by field."""
+"""`trainjob convert`: turns Kubeflow TFJobs into TrainJobs, with a note on each field not carried over."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Printed:
     """One object for the standard output.
 
     Attributes:
-        manifest: as plain JSON.
-        comments: stand above it.
+        manifest: the object as plain JSON.
+        comments: the lines above it.
     """
 
     manifest: dict[str, Any]
@@ -30,11 +30,12 @@ class Printed:
 
 @dataclass
 class Outcome:
-    """What is to be said of the files.
+    """The result for all files.
 
     Attributes:
+        printed: the objects to print.
         notes: one line each.
-        refusals: one line each, with headings; none when every TrainJob is valid.
+        refusals: one line each, with headings; empty when every TrainJob is valid.
     """
 
     printed: list[Printed] = field(default_factory=list)
@@ -109,7 +110,7 @@ def _in_order_of_file(document: Document, item: Item, errors: Iterable[FieldErro
 
 
 def _located(document: Document, item: Item, errors: Iterable[FieldError]) -> list[str]:
-    """Return the errors as lines with file and line, fields of a list's item by their place in it."""
+    """Return the errors with file and line; the fields of a list's item get the item's path in front."""
     placed = (FieldError(_joined(item.place, error.path), error.message) for error in errors)
     return [str(document.locate(error)) for error in placed]
 
@@ -128,12 +129,12 @@ def _comments(item: Item, notes: Iterable[FieldError]) -> tuple[str, ...]:
 
 
 def _text(printed: Printed) -> str:
-    """Return a document of a YAML stream, its comments first."""
+    """Return a document of a YAML stream, comments first."""
     comments = "".join(f"# {_printable(line)}\n" for line in printed.comments)
     start, _, rest = dump_stream([printed.manifest]).partition("\n")
     return f"{start}\n{comments}{rest}"
 
 
 def _printable(line: str) -> str:
-    # A line break within a comment would end it.
+    # A line break would end the comment.
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in line)

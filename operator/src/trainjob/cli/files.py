@@ -1,4 +1,4 @@
-"""The files that commands are given and the YAML that they print."""
+"""The input files of commands and the YAML that commands print."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ import yaml
 
 from trainjob.api import KIND, Document, InvalidTrainJob, read_documents
 
-# Kubernetes objects as a YAML stream that every reader of YAML understands alike.
+# Kubernetes objects as a YAML stream that every YAML parser reads the same way.
 
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
@@ -19,7 +19,7 @@ _WORDS = frozenset(["y", "n", "yes", "no", "true", "false", "on", "off", "null",
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes all text that is not plainly a word: `1e3`, `0o7` or `on` are no text to some readers."""
+    """Quotes all text that is not a plain word: some parsers don't read `1e3`, `0o7` or `on` as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
@@ -33,7 +33,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 def _is_script(text: str) -> bool:
-    """Tell whether text is better read in lines; PyYAML itself quotes it where spaces end a line."""
+    """Return whether text is a block of lines; PyYAML quotes it anyway if a line ends with spaces."""
     lines = text.split("\n")
     return len(lines) > 2 and text[0] not in " \n" and all(line.isprintable() for line in lines)
 
@@ -42,7 +42,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_stream(objects: Iterable[dict[str, Any]]) -> str:
-    """Return the objects as documents of one YAML stream, fields in the order that they have."""
+    """Return the objects as documents of one YAML stream; the order of fields is kept."""
     stream: str = yaml.dump_all(
         objects,
         Dumper=_Dumper,
@@ -54,15 +54,15 @@ def dump_stream(objects: Iterable[dict[str, Any]]) -> str:
     return stream
 
 
-# The files that commands are given: read, told apart, and refused in the way that fits each mistake.
+# Input files: reading, selecting TrainJobs, errors with their exit codes.
 
 
 STDIN = "-"
-"""In place of a file's name: read the standard input."""
+"""The file name that means standard input."""
 
 
 class UnreadableFile(click.ClickException):
-    """A file that is not there or can't be read: nothing is known about its content."""
+    """The file doesn't exist or can't be read, so its content is unknown."""
 
     exit_code = 2
 
@@ -73,7 +73,7 @@ class UnreadableFile(click.ClickException):
 
 
 class RefusedFile(click.ClickException):
-    """What a file says is wrong, or can't be done.
+    """The content of a file is wrong or can't be carried out.
 
     Args:
         lines: one mistake each.
@@ -93,11 +93,11 @@ class RefusedFile(click.ClickException):
 
 
 def read_trainjobs(file: str) -> tuple[Document, ...]:
-    """Return the TrainJobs of a file, at least one; other documents are named on stderr and left out.
+    """Return the TrainJobs of a file, at least one; other documents are reported on stderr and left out.
 
     Raises:
         UnreadableFile: there is no such file, or it can't be read.
-        RefusedFile: it is no YAML or JSON, or holds no TrainJob.
+        RefusedFile: it isn't YAML or JSON, or holds no TrainJob.
     """
     documents = read_objects(file)
     for other in documents:
@@ -128,15 +128,15 @@ def read_valid_trainjobs(file: str) -> tuple[Document, ...]:
 
 
 def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
-    """Return all objects of a file, whatever they are, at least one.
+    """Return all objects of a file, of any kind, at least one.
 
     Args:
         file: its name, or `-`.
-        expected: the kind that there should be, for the message about an empty file.
+        expected: the expected kind, for the message about an empty file.
 
     Raises:
         UnreadableFile: there is no such file, or it can't be read.
-        RefusedFile: it is no YAML or JSON.
+        RefusedFile: it isn't YAML or JSON.
     """
     try:
         return read_documents(_content(file), source=_title(file), expected=expected)
@@ -145,10 +145,10 @@ def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:
 
 
 def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Document:
-    """Return the one TrainJob that is meant.
+    """Return the TrainJob of that name, or the only one.
 
     Raises:
-        click.UsageError: there are several and no name, or none of that name.
+        click.UsageError: there are several and no name is given, or none has that name.
     """
     named = {str(_metadata(document).get("name")): document for document in documents}
     if name is None and len(documents) == 1:
@@ -164,7 +164,7 @@ def choose(documents: tuple[Document, ...], name: str | None, file: str) -> Docu
 
 
 def folder_of(file: str) -> Path:
-    """Return the folder of a job's file, in which its commands are started."""
+    """Return the folder of a job's file, the working directory of its commands."""
     return Path() if file == STDIN else Path(file).parent
 
 

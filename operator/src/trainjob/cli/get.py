@@ -1,4 +1,4 @@
-"""`trainjob get`: the jobs of a cluster as a table, or one of them in full."""
+"""`trainjob get`: the jobs of a cluster as a table, or one job in full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainjob.cli.cluster.following import Gone, Listed, Seen, Troubled, follow
 from trainjob.cli.cluster.job_logs import has_log, own_pods, why_no_log
 from trainjob.cli.cluster.jobs import Job, Outcome, find_job, missing_job, pods_of, read_job
 from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
-from trainjob.cli.cluster.server import TRAINJOBS
+from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.cluster.waiting import describe_failure
 from trainjob.cli.files import dump_stream
 from trainjob.cli.screen import format_metric, format_rate
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
 
 
-# Jobs as a table: the columns of `kubectl get tj`, with the steps in all beside those that are done.
+# Jobs as a table: the columns of `kubectl get tj`, plus the total steps.
 
 
 _GAP = "   "
@@ -57,7 +57,7 @@ def job_row(job: Job, now: datetime, *, wide: bool, namespaces: bool) -> tuple[s
 
 
 def layout(rows: Iterable[Sequence[str]], widths: Sequence[int] = ()) -> Iterator[str]:
-    """Yield the rows with columns of equal width, at least as wide as `widths`."""
+    """Yield the rows with aligned columns, at least as wide as `widths`."""
     every = [[cell or "-" for cell in row] for row in rows]
     wide = column_widths(every, widths)
     for row in every:
@@ -66,7 +66,7 @@ def layout(rows: Iterable[Sequence[str]], widths: Sequence[int] = ()) -> Iterato
 
 
 def column_widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return how wide each column is to be."""
+    """Return the width of each column."""
     columns = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return tuple(max(pair) for pair in zip(columns, least, strict=True)) if least else tuple(columns)
 
@@ -78,16 +78,16 @@ def _step(job: Job) -> str:
     return f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
 
 
-# One job in full, for a person: state, figures, conditions, what failed, and its pods.
+# One job in full: state, figures, conditions, first failure, pods.
 
 
 def draw_job(job: Job, pods: Iterable[Pod], now: datetime) -> tuple[str, ...]:
     """Return the lines.
 
     Args:
-        job: which.
-        pods: those that are its own.
-        now: by the API server's clock, as far as one can know.
+        job: the job.
+        pods: the job's own pods.
+        now: the current time, ideally by the API server's clock.
     """
     parts = (_header(job, now), _figures(job), _conditions(job, now), _failure(job), _pods(job, pods, now))
     return tuple(printable(line) for part in parts for line in part)

@@ -1,4 +1,4 @@
-"""`trainjob logs`: what the replicas of a job in a cluster print."""
+"""`trainjob logs`: the logs of the replicas of a job in a cluster."""
 
 import sys
 

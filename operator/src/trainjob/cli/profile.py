@@ -1,4 +1,4 @@
-"""`trainjob profile`: what some steps of a running training spend their time on, for TensorBoard."""
+"""`trainjob profile`: a TensorBoard profile of some steps of a running job."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Steps(click.ParamType[Mapping[str, int]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Mapping[str, int]:
-        """Return them as a request has them."""
+        """Return the steps in the form of a profile request."""
         found = re.fullmatch(r"(?:(\d{1,15})-)?(\d{1,15})", str(value))
         first, last = (int(part) if part else None for part in found.groups()) if found else (None, 0)
         if not last or first == 0 or (first is not None and last < first):
@@ -121,14 +121,14 @@ def _profile(
 
 
 def choose(spec: Mapping[str, Any], worker: int | None) -> Replica:
-    """Return the replica that is to be profiled.
+    """Return the replica to profile.
 
     Args:
-        spec: of the job.
-        worker: as the command line has it.
+        spec: the job's spec.
+        worker: the index from the command line, or None.
 
     Raises:
-        ClusterProblem: there is none, or none that can be.
+        ClusterProblem: there is no such replica, or it can't be profiled.
     """
     if spec.get("ps") is not None:
         raise ClusterProblem(

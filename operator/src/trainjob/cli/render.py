@@ -1,4 +1,4 @@
-"""`trainjob render`: the very objects that a cluster would get."""
+"""`trainjob render`: the objects that the controller would create in a cluster."""
 
 import re
 

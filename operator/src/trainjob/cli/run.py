@@ -1,4 +1,4 @@
-"""`trainjob run`: a TrainJob as processes of this machine."""
+"""`trainjob run`: a TrainJob as processes on this machine."""
 
 import asyncio
 import logging
@@ -29,28 +29,28 @@ from trainjob.core.manifests import build_objects
 from trainjob.core.names import Replica, desired_replicas, root_folder
 from trainjob.core.settings import Bundle, Settings
 
-# Ctrl-C and its relatives: the first asks to stop, the second insists.
+# Stop signals: the first asks the run to stop, the second kills its processes.
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Hears the signals that ask a program to stop; use it within one event loop.
+    """Handles the signals that ask a program to stop; use it within one event loop.
 
     Attributes:
-        asked: set by the first of them.
+        asked: set by the first signal.
     """
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self._insisted: Callable[[], None] = lambda: None
-        # `nohup` has a program ignore SIGHUP, so that it outlives its terminal.
+        # `nohup` makes a program ignore SIGHUP, so that it outlives its terminal.
         outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._heard = (signal.SIGINT, signal.SIGTERM) if outlives else _SIGNALS
 
     def on_second(self, call: Callable[[], None]) -> None:
-        """Call this for every request after the first one."""
+        """Set the callback for every request after the first."""
         self._insisted = call
 
     def ask(self) -> None:
@@ -71,10 +71,10 @@ class Interruption:
             loop.remove_signal_handler(number)
 
 
-# One job, run to its end on this machine while a screen shows it.
+# One job, run to its end on this machine, with a display.
 
 
-# What replicas have after Ctrl-C to save a checkpoint before they are killed; a second Ctrl-C doesn't wait.
+# The time after Ctrl-C in which replicas can save a checkpoint; a second Ctrl-C kills them at once.
 GRACE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.25
 
@@ -93,7 +93,7 @@ class Ending:
     """The end of a run.
 
     Attributes:
-        view: the job as it was then.
+        view: the job at that time.
     """
 
     outcome: Outcome
@@ -101,13 +101,13 @@ class Ending:
 
 
 class Supervision:
-    """Drives the controller over a local cluster, and keeps a screen up to date.
+    """Runs the controller on a local cluster and keeps a screen up to date.
 
     Args:
-        cluster: prepared; it is closed at the end, whatever happens.
-        replicas: every seat of the job.
-        screen: shows what happens.
-        clock: gives the time.
+        cluster: a prepared cluster; `run` always closes it.
+        replicas: every replica of the job.
+        screen: the display.
+        clock: returns the current time.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Supervision:
         self._since = clock()
 
     async def run(self, interruption: Interruption) -> Ending:
-        """Run the job until it has ended or someone asks to stop; nothing of it is left afterwards."""
+        """Run the job until it ends or a stop is requested; no process of it is left afterwards."""
         interruption.on_second(self._cluster.kill)
         showing = asyncio.ensure_future(self._keep_showing())
         try:
@@ -145,7 +145,7 @@ class Supervision:
 
     async def _until_end(self, interruption: Interruption) -> Outcome:
         if interruption.asked.is_set():
-            return Outcome.INTERRUPTED  # before anything was started
+            return Outcome.INTERRUPTED  # nothing is started yet
         controller = Controller(self._cluster, settings=_settings())
         finished = asyncio.ensure_future(controller.run_until_finished(self._cluster.key))
         asked = asyncio.ensure_future(interruption.asked.wait())
@@ -173,7 +173,7 @@ class Supervision:
 
 
 def _settings() -> Settings:
-    # The agents of this run alone have this key; the local cluster has their program by itself.
+    # Only the agents of this run have this key; the local cluster provides the agent program.
     return Settings(bundle=Bundle(pyz=b"", key=secrets.token_bytes(32)))
 
 
@@ -262,7 +262,7 @@ async def _run(request: _Request) -> int:
 
 
 class _ScreenHandler(logging.Handler):
-    """Shows warnings where everything else is shown, not across the picture."""
+    """Shows warnings as notes of the screen; on stderr they would break the live display."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ def _print(lines: tuple[str, ...], *, err: bool) -> None:
         for line in lines:
             click.echo(line, err=err)
     except OSError:
-        # Nobody reads any more; without this Python complains once more at its exit.
+        # The reader is gone; without this Python reports it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -302,9 +302,9 @@ def _job(document: Document, *, fresh: bool) -> dict[str, Any]:
             [f"{where} spec.suspend: is true, so nothing would start; remove it to run the job"]
         )
     raw = deepcopy(document.raw)
-    # Elsewhere another controller may look after it; here there is nobody else.
+    # In a cluster another controller may manage the job; here there is none.
     raw["spec"].pop("managedBy", None)
-    # This run ends with the job, so nothing is left that could expire.
+    # This run ends with the job, so nothing is left to expire.
     raw["spec"].pop("ttlSecondsAfterFinished", None)
     if fresh:
         raw["spec"]["output"]["resume"] = "Never"
@@ -318,7 +318,7 @@ def _places(cluster: LocalCluster, job: TrainJob, ending: Ending) -> Places:
         pods[first.rank] = first.pod
     tails = {pod: cluster.log_tail(pod) for pod in pods.values()}
     if job.spec.restart_strategy == "InPlace" and first is not None and first.pod and first.log_tail:
-        # The pod's own log goes on after the failure, with what its agent says and later attempts.
+        # The pod's own log continues after the failure, with lines of the agent and of later attempts.
         tails[first.pod] = tuple(first.log_tail.splitlines())
     logs = {replica: cluster.log_path(pod) for replica, pod in pods.items()}
     root = cluster.output_root
@@ -335,7 +335,7 @@ def _places(cluster: LocalCluster, job: TrainJob, ending: Ending) -> Places:
 
 
 def _has(root: Path | None, pattern: str, *, otherwise: bool) -> bool:
-    """Tell whether the output has such a file; of one that isn't on this machine, the training knows."""
+    """Return whether the output has such a file, or `otherwise` if the output isn't on this machine."""
     return otherwise if root is None else next(root.glob(pattern), None) is not None
 
 
@@ -358,7 +358,7 @@ def _is_terminal() -> bool:
 
 
 def _make_output_lenient() -> None:
-    """Let any character be printed, whatever the terminal's encoding."""
+    """Escape characters that the terminal's encoding lacks, so that printing never fails."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -1,4 +1,4 @@
-"""Where a run shows itself: plain lines, or a live display on a terminal."""
+"""The display of a run: plain lines, or a live display on a terminal."""
 
 import math
 import sys
@@ -18,14 +18,14 @@ from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import short_duration
 
-# Numbers as people read them.
+# Numbers in readable form.
 
 
 _SHARES = ("accuracy", "acc", "precision", "recall", "auc")
 
 
 def format_metric(name: str, value: float | str) -> str:
-    """Return `accuracy 97.5 %` or `loss 0.0812`; values of a status are text, `nan` among them."""
+    """Return `accuracy 97.5 %` or `loss 0.0812`; a status has the values as text, also `nan`."""
     try:
         number = float(value)
     except ValueError:
@@ -42,16 +42,16 @@ def format_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
-# What has changed between two views of a job, one line each, for output without a live display.
+# Changes between two views of a job, one line each, for output without a live display.
 
 
-# They come and go with every checkpoint; what comes of them is told instead.
+# These states change with every checkpoint; only their results are printed.
 _PASSING_STATES = ("preparing", "saving", "evaluating")
 _BETWEEN = ("training", "waiting")
 
 
 def describe_changes(before: JobView | None, after: JobView) -> tuple[str, ...]:
-    """Return the lines to print now that the job looks like `after`; `before` is None at the start."""
+    """Return the lines about the changes from `before` to `after`; `before` is None at the start."""
     return tuple(_lines(before, after))
 
 
@@ -62,7 +62,7 @@ def describe_evaluation(evaluation: EvaluationResult) -> str:
 
 
 def resumed_from(view: JobView) -> int | None:
-    """Return the step that training went on from, or None when it started at the beginning."""
+    """Return the step that training resumed from, or None if it started at the beginning."""
     steps = (replica.report.resumed_from for replica in view.replicas)
     return next((step for step in steps if step), None)
 
@@ -92,7 +92,7 @@ def _lines(before: JobView | None, after: JobView) -> Iterator[str]:
 
 
 def _failure_between(before: JobView, after: JobView) -> FirstFailure | None:
-    """Return the failure after which training runs again already: agents need less time than a view."""
+    """Return a failure that `after` doesn't show any more: agents may restart training between two views."""
     failure = after.status.first_failure
     is_new = after.status.restarts.last_time != before.status.restarts.last_time
     is_told = failure == before.status.first_failure or (failure and failure.message == after.message)
@@ -112,12 +112,12 @@ def _replica_lines(before: ReplicaView | None, after: ReplicaView) -> Iterator[s
     yield f"{after.name}: {after.state}{of}{total}"
 
 
-# A job's view as a picture for the terminal.
+# A job's view for the live display.
 
 
 _BAR_WIDTH = 10
 _STEPPING = ("training", "saving")
-"""Others have taken their last step some time ago."""
+"""In other states the figures of the last step are out of date."""
 _SHOWN_STRAGGLERS = 3
 
 _STYLES = {
@@ -135,7 +135,7 @@ _STYLES = {
 
 
 def draw(view: JobView, lines: Iterable[tuple[str, str]] = ()) -> RenderableType:
-    """Return the picture: header, replicas, latest evaluation, and the given last lines of their logs."""
+    """Return the display: header, replicas, latest evaluation, and the given last lines of logs."""
     parts: list[RenderableType] = [_header(view)]
     if view.message:
         parts.append(Text(view.message, overflow="ellipsis"))
@@ -215,7 +215,7 @@ _SHOWN_LOG_LINES = 8
 
 
 class Screen(Protocol):
-    """What a run tells as it goes; nothing here raises."""
+    """The display of a run; no method raises."""
 
     def note(self, text: str) -> None:
         """Show one line about the run itself."""
@@ -224,18 +224,18 @@ class Screen(Protocol):
         """Show one line of a replica's log."""
 
     def show(self, view: JobView) -> None:
-        """Show the job as it is now."""
+        """Show the current state of the job."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 class PlainScreen:
-    """Prints what happens, line by line, as other programs and log files want it.
+    """Prints changes line by line, for log files and other programs.
 
     Args:
-        stream: where to.
-        on_gone: called once when nobody reads any more, as after `| head`.
+        stream: the output, or None for stdout.
+        on_gone: called once when the reader is gone, as after `| head`.
     """
 
     def __init__(self, stream: TextIO | None = None, on_gone: Callable[[], None] = lambda: None) -> None:
@@ -245,20 +245,20 @@ class PlainScreen:
         self._view: JobView | None = None
 
     def note(self, text: str) -> None:
-        """Print a line of our own."""
+        """Print a line about the run itself."""
         self._print([f"trainjob: {text}"])
 
     def line(self, replica: str, text: str) -> None:
-        """Print a replica's line behind its name."""
+        """Print a line of a replica's log after the replica's name."""
         self._print([f"{replica}: {text}"])
 
     def show(self, view: JobView) -> None:
-        """Print what has changed."""
+        """Print the changes since the last view."""
         self._print(f"trainjob: {text}" for text in describe_changes(self._view, view))
         self._view = view
 
     def close(self) -> None:
-        """There is nothing to restore."""
+        """Do nothing: the terminal is unchanged."""
 
     def _print(self, lines: Iterable[str]) -> None:
         if self._gone:
@@ -273,7 +273,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A picture that is redrawn in place; lines about the run itself scroll by above it."""
+    """A live display that is redrawn in place; lines about the run itself scroll above it."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
@@ -285,22 +285,20 @@ class LiveScreen:
         self._live.start()
 
     def note(self, text: str) -> None:
-        """Print a line above the picture."""
+        """Print a line above the display."""
         with suppress(OSError):
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def line(self, replica: str, text: str) -> None:
-        """Keep the line for the next picture."""
+        """Keep the line for the next redraw."""
         self._lines.append((replica, text))
 
     def show(self, view: JobView) -> None:
         """Draw the job."""
-        from trainjob.cli.screen import draw  # noqa: PLC0415
-
-        with suppress(OSError):  # the terminal has been closed: a signal tells, not we
+        with suppress(OSError):  # the terminal is closed: a signal ends the run
             self._live.update(draw(view, self._lines), refresh=True)
 
     def close(self) -> None:
-        """Leave the last picture where it is and give the cursor back."""
+        """Leave the last display in place and restore the cursor."""
         with suppress(OSError):
             self._live.stop()

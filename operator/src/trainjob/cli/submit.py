@@ -1,4 +1,4 @@
-"""`trainjob submit`: TrainJobs of a file, created in a cluster."""
+"""`trainjob submit`: creates the TrainJobs of a file in a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainjob.cli.cluster.errors import Answer, Exit, Refused, ServerProblem, de
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
 from trainjob.cli.cluster.jobs import read_job
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly, namespace_of
-from trainjob.cli.cluster.server import TRAINJOBS
+from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.cluster.waiting import LogPrinter, wait_and_conclude
 from trainjob.cli.files import read_valid_trainjobs
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
 
 
-# What to say about a job that exists already: what `kubectl apply` would make of the file.
+# Messages about a job that exists already: what `kubectl apply` would change.
 
 
 _MOST_FIELDS = 8
@@ -33,7 +33,7 @@ _MOST_FIELDS = 8
 def describe_existing(
     server: Server, namespace: str, manifest: Mapping[str, Any], file: str
 ) -> tuple[str, ...]:
-    """Return the lines about a job whose name is taken; the API server is asked, nothing is changed."""
+    """Return the lines about a job that exists already; asks the API server and changes nothing."""
     name = str(manifest["metadata"]["name"])
     try:
         stored = server.get(TRAINJOBS, namespace, name)
@@ -67,7 +67,7 @@ def refusal_told(answer: Answer, file: str) -> Iterator[str]:
 
 
 def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ...]:
-    """Return the fields that differ, the deepest that tell it, lists as a whole."""
+    """Return the innermost fields that differ; lists are compared as a whole."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         keys = dict.fromkeys([*before, *after])
         return tuple(
@@ -76,7 +76,7 @@ def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ..
     return () if before == after else (path,)
 
 
-# What an API server refuses, in its own words, beside the lines of the file that they are about.
+# Refusals of the API server: its messages, with the lines of the file.
 
 
 _UNKNOWN = re.compile(r'unknown field "([^"]+)"')
@@ -89,10 +89,10 @@ def describe_refusal(answer: Answer, document: Document, root: str = "", about: 
     """Return one line for each mistake.
 
     Args:
-        answer: of the API server.
-        document: what it refuses, or what that was made from.
-        root: where in the document the fields that it names begin, such as `spec.template`.
-        about: the object, if it isn't the document itself.
+        answer: the API server's response.
+        document: the refused object, or its source.
+        root: the path in the document to which the response's fields are relative, such as `spec.template`.
+        about: the name of the object, if it isn't the document itself.
     """
     return tuple(
         f"{document.source}:{document.line_of(_within(root, field))} {about}{words}"
@@ -102,7 +102,7 @@ def describe_refusal(answer: Answer, document: Document, root: str = "", about: 
 
 def _mistakes(answer: Answer) -> Iterable[tuple[str, str]]:
     named = [(str(c.get("field", "")), str(c.get("message", ""))) for c in answer.causes]
-    # Two causes may say the same of one field: of the structural schema and of a rule.
+    # The structural schema and a rule may give the same cause for one field.
     told = dict.fromkeys((f, f"{f}: {m}" if f not in _ROOT else m) for f, m in named if m)
     if told:
         return told
@@ -115,7 +115,7 @@ def _mistakes(answer: Answer) -> Iterable[tuple[str, str]]:
 def _within(root: str, field: str) -> str:
     if field in _ROOT:
         return root
-    # Variables of ours come before the user's, so that the number is another one in the file.
+    # The controller's variables come before the user's, so the index differs from the one in the file.
     plain = _VARIABLE.sub(".env", field) if root else field
     return f"{root}.{plain}" if root else plain
 

@@ -1,4 +1,4 @@
-"""The last lines about a job: where everything is, or what failed and what to do."""
+"""The summary of a run: where the output is, or what failed and what to do."""
 
 import re
 import signal
@@ -13,7 +13,7 @@ from trainjob.core.names import EVALUATOR
 from trainjob.core.policies.success_policy import NO_STEPS
 from trainjob.core.wording import short_duration
 
-# What a person can do about a failure, in one sentence.
+# Advice on failures, one sentence each.
 
 
 _NO_MODULE = re.compile(r"No module named '([^']+)'")
@@ -23,15 +23,15 @@ _NO_SPACE = "No space left on device"
 
 @dataclass(frozen=True)
 class Advice:
-    """What helps where a job has run.
+    """The advice for jobs that ran in one environment.
 
     Attributes:
-        by_reason: for each reason of a failure, as in the table of exit codes, that says enough.
-        module: when Python has not found `{module}`.
-        file: when Python has not found the script `{file}`.
-        command: when there is no such command.
-        killed: before the advice for `OutOfMemory`, when only SIGKILL is known.
-        again: when nothing else is known.
+        by_reason: advice by reason of failure (table of exit codes), for reasons that need no log.
+        module: Python did not find the module `{module}`.
+        file: Python did not find the script `{file}`.
+        command: there is no such command.
+        killed: stands before the advice for `OutOfMemory` when only SIGKILL is known.
+        again: nothing else is known.
     """
 
     by_reason: Mapping[str, str]
@@ -42,11 +42,11 @@ class Advice:
     again: str
 
     def on(self, reason: str, exit_code: int | None, log: str) -> str:
-        """Return what to do.
+        """Return the advice.
 
         Args:
-            reason: of the first failure, as in the table of exit codes.
-            exit_code: of the replica, if it ran.
+            reason: the reason of the first failure, as in the table of exit codes.
+            exit_code: the replica's exit code, if it ran.
             log: the last lines of its log.
         """
         if reason in self.by_reason:
@@ -117,7 +117,7 @@ ON_CLUSTER = Advice(
 )
 
 
-# The last words about a job: where everything is, or what failed and what to do.
+# The summary of a job that has ended or was interrupted.
 
 
 _SHOWN_LOG_LINES = 20
@@ -125,17 +125,17 @@ _SHOWN_LOG_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where things are, as they are shown.
+    """Where the output of a run is, in the form that is shown.
 
     Attributes:
         output: the job's output folder, or its `gs://` address.
-        has_model: whether the training has left its model there.
-        has_checkpoints: whether it has left checkpoints there.
-        has_events: whether it has left what TensorBoard shows there.
-        logs: the file that keeps each replica's log, by replica.
+        has_model: whether the output has a model.
+        has_checkpoints: whether it has checkpoints.
+        has_events: whether it has event files for TensorBoard.
+        logs: the log file of each replica, by replica.
         tails: the last lines of each pod's log, by pod.
-        command: what was typed, to be repeated.
-        starts_over: whether that command begins anew each time.
+        command: the command line, to be repeated.
+        starts_over: whether that command starts from the beginning each time.
     """
 
     output: str
@@ -149,7 +149,7 @@ class Places:
 
 
 def is_complete(view: JobView) -> bool:
-    """Tell whether the job ended well."""
+    """Return whether the job is complete."""
     return is_true(view.status, COMPLETE)
 
 
@@ -248,7 +248,7 @@ def _log(replica: str, tail: tuple[str, ...], places: Places) -> Iterator[str]:
 
 
 def quote_log(replica: str, tail: tuple[str, ...]) -> Iterator[str]:
-    """Yield the last lines of a replica's log, set apart."""
+    """Yield the last lines of a replica's log, with a heading and indented."""
     if tail:
         yield f"  the last lines of {replica}:"
         yield from (f"    | {line}" for line in tail[-_SHOWN_LOG_LINES:])

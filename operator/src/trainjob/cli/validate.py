@@ -1,4 +1,4 @@
-"""`trainjob validate`: every mistake of every file, each with its line and field."""
+"""`trainjob validate`: every mistake of every file, with its line and field."""
 
 import sys
 
@@ -55,14 +55,14 @@ def validate(files: tuple[str, ...], cluster: bool, where: ClusterOptions) -> No
 
 
 def describe_size(job: TrainJob) -> str:
-    """Return what the job takes, such as `3 pods, 0 GPUs`."""
+    """Return the job's size, such as `3 pods, 0 GPUs`."""
     counts = replica_counts(job.spec)
     gpus = sum(count * count_gpus(role_template(job.spec, role)) for role, count in counts.items())
     return f"{_counted(sum(counts.values()), 'pod')}, {_counted(gpus, 'GPU')}"
 
 
 def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> int:
-    # Rendering and the Kubernetes client are slow to import: only who asks a cluster waits for them.
+    # Rendering and the Kubernetes client are slow to import, and only --cluster needs them.
     from trainjob.cli.cluster.dry_run import check_on_cluster  # noqa: PLC0415
     from trainjob.cli.cluster.options import namespace_of  # noqa: PLC0415
 

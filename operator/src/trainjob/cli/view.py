@@ -1,4 +1,4 @@
-"""A job as it is shown: data only, so that every way of showing it says the same."""
+"""The view of a job: data only, so that every display shows the same."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class ReplicaView:
     Attributes:
         name: such as `worker-0`.
         state: one or a few words.
-        report: the latest that it said of itself, or an empty report.
+        report: its latest report, or an empty one.
         pod: the name of its pod, or None.
-        exit_code: once it has ended.
-        message: what it said when it failed.
+        exit_code: its exit code once it has ended, or None.
+        message: its termination message, or an empty string.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ReplicaView:
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether it has ended badly."""
+        """Return whether it has ended with an exit code other than 0."""
         return bool(self.exit_code)
 
 
@@ -45,9 +45,9 @@ class JobView:
     """The whole job.
 
     Attributes:
-        elapsed: since the start.
+        elapsed: the time since the start.
         evaluation: the latest result of the evaluator, or None.
-        checkpoint_step: the newest checkpoint that any replica has told of, or None.
+        checkpoint_step: the step of the newest reported checkpoint, or None.
     """
 
     name: str
@@ -69,18 +69,18 @@ class JobView:
 
     @property
     def restarts(self) -> int:
-        """Return how often training was restarted, for whatever reason."""
+        """Return how often training was restarted, for any reason."""
         return self.status.restarts.charged + self.status.restarts.uncharged
 
 
 def build_view(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime, now: datetime) -> JobView:
-    """Return what there is to show.
+    """Return the view of a job.
 
     Args:
-        snapshot: the job and all that belongs to it.
-        replicas: every seat of the job, in the order in which they are shown.
-        since: when it was started.
-        now: the time.
+        snapshot: the job and all objects that belong to it.
+        replicas: every replica of the job, in display order.
+        since: the start time of the run.
+        now: the current time.
     """
     pods = _newest(snapshot.pods)
     gang = read_gang(snapshot.gang or {})
@@ -97,7 +97,7 @@ def build_view(snapshot: Snapshot, replicas: Iterable[Replica], *, since: dateti
 
 
 def _newest_checkpoint(snapshot: Snapshot) -> int | None:
-    # Of all pods, those that are gone too: what they saved is still there.
+    # Deleted pods count too: their checkpoints still exist.
     steps = [read_report(raw).checkpoint_step for raw in snapshot.progress.values()]
     steps.append(((snapshot.job.get("status") or {}).get("output") or {}).get("checkpointStep"))
     return max((step for step in steps if step is not None), default=None)
@@ -140,7 +140,7 @@ def _state(pod: Pod, report: Report, gang: Gang) -> str:
 
 
 def _state_in_gang(pod: Pod, gang: Gang) -> str | None:
-    """Return what keeps a pod's training process from running, or None while it runs."""
+    """Return why a pod's training process isn't running, or None while it runs."""
     member = gang.members.get(pod.replica)
     if member is None or member.pod != pod.name:
         return None

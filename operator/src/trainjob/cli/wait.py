@@ -1,4 +1,4 @@
-"""`trainjob wait`: until a job in a cluster is over."""
+"""`trainjob wait`: waits until a job in a cluster is over."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Where jobs run: one protocol, and what keeps it (processes here, the Kubernetes API)."""
+"""Where jobs run: one protocol, implemented by the Kubernetes API and by local processes."""
 
 from trainjob.cluster.protocol import (
     AlreadyExists,

@@ -1,4 +1,4 @@
-"""Places that namespaces, and the jobs in each, take in turns."""
+"""Slots that namespaces, and the jobs in each, take in turn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trainjob.core.queueing import FairQueue
 
 
 class FairSlots:
-    """Places of a `FairQueue` that tasks wait for.
+    """Slots of a `FairQueue` that tasks wait for.
 
     Args:
-        places: how many there are.
-        share: the most of them that one group may have.
+        places: the number of slots.
+        share: the most slots that one group may hold.
     """
 
     def __init__(self, places: int, share: int) -> None:
@@ -22,11 +22,11 @@ class FairSlots:
 
     @asynccontextmanager
     async def place(self, group: Hashable, member: Hashable = None) -> AsyncIterator[None]:
-        """Have a place, once it is one's turn.
+        """Wait for a slot and hold it.
 
         Args:
-            group: who shares: a namespace.
-            member: whose turn it is within the group: a job.
+            group: a namespace, whose jobs share.
+            member: a job, which takes turns with the others of its group.
         """
         turn = asyncio.get_running_loop().create_future()
         self._queue.add((turn, group), group, member)
@@ -35,7 +35,7 @@ class FairSlots:
             await turn
             yield
         finally:
-            if not turn.cancelled():  # who is cancelled while waiting is passed over
+            if not turn.cancelled():  # `_hand_out` skips a task that was cancelled while it waited
                 self._queue.release(group)
                 self._hand_out()
 

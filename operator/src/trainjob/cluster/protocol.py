@@ -1,4 +1,4 @@
-"""The narrow seam between the controller and whatever runs the pods."""
+"""The interface between the controller and the cluster that runs the pods."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 from trainjob.core.names import JobKey, ObjectRef
 
-# What a cluster may answer to a write, told apart by what the caller should do next.
+# Errors of a cluster, by what the caller should do next.
 #
 # ClusterError
-# ├── NotFound         the object is gone: look again
-# ├── AlreadyExists    the name is taken (perhaps by an object that is still terminating): look again
-# ├── Conflict         the object has changed, or is another one of that name: look again
-# ├── Refused          the request is wrong or not allowed: tell the user, time alone may not mend it
-# └── Unavailable      nobody answered, or asked to wait: try again later
+# ├── NotFound         the object is gone: observe again
+# ├── AlreadyExists    the name is in use (perhaps by an object that is still terminating): observe again
+# ├── Conflict         the object has changed, or is another one of that name: observe again
+# ├── Refused          the request is wrong or not allowed: report it to the user, waiting may not help
+# └── Unavailable      there was no answer, or a request to wait: try again later
 
 
 class ClusterError(Exception):
-    """A cluster did not do what it was asked to; the subclass says what to do."""
+    """A request to a cluster failed; the subclass says what to do."""
 
 
 class NotFound(ClusterError):
@@ -37,11 +37,11 @@ class Conflict(ClusterError):
 
 
 class Refused(ClusterError):
-    """The request was understood and turned down.
+    """The cluster refused the request.
 
     Attributes:
-        reason: Kubernetes' word for it, such as `Invalid` or `Forbidden`.
-        message: the cluster's own sentence, for the user.
+        reason: Kubernetes' reason, such as `Invalid` or `Forbidden`.
+        message: the cluster's message, for the user.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -54,7 +54,7 @@ class Unavailable(ClusterError):
     """The cluster could not answer.
 
     Attributes:
-        retry_after: seconds that it asked to wait, or None.
+        retry_after: seconds to wait, as the cluster asked, or None.
     """
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
@@ -62,31 +62,31 @@ class Unavailable(ClusterError):
         self.retry_after = retry_after
 
 
-# How deeply nested the objects may be that the process can read.
+# Nesting of objects.
 
 
 DEEPEST_OBJECT = 10_000
-"""Levels of JSON that the API server takes; a pod template may have any fields, so anybody can send that."""
+"""Levels of JSON that the API server accepts; a pod template may have any fields, so any user can send it."""
 
-_FRAMES_A_LEVEL = 2  # what `copy.deepcopy` takes
+_FRAMES_A_LEVEL = 2  # what `copy.deepcopy` needs
 
 
 def allow_deep_objects() -> None:
-    """Have Python follow any object that the API server stores.
+    """Raise Python's recursion limit, so that it reads any object that the API server stores.
 
-    Its own limit is reached at a tenth of that: one object, in any namespace, would end the list and the
-    watch of everybody's jobs.
+    The default limit is reached at a tenth of that depth: one such object, in any namespace, would end the
+    list and the watch of all jobs.
     """
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _FRAMES_A_LEVEL * DEEPEST_OBJECT + 5_000))
 
 
-# Waiting for something to happen, for a limited time.
+# Waiting with a time limit.
 
 
 async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Tell whether the event is set within so many seconds; None waits without end.
+    """Return whether the event is set within so many seconds; None waits without a limit.
 
-    Not `asyncio.wait_for`: up to Python 3.11 it goes on when it is cancelled at the moment of the event.
+    Not `asyncio.wait_for`: up to Python 3.11 it ignores a cancellation at the moment of the event.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -96,8 +96,10 @@ async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
     return True
 
 
-# Objects cross it as Kubernetes writes them: JSON objects with `apiVersion`, `kind`, `metadata`. Reading them
-# is `trainjob.core`'s part, so that every cluster, real or not, is understood by the same code.
+# The protocol.
+#
+# Objects are JSON, as Kubernetes has them, with `apiVersion`, `kind` and `metadata`. `trainjob.core` reads
+# them, so that the same code serves every cluster.
 
 
 Manifest = dict[str, Any]
@@ -106,19 +108,19 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that concerns one job, as it was at one moment.
+    """One job and its objects at one moment.
 
     Attributes:
         job: the TrainJob itself, with its status.
-        pods: every pod labelled as this job's, whoever owns it, terminating ones included.
-        service: the Service of the job's name, whoever owns it.
-        claim: the PersistentVolumeClaim that the job would create, whoever owns it.
-        network_policy: the NetworkPolicy of the job's name, whoever owns it.
+        pods: every pod with this job's label, of any owner, terminating ones included.
+        service: the Service of the job's name, of any owner.
+        claim: the PersistentVolumeClaim of the name that the job would create, of any owner.
+        network_policy: the NetworkPolicy of the job's name, of any owner.
         progress: the latest progress report of each pod that has one, by pod name
             (the keys of a report are in `docs/contract.md`).
-        gang: what the job's leading agent said last (its keys are in `docs/contract.md`), with `age`, the
-            seconds since then, and `unreachableSeconds`, for how long nobody has answered; None before it
-            has ever answered.
+        gang: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with `age`,
+            the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None before
+            any agent has answered.
     """
 
     job: Manifest
@@ -131,24 +133,24 @@ class Snapshot:
 
 
 class Cluster(Protocol):
-    """What the controller may ask for. Every method may raise `ClusterError`."""
+    """The requests of the controller. Every method may raise `ClusterError`."""
 
     def watch(self, notify: Callable[[JobKey], None]) -> None:
-        """Call `notify` with a job's key whenever something about that job may have changed, from now on."""
+        """From now on, call `notify` with a job's key whenever the job or its objects may have changed."""
 
     async def observe(self, key: JobKey) -> Snapshot | None:
-        """Return the job and all that belongs to it, or None when there is no such job."""
+        """Return the job with its objects, or None when there is no such job."""
 
     async def create(self, manifest: Manifest) -> None:
         """Create one object.
 
         Raises:
-            AlreadyExists: the name is taken, also by an object that is still terminating.
+            AlreadyExists: the name is in use, perhaps by an object that is still terminating.
             Refused: the object is wrong, or a quota or a policy forbids it.
         """
 
     async def replace(self, manifest: Manifest) -> None:
-        """Replace an object that is there; `metadata` has the uid and resourceVersion that it was seen with.
+        """Replace an existing object; `metadata` has the uid and resourceVersion that were observed.
 
         Raises:
             NotFound: it is gone.
@@ -157,11 +159,11 @@ class Cluster(Protocol):
         """
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
-        """Ask for the object's end; a pod may go on for its grace period.
+        """Request the object's deletion; a pod may keep running for its grace period.
 
         Raises:
             NotFound: it is gone already.
-            Conflict: an object of that name with another uid is there.
+            Conflict: the object of that name has another uid.
         """
 
     async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
@@ -176,10 +178,10 @@ class Cluster(Protocol):
         """
 
     def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
-        """Keep telling the job's leading agent this from now on; None: it is not to be asked any more.
+        """Send this agent target with every poll of the job's leading agent; None stops the polling.
 
-        Its answers appear in snapshots as `gang`.
+        The agent's reports appear in snapshots as `gang`.
         """
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
-        """Tell the user what happened to `job`; `type_` is `Normal` or `Warning`."""
+        """Post an event about `job` for the user; `type_` is `Normal` or `Warning`."""

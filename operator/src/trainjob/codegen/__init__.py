@@ -1,1 +1,1 @@
-"""What is generated from the typed model and the table of permissions; not imported at run time."""
+"""Generators of files from the typed model and the table of permissions; not imported at run time."""

@@ -19,14 +19,14 @@ from trainjob.api.rules.template import ROLES
 from trainjob.api.types import TrainJob
 from trainjob.installation.crd import VERSION_ANNOTATION
 
-# YAML that people can read in a diff: short parts on one line each, one key a line elsewhere.
+# YAML that is readable in a diff: short parts on one line each, otherwise one key per line.
 
 
 _WIDEST = 240
 
 
 def as_yaml(data: Any) -> str:
-    """Return JSON as YAML, the same text each time."""
+    """Return JSON as YAML, always the same text."""
     # The copy shares no parts, which the dumper would write as anchors and aliases.
     unshared = json.loads(json.dumps(data))
     node = yaml.SafeDumper(io.StringIO(), sort_keys=False).represent_data(unshared)
@@ -52,13 +52,12 @@ def _depth(data: Any) -> int:
     return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
-# The names of the fields of Kubernetes' own objects in a TrainJob, so that the API server compares them
-# all.
+# The field names of Kubernetes objects in a TrainJob, so that the API server compares all fields.
 #
-# Where fields are preserved but not in the schema, `==` in a rule is true of two objects that have equally
-# many fields and none in common: `command` could be changed into `args` however immutable the template is
-# (`unstructuredMap.Equal` in k8s.io/apiserver/pkg/cel/common/values.go, Kubernetes 1.34). A field whose
-# name is in the schema is missed, and below it everything is compared, as below a field of any type.
+# If fields are preserved but not in the schema, `==` in a rule is true for two objects that have equally
+# many fields and none in common: `command` could be changed into `args` although the template is immutable
+# (`unstructuredMap.Equal` in k8s.io/apiserver/pkg/cel/common/values.go, Kubernetes 1.34). If its name is in
+# the schema, a missing field is noticed, and everything below it is compared, as below a field of any type.
 
 
 Schema = dict[str, Any]
@@ -92,19 +91,19 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "EphemeralVolumeSource": "volumeClaimTemplate",
     }.items()
 }
-"""By kind, as Kubernetes names it."""
+"""By Kubernetes' name of the kind."""
 
 
 def name_fields(schema: Schema, kind: str) -> None:
-    """Add the fields that the schema of an object of this kind doesn't have yet: anything may be in them."""
+    """Add the fields of this kind that the schema doesn't have yet; they accept any value."""
     fields = schema.setdefault("properties", {})
     for field in FIELDS[kind]:
         fields.setdefault(field, {PRESERVED: True})
 
 
-# The model's JSON schema, written out: no references, no choices with null, no titles.
+# The model's JSON schema in structural form: no references, no choices with null, no titles.
 #
-# That is the form a structural schema must have (Kubernetes, "Specifying a structural schema").
+# Kubernetes requires this form ("Specifying a structural schema").
 
 
 _KEPT = (
@@ -129,7 +128,7 @@ _KEPT = (
 
 
 def written_out(model: type[BaseModel]) -> Schema:
-    """Return the schema of a model with everything in its place, keys in one fixed order."""
+    """Return the schema of a model with all references resolved, and keys in a fixed order."""
     whole = model.model_json_schema(by_alias=True)
     return _resolved(whole, whole.get("$defs", {}))
 
@@ -141,7 +140,7 @@ def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
         flat = _inner(flat, definitions) | said
     if "const" in flat:
         flat["enum"] = [flat["const"]]
-    # True and False add nothing: unknown fields are pruned, or kept where they are preserved.
+    # True and False add nothing: unknown fields are pruned unless they are preserved.
     if isinstance(flat.get("additionalProperties"), bool):
         del flat["additionalProperties"]
     for key in ("items", "additionalProperties"):
@@ -155,11 +154,11 @@ def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
 
 
 def _inner(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Return what a schema refers to; a choice is always between something and null."""
+    """Return the schema behind a reference or a choice; a choice has one option besides null."""
     if "$ref" in schema:
         return dict(definitions[schema["$ref"].rsplit("/", 1)[-1]])
     (choice,) = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
-    # A null in the outer schema is the default of an optional field, which stays unsaid.
+    # A null in the outer schema is the default of an optional field, which is left out.
     return dict(choice)
 
 
@@ -184,7 +183,7 @@ def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
             yield from walk(schema[key], path + mark)
 
 
-# The part of a pod template that the API server must see, so that rules can speak of it.
+# The part of a pod template that must be in the schema, because rules refer to it.
 
 
 # CEL's cost is estimated from these bounds; without them the API server refuses the rules.
@@ -201,7 +200,7 @@ def _text(longest: int = LONGEST_TEXT) -> Schema:
 
 
 def named_item(kind: str, name: str) -> Schema:
-    """Return the schema of one of Kubernetes' own objects that rules know by this field."""
+    """Return the schema of a Kubernetes object that rules identify by this field."""
     item = {"type": "object", PRESERVED: True, "properties": {name: _text()}, "required": [name]}
     name_fields(item, kind)
     return item
@@ -216,7 +215,7 @@ def _texts() -> Schema:
 
 
 def template_schema(description: str) -> Schema:
-    """Return the schema of `spec.template`: containers as a map by name, all else kept as it is."""
+    """Return the schema of `spec.template`: containers as a map by name, all other fields preserved."""
     container = {
         "type": "object",
         PRESERVED: True,
@@ -293,7 +292,7 @@ _HEADER = "# Generated from operator/src/trainjob/api by `make generate`; edit i
 
 
 def object_schema() -> Schema:
-    """Return the structural schema of the whole object, with the rules of the API server."""
+    """Return the structural schema of the whole object, with the rules for the API server."""
     schema = written_out(TrainJob)
     fields = schema["properties"]
     fields["apiVersion"] = fields["kind"] = {"type": "string"}
@@ -370,7 +369,7 @@ def _finish_output(fields: Schema) -> None:
 
 def _finish_status(status: Schema) -> None:
     for _, part in walk(status):
-        # The controller writes what it knows; a default would be a report that nobody made.
+        # The controller writes what it knows; a default would be a value that was never reported.
         for word in ("default", "minimum", "maximum"):
             part.pop(word, None)
     status["properties"]["conditions"] |= {
@@ -389,11 +388,11 @@ def _validation(rule: Rule) -> dict[str, str]:
     return {word: text for word, text in words.items() if text}
 
 
-# The CustomResourceDefinition as it is released: marked with its version, and kept by Helm.
+# The released CustomResourceDefinition: annotated with its version, and kept by Helm.
 
 
 _KEEP = {"helm.sh/resource-policy": "keep"}
-"""Helm must not delete it, should it ever get into a release: every TrainJob would go with it."""
+"""Helm must not delete the CRD, even if it is part of a release: every TrainJob would be deleted too."""
 
 
 def released_crd_text(version: str) -> str:

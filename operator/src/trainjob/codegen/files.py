@@ -1,4 +1,4 @@
-"""Every generated file by name, where it lies, and how it is built for a version."""
+"""The generated files: their paths, and how each is built for a version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainjob.codegen import rbac
 from trainjob.codegen.crd import released_crd_text
 from trainjob.codegen.reference import editor_schema_text, permissions_text, reference_text
 
-# Where the generated files lie, and which version they are of.
+# The repository of the generated files, and its version.
 
 
 _PROJECT = "operator/pyproject.toml"
@@ -25,8 +25,8 @@ class Repository:
     """A working tree of this project.
 
     Attributes:
-        root: its topmost folder.
-        version: what the next release is called, from the operator's project file.
+        root: its root folder.
+        version: the version of the next release, from the operator's project file.
     """
 
     root: Path
@@ -34,10 +34,10 @@ class Repository:
 
 
 def find_repository(folder: Path) -> Repository:
-    """Return the working tree that `folder` is in.
+    """Return the working tree that contains `folder`.
 
     Raises:
-        FileNotFoundError: it is in none.
+        FileNotFoundError: no working tree contains it.
     """
     for candidate in (folder, *folder.parents):
         if (candidate / _SOURCES).is_dir():
@@ -46,16 +46,16 @@ def find_repository(folder: Path) -> Repository:
     raise FileNotFoundError(f"{folder} is not inside the repository: no {_SOURCES} there or above")
 
 
-# Every generated file by name, and how each is built for a version.
+# The generated files by path, and how each is built for a version.
 
 
 _MOST_LINES = 40
 _LEASE = '{{ include "trainjob.name" . | quote }}'
 _KEY = '{{ include "trainjob.agentKey" . | quote }}'
-"""The chart puts the names in."""
+"""The chart inserts the names."""
 
 GENERATED: Mapping[str, Callable[[str], str]] = {
-    "manifests/crd/crd.yaml": released_crd_text,  # the chart has a link to it: Helm follows links
+    "manifests/crd/crd.yaml": released_crd_text,  # the chart has a symbolic link to it, which Helm follows
     "manifests/base/rbac.yaml": lambda _: rbac.cluster_wide_text(),
     "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
     "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
@@ -83,7 +83,7 @@ def drift(repository: Repository) -> str:
 
 
 def write(repository: Repository) -> None:
-    """Bring every generated file up to date."""
+    """Write every generated file."""
     for name, build in GENERATED.items():
         path = repository.root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""RBAC: what the controller may do, from the table of its calls, and what people are granted.
+"""RBAC rules: the controller's, from the table of its calls, and those for users.
 
-The chart takes the rules alone and names its roles after the release; kustomize takes whole objects.
+The chart uses only the rules and names its roles after the release; kustomize uses whole objects.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from trainjob.api.constants import GROUP, PLURAL
 from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, Scope
 
 NAME = "trainjob"
-"""Of the kustomize base's objects, and of a release that is called so."""
+"""Name of the objects in the kustomize base, and in a Helm release that has this name."""
 
 NAMESPACE = "trainjob-system"
-"""Where the kustomize base puts the controller."""
+"""Namespace of the controller in the kustomize base."""
 
 _HEADER = "# Generated from operator/src/trainjob/cluster/kube/permissions.py by `make generate`.\n"
 _USER_HEADER = "# Generated from operator/src/trainjob/codegen/rbac.py by `make generate`.\n"
@@ -25,7 +25,7 @@ _AGGREGATE = "rbac.authorization.k8s.io/aggregate-to-"
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of a role, with the reason that stands above it, and the only object it is for, if any."""
+    """One rule of a role, with its reason, and the name of the only object that it is for, if any."""
 
     group: str
     resources: tuple[str, ...]
@@ -50,12 +50,12 @@ VIEW_RULES = (
 
 
 def controller_rules() -> tuple[Rule, ...]:
-    """Return what the controller needs wherever it looks after jobs."""
+    """Return the rules that the controller needs in each namespace with jobs."""
     return _rules(p for p in PERMISSIONS if p.scope is Scope.JOBS)
 
 
 def own_rules(*, lease: str, key: str) -> tuple[Rule, ...]:
-    """Return what the controller needs in its own namespace; all but creating, for these two alone."""
+    """Return the rules for the controller's own namespace; all but `create` are for these two objects."""
     names = {"leases": lease, "secrets": key}
     return tuple(
         rule
@@ -73,7 +73,7 @@ def rules_text(rules: Iterable[Rule], *, has_header: bool = True) -> str:
 
 
 def cluster_wide_text() -> str:
-    """Return the objects of a controller that looks after every namespace."""
+    """Return the objects for a controller of all namespaces."""
     scoped = f"{NAME}:{NAMESPACE}"
     return _HEADER + "---\n".join(
         (
@@ -87,7 +87,7 @@ def cluster_wide_text() -> str:
 
 
 def one_namespace_text() -> str:
-    """Return the roles for one namespace, which kustomize names, instead of the cluster-wide ones."""
+    """Return the roles for one namespace, which kustomize sets, instead of the cluster-wide ones."""
     return _HEADER + "---\n".join(
         (
             _role("Role", f"{NAME}-controller", controller_rules()),
@@ -102,7 +102,7 @@ def _own() -> tuple[str, str]:
 
 
 def _for_one_object(permission: Permission, name: str) -> Iterable[Rule]:
-    # A request to create has no name yet that RBAC could look at.
+    # A create request has no name that RBAC could check.
     nameless = tuple(verb for verb in permission.verbs if verb == "create")
     named = tuple(verb for verb in permission.verbs if verb != "create")
     yield Rule(permission.group, (permission.resource,), nameless, permission.why)

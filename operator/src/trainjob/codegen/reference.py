@@ -1,4 +1,4 @@
-"""The reference pages, and the JSON schema that editors complete and check TrainJobs by."""
+"""The reference pages, and the JSON schema by which editors complete and check TrainJobs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainjob.api.rules.size import LARGEST_PART, LARGEST_PODS
 from trainjob.codegen.crd import COLUMNS, RULES, Schema, object_schema, schema_at
 from trainjob.codegen.rbac import EDIT_RULES, VIEW_RULES, Rule, controller_rules, own_rules
 
-# The JSON schema that editors complete and check TrainJobs by.
+# The JSON schema for editors.
 
 
 _KUBERNETES_WORDS = "x-kubernetes-"
 
 
 def editor_schema() -> Schema:
-    """Return the schema of a TrainJob as a person writes it: without status, unknown fields refused."""
+    """Return the schema of a TrainJob as users write it: without status, unknown fields refused."""
     schema = _closed(object_schema())
     fields = schema["properties"]
     del fields["status"]
@@ -51,7 +51,7 @@ def _closed(schema: Any) -> Any:
     return closed
 
 
-# The reference page: every field with its type, default and meaning.
+# The reference page of the API: every field with its type, default and meaning.
 
 
 EXAMPLE = f"""\
@@ -204,7 +204,7 @@ def _columns() -> Iterator[str]:
         yield f"| {str(column['name']).upper()} | `{column['jsonPath']}` | {shown} |"
 
 
-# The reference page of who may do what.
+# The reference page of permissions.
 
 
 _PAGE = """\

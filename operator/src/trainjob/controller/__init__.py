@@ -1,4 +1,4 @@
-"""The impure half: look, decide by `trainjob.core.plan`, write. It knows no kopf; a shell around it does."""
+"""The controller: observe, decide by `trainjob.core.plan`, write. Only `kopf_watch` imports kopf."""
 
 from trainjob.controller.controller import Controller, Load
 from trainjob.controller.queue import WorkQueue

@@ -1,6 +1,6 @@
-"""The controller's own key: made at the first start, kept in a Secret, the same for all replicas ever since.
+"""The controller's key: created at the first start, stored in a Secret, and shared by all its replicas.
 
-From it each job's token is derived, by which its agents and the controller know each other.
+Each job's token is derived from it. The controller and the job's agents authenticate each other by the token.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _log = logging.getLogger(__name__)
 
 KEY_BYTES = 32
 ENTRY = "key"
-"""Of the Secret's data."""
+"""The entry of the Secret's data."""
 
 
 class InvalidKey(Exception):
-    """The Secret holds no key."""
+    """The Secret holds no valid key."""
 
 
 @dataclass(frozen=True)
 class KeyPlace:
-    """Where the key is kept.
+    """The Secret that holds the key.
 
     Attributes:
-        namespace: the controller's own; whoever reads Secrets there can give orders to every job's agents.
-        name: the Secret's.
+        namespace: the controller's namespace; read access to its Secrets gives control of every job's agents.
+        name: the name of the Secret.
     """
 
     namespace: str
@@ -45,12 +45,12 @@ class KeyPlace:
 
 
 class KeyStore:
-    """The Secret at the API server.
+    """Reads the Secret, and creates it if it is missing.
 
     Args:
         api: the API server.
-        place: which Secret.
-        backoff: how long to wait after failures in a row.
+        place: the Secret.
+        backoff: the waits after consecutive failures.
     """
 
     def __init__(self, api: ApiClient, place: KeyPlace, backoff: Backoff | None = None) -> None:
@@ -59,16 +59,16 @@ class KeyStore:
         self._backoff = backoff or Backoff()
 
     async def need(self) -> bytes:
-        """Return the key, made now if there is none; whatever keeps the API server from answering is sat out.
+        """Return the key; create it if it is missing, and retry while the API server fails.
 
         Raises:
-            InvalidKey: the Secret is there and holds something else.
+            InvalidKey: the Secret exists, but holds no valid key.
         """
         while True:
             try:
                 return _key_of(await self._find_or_make(), self._place)
             except (NotFound, AlreadyExists):
-                await asyncio.sleep(self._backoff.next())  # made or deleted just now: look again
+                await asyncio.sleep(self._backoff.next())  # created or deleted just now: read again
             except ClusterError as error:
                 wait = self._backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
                 _log.warning("%s: %s; trying again in %.1f s", self._place, error, wait)

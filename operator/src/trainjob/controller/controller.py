@@ -1,4 +1,4 @@
-"""Workers that take jobs' keys off the queue and reconcile them, until told to stop."""
+"""Workers that take job keys from the queue and reconcile the jobs, until cancelled."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
-    """Return the time, with zone."""
+    """Return the current time, timezone-aware."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True)
 class Load:
-    """How the work goes.
+    """The load of the queue and the workers.
 
     Attributes:
         waiting: jobs that wait for a worker.
-        longest: seconds that the longest of the passes going on has taken so far.
-        unserved: seconds for which jobs have waited and no worker has taken one up.
+        longest: seconds that the longest pass in progress has taken so far.
+        unserved: seconds for which jobs have waited and no worker has taken one.
     """
 
     waiting: int
@@ -55,14 +55,14 @@ def _ignore(_key: JobKey, _seconds: float) -> None:
 
 
 class Controller:
-    """Keeps every job of a cluster on its way.
+    """Reconciles every job of a cluster.
 
     Args:
-        cluster: whose jobs to look after.
-        clock: returns the time, with zone.
-        workers: how many jobs are looked at at once.
-        settings: what holds for every job.
-        on_reconciled: told of every pass over a job, with its seconds.
+        cluster: the cluster whose jobs to reconcile.
+        clock: returns the current time, timezone-aware.
+        workers: how many jobs are reconciled concurrently.
+        settings: the settings for every job.
+        on_reconciled: called after every pass over a job, with the job's key and the seconds it took.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Controller:
             lambda: asyncio.get_running_loop().time(),
             wake=self._wakeup.set,
             group_of=lambda key: key.namespace,
-            share=max(1, 3 * workers // 4),  # whatever one namespace does, others' jobs are looked at
+            share=max(1, 3 * workers // 4),  # leaves workers to other namespaces
         )
         cluster.watch(self._queue.add)
 
     def add(self, key: JobKey) -> None:
-        """Look at this job as soon as a worker is free."""
+        """Reconcile this job as soon as a worker is free."""
         self._queue.add(key)
 
     def load(self) -> Load:
-        """Return how the work goes right now."""
+        """Return the current load."""
         now = asyncio.get_running_loop().time()
         return Load(
             waiting=len(self._queue),
@@ -103,16 +103,16 @@ class Controller:
         )
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Reconcile jobs until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._work())
 
     async def run_until_finished(self, key: JobKey) -> TrainJobStatus:
-        """Work until this job is Complete or Failed, and return its status.
+        """Reconcile jobs until this one is Complete or Failed, and return its status.
 
         Raises:
-            LookupError: the job is gone.
+            LookupError: the job doesn't exist.
         """
         self._queue.add(key)
         running = asyncio.ensure_future(self.run())
@@ -160,12 +160,12 @@ class Controller:
             key = self._queue.take()
             if key is not None:
                 if len(self._queue):
-                    self._wakeup.set()  # for the other workers
+                    self._wakeup.set()  # wakes another worker
                 return key
             await happens_within(self._wakeup, self._queue.next_due())
 
     async def _reconcile(self, key: JobKey) -> None:
-        """Reconcile one job; whatever goes wrong with it concerns no other job."""
+        """Reconcile one job; its failure affects no other job."""
         try:
             again = await self._reconciler.reconcile(key)
         except (AlreadyExists, Conflict, NotFound) as error:
@@ -189,7 +189,7 @@ class Controller:
                 self._queue.add_after(key, again.total_seconds())
 
     async def _tell(self, key: JobKey, message: str) -> None:
-        """Tell the job's user by an event: where the status itself is refused, nothing else is left."""
+        """Report a refusal by an event: the refused request may be the status write itself."""
         try:
             snapshot = await self._cluster.observe(key)
             if snapshot is not None:

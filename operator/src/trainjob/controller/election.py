@@ -1,4 +1,4 @@
-"""Which of several replicas is at work: the decisions, the Lease, and taking part."""
+"""Leader election of the controller's replicas: the decisions, the Lease, and the elector."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from trainjob.cluster import ClusterError, Manifest, NotFound
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.transport import Resource
 
-# Which of several replicas is at work: the decisions, without a clock and without I/O.
+# The decisions of the leader election, without a clock and without I/O.
 #
-# The rules are those of client-go's leader election. A replica never reads the times that another one has
-# written, because clocks differ; it measures with its own how long a Lease has stayed as it is. The leader
-# stops before that: its deadline counts from before it sent its last renewal, the others' wait from after
-# they have seen it. So there are never two, unless one clock runs `lease_seconds / renew_deadline` times as
-# fast as another.
+# The rules are those of client-go's leader election. Clocks differ, so a replica never interprets another
+# one's times; it measures with its own clock how long a Lease stays unchanged. The leader stops
+# earlier: its deadline counts from before it sent its last renewal, the wait of the others from after they
+# observed that renewal. So there are never two leaders, unless one clock runs
+# `lease_seconds / renew_deadline` times as fast as another.
 
 
 @dataclass(frozen=True)
 class LeaseDurations:
-    """How long things may take, in seconds.
+    """Durations of the leader election, in seconds.
 
     Attributes:
-        lease_seconds: for how long others leave an unchanged Lease alone; a whole number.
-        renew_deadline: how long a leader goes on without a successful renewal.
-        retry_seconds: between two renewals, or two looks at another's Lease.
+        lease_seconds: for how long other replicas respect an unchanged Lease; a whole number.
+        renew_deadline: how long a leader keeps leading without a successful renewal.
+        retry_seconds: between two renewals, or two reads of another replica's Lease.
     """
 
     lease_seconds: int = 15
@@ -39,13 +39,13 @@ class LeaseDurations:
 
 @dataclass(frozen=True)
 class Lease:
-    """What a Lease says.
+    """The content of a Lease.
 
     Attributes:
-        holder: the identity of the leader; empty after it has stepped back.
-        seconds: how long to leave the Lease alone once it is no longer renewed.
-        acquired: when the holder became the leader, by its own clock; passed on, never compared.
-        renewed: when it last said so; only ever compared for being another text.
+        holder: the identity of the leader; empty after a release.
+        seconds: how long to respect the Lease once it is no longer renewed.
+        acquired: when the holder became the leader, by its own clock; copied, never compared.
+        renewed: when the holder last renewed it, by its own clock; compared as text for equality only.
         transitions: how often the holder has changed.
         version: the resourceVersion.
     """
@@ -60,12 +60,12 @@ class Lease:
 
 @dataclass(frozen=True)
 class Sighting:
-    """The Lease as it was last seen.
+    """The Lease as last observed.
 
     Attributes:
-        lease: None when there is none.
-        since: the own clock's time when it was first seen in this state.
-        closed_seconds: how long from then on it is left alone.
+        lease: None if there is none.
+        since: when this state was first observed, by the own clock.
+        closed_seconds: for how long after `since` no other replica may acquire it.
     """
 
     lease: Lease | None
@@ -74,24 +74,24 @@ class Sighting:
 
 
 def see(lease: Lease | None, now: float, before: Sighting | None = None) -> Sighting:
-    """Return the sighting that follows `before`; `now` is a time after the answer has arrived."""
+    """Return the sighting that follows `before`; `now` is a time after the response arrived."""
     if before is not None and _is_unchanged(before.lease, lease):
         return replace(before, lease=lease)
     if lease is not None:
         return Sighting(lease, now, lease.seconds if lease.holder else 0.0)
-    # Whoever held the Lease that was deleted may go on until its deadline, as if it were there.
+    # The holder of a deleted Lease may lead until its deadline, as if the Lease still existed.
     return Sighting(None, now, before.closed_seconds if before is not None else 0.0)
 
 
 def _is_unchanged(before: Lease | None, lease: Lease | None) -> bool:
-    """Tell whether nobody has claimed the Lease in between; labels and the like don't count."""
+    """Return whether the content of the Lease is unchanged; labels and the like don't count."""
     if before is None or lease is None:
         return before is lease
     return replace(before, version="") == replace(lease, version="")
 
 
 def elect(sighting: Sighting, identity: str, now: float) -> float:
-    """Return how many seconds `identity` must leave the Lease alone; 0 when it may claim it now."""
+    """Return how many seconds `identity` must wait before it may acquire the Lease; 0 if it may now."""
     if sighting.lease is not None and sighting.lease.holder == identity:
         return 0.0
     return max(0.0, sighting.since + sighting.closed_seconds - now)
@@ -104,21 +104,21 @@ class Observe:
 
 @dataclass(frozen=True)
 class Acquire:
-    """Write the Lease in the own name: instead of this one, whose version is the precondition, or anew."""
+    """Write the Lease with the own identity: replace `instead_of` at its version, or create it if None."""
 
     instead_of: Lease | None
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing for so many seconds."""
+    """Do nothing for so many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The leadership is over: do nothing any more."""
+    """The leadership has ended: stop all work."""
 
     why: str
 
@@ -127,10 +127,10 @@ Step = Observe | Acquire | Wait | Lost
 
 
 class Candidacy:
-    """One replica's part in the election: says what to do next, and is told what came of it.
+    """One replica's state in the election: returns the next step, and records its result.
 
     Args:
-        identity: no other process, also no later one, may have the same.
+        identity: the name of this process; no other process, not even a later one, may use it.
         terms: the durations.
     """
 
@@ -138,16 +138,16 @@ class Candidacy:
         self._identity = identity
         self._terms = terms
         self._sighting: Sighting | None = None
-        self._is_current = False  # the sighting is what the API server has, as far as we know
+        self._is_current = False  # the sighting is the API server's state, as far as known
         self._next = float("-inf")
         self._until: float | None = None
 
     def leads_until(self) -> float | None:
-        """Return the time at which a leader must have stopped unless it renews; None before it leads."""
+        """Return the time at which the leadership ends unless it is renewed; None before it begins."""
         return self._until
 
     def step(self, now: float) -> Step:
-        """Return what to do now."""
+        """Return the next step."""
         if self._until is not None:
             if now >= self._until:
                 return Lost(f"no renewal for {self._terms.renew_deadline:g} s")
@@ -165,21 +165,21 @@ class Candidacy:
         return Acquire(self._sighting.lease)
 
     def saw(self, lease: Lease | None, now: float) -> None:
-        """A look at the Lease was answered at `now`."""
+        """Record the Lease that was read, or None; `now` is a time after the response arrived."""
         self._sighting = see(lease, now, self._sighting)
         self._is_current = True
 
     def claimed(self, lease: Lease, sent: float, now: float) -> None:
-        """A claim that was sent at `sent` is stored as `lease`."""
+        """Record that the Lease written at `sent` is stored as `lease`."""
         self._sighting = see(lease, now, self._sighting)
         self._is_current = True
         self._until = sent + self._terms.renew_deadline
         self._next = sent + self._terms.retry_seconds
 
     def failed(self, now: float) -> None:
-        """Something had no answer, or the Lease has changed in between."""
+        """Record that a request failed, or that the Lease changed in between."""
         self._is_current = False
-        # A leader hurries: it has `renew_deadline` for as many attempts as possible.
+        # A leader retries faster, to make more attempts within `renew_deadline`.
         self._next = now + self._terms.retry_seconds / (4 if self._until is not None else 1)
 
     def _await(self, now: float, wait: float) -> None:
@@ -187,19 +187,19 @@ class Candidacy:
         self._next = now + min(wait, self._terms.retry_seconds)
 
 
-# The one Lease at the API server.
+# The Lease at the API server.
 
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 
 class ApiLeases:
-    """A `Leases` of the API server.
+    """A `Leases` at the API server.
 
     Args:
         api: the API server.
-        namespace: where the Lease is.
-        name: its name.
+        namespace: the namespace of the Lease.
+        name: the name of the Lease.
     """
 
     def __init__(self, api: ApiClient, namespace: str, name: str) -> None:
@@ -231,13 +231,13 @@ class ApiLeases:
         }
 
 
-# Takes part in the election by a Lease of the API server, and tells when the leadership is won or lost.
+# The elector.
 
 
 _log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""How long to wait for one answer: twice within a leader's deadline."""
+"""The timeout of one request; two of them fit into a leader's deadline."""
 
 RELEASE_SECONDS = 2.0
 
@@ -247,7 +247,7 @@ class LeaseLost(Exception):
 
 
 class Leases(Protocol):
-    """Where the one Lease is kept. Every method may raise `ClusterError`."""
+    """The store of the Lease. Every method may raise `ClusterError`."""
 
     async def read(self) -> Manifest:
         """Return the Lease, or raise `NotFound`."""
@@ -260,18 +260,18 @@ class Leases(Protocol):
 
 
 class Elector:
-    """See the module.
+    """Takes part in the election, and reports when the leadership is won or lost.
 
     Args:
-        leases: where the Lease is.
-        identity: who this is; no other process, also no later one, may have the same.
+        leases: the store of the Lease.
+        identity: the name of this process; no other process, not even a later one, may use it.
         terms: the durations.
-        clock: seconds that only go forward, also while the machine sleeps.
-        wall: the time of day, for people who read the Lease.
+        clock: returns seconds of a monotonic clock that includes the machine's sleep.
+        wall: returns the time of day, for people who read the Lease.
 
     Attributes:
         won: set once this replica leads.
-        transitions: how often the Lease had changed hands by then; a successor's number is larger.
+        transitions: how often the holder had changed by then; a successor's number is larger.
     """
 
     def __init__(
@@ -293,14 +293,14 @@ class Elector:
         self.transitions = 0
 
     def leads_until(self) -> float | None:
-        """Return the time by `clock` at which the leadership ends unless it is renewed; None without it."""
+        """Return the time by `clock` at which the leadership ends unless renewed; None before it begins."""
         return self._candidacy.leads_until()
 
     async def run(self) -> None:
-        """Compete, then renew, until cancelled.
+        """Acquire the Lease, then renew it, until cancelled.
 
         Raises:
-            LeaseLost: after it was won.
+            LeaseLost: the leadership has ended.
         """
         while True:
             match self._candidacy.step(self._clock()):
@@ -314,12 +314,12 @@ class Elector:
                     await self._attempt(self._claim(instead_of))
 
     async def release(self) -> None:
-        """Step back, so that the next one need not wait; only after all work has stopped."""
+        """Release the Lease, so that the next leader need not wait; call it after all work has stopped."""
         if self._candidacy.leads_until() is None:
             return
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                # Read anew: the last renewal may have been stored without its answer having come.
+                # Read again: the last renewal may be stored although its response was lost.
                 held = read_lease(await self._leases.read())
                 if held.holder == self._identity:
                     await self._leases.replace(self._spec(held, holder="", seconds=1), held.version)
@@ -373,7 +373,7 @@ class Elector:
 
 
 def read_lease(manifest: Manifest) -> Lease:
-    """Return what a Lease says; what is missing in one that somebody made by hand means nobody's."""
+    """Return the content of a Lease; fields that are missing, as in one created by hand, are empty or 0."""
     spec = manifest.get("spec") or {}
     return Lease(
         holder=spec.get("holderIdentity") or "",

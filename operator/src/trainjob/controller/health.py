@@ -1,4 +1,4 @@
-"""Whether the process is alive and ready, and the small server that says so."""
+"""Liveness and readiness of the process, and the HTTP server that reports them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from aiohttp import web
 from trainjob.controller import Load
 from trainjob.controller.metrics import CONTENT_TYPE, Metrics
 
-# Whether the process is alive, and whether it is ready: the decisions.
+# The liveness and readiness checks.
 
 
 STUCK_SECONDS = 300.0
-"""Longer than any pass over a job takes: each of its requests has a time limit of its own."""
+"""Longer than any pass over a job takes: each of its requests has a timeout."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what it is.
-        problem: what is wrong with it; empty when it is well.
+        name: what was checked.
+        problem: what is wrong; empty if nothing is.
     """
 
     name: str
@@ -33,14 +33,14 @@ class Check:
 
 
 def check_watch(name: str, silent_seconds: float, patience_seconds: float) -> Check:
-    """Tell whether a watch is still at work: it hears or tries something now and then."""
+    """Check that a watch works: it receives or tries something now and then."""
     if silent_seconds <= patience_seconds:
         return Check(name)
     return Check(name, f"nothing heard or tried for {silent_seconds:.0f} s")
 
 
 def check_work(load: Load | None) -> Check:
-    """Tell whether the work loop goes on; a standby has none."""
+    """Check that the work loop makes progress; a standby replica has none."""
     if load is not None and load.longest > STUCK_SECONDS:
         return Check("work", f"one job has kept a worker busy for {load.longest:.0f} s")
     if load is not None and load.unserved > STUCK_SECONDS:
@@ -49,21 +49,21 @@ def check_work(load: Load | None) -> Check:
 
 
 def check_caches(is_synced: bool) -> Check:
-    """Tell whether all that belongs to the jobs is known."""
+    """Check that the caches have been filled once."""
     return Check("caches", "" if is_synced else "not filled for the first time yet")
 
 
 def check_key(is_known: bool) -> Check:
-    """Tell whether jobs' agents can be given tokens, and be asked."""
+    """Check that the key is known: without it agents get no tokens and can't be called."""
     return Check("agent key", "" if is_known else "not read yet")
 
 
 @dataclass(frozen=True)
 class Health:
-    """What is looked at, when asked.
+    """The checks, made at each request.
 
     Attributes:
-        live: the kubelet restarts the container when one of these stays wrong.
+        live: the kubelet restarts the container when one of these keeps failing.
         ready: a rollout waits for these.
     """
 
@@ -72,12 +72,12 @@ class Health:
 
 
 def report(checks: list[Check]) -> tuple[int, str]:
-    """Return the HTTP status and the text, one line a check."""
+    """Return the HTTP status and the text, one line per check."""
     lines = [f"{check.name}: {check.problem or 'ok'}\n" for check in checks]
     return (503 if any(check.problem for check in checks) else 200), "".join(lines)
 
 
-# The small HTTP server: `/livez`, `/readyz`, `/metrics`.
+# The HTTP server: `/livez`, `/readyz`, `/metrics`.
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -87,10 +87,10 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def serve(host: str, port: int, health: Health, metrics: Metrics) -> AsyncIterator[int]:
-    """Serve while in the context, and give the port.
+    """Serve while in the context, and yield the port.
 
     Raises:
-        OSError: the address is taken or isn't this machine's.
+        OSError: the address is in use or isn't this machine's.
     """
     app = web.Application()
     app.router.add_get("/livez", _checks(health.live))

@@ -1,4 +1,4 @@
-"""kopf's part: login, settings, and the watch of TrainJobs, which is kept running."""
+"""The watch of TrainJobs by kopf: storages, login, settings, and restarts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainjob.cluster.kube.config import Access, TokenFile, build_tls
 from trainjob.cluster.kube.informer import JOBS_A_PAGE, Backoff, Timeouts
 from trainjob.cluster.kube.transport import TRAINJOBS, Call
 
-# Stores that keep nothing: kopf has nothing to remember about an object that it only watches.
+# Storages that store nothing: kopf needs no state for an object that it only watches.
 #
-# Its own ones copy each object on each event, to look for what they might have stored in it.
+# kopf's own storages copy each object at each event, to look for state in it.
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """There is no last handled state."""
+    """Stores no last handled state."""
 
     def build(self, **_: Any) -> Any:
         """Return an empty state."""
@@ -37,7 +37,7 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
 
 class NoProgress(kopf.ProgressStorage):
-    """There is no handler that would be tried again."""
+    """Stores no progress: no handler is retried."""
 
     def fetch(self, **_: Any) -> None:
         """Return nothing."""
@@ -56,19 +56,19 @@ class NoProgress(kopf.ProgressStorage):
         return essence
 
 
-# kopf's way to the API server: a session of its own, by the access that the rest of the process has.
+# kopf's own session at the API server, with the same access as the rest of the process.
 
 
 STEADY_LOGIN_SECONDS = 60.0
-"""A login that has lasted this long was a good one."""
+"""A login that lasted this long resets the backoff."""
 
 
 class Login:
-    """Answers kopf whenever it needs credentials: at the start, and after each 401.
+    """Gives kopf credentials at its start, and after each 401.
 
     Args:
         access: the API server.
-        on_call: told of every request of kopf's.
+        on_call: called for every request of kopf.
     """
 
     def __init__(self, access: Access, on_call: Callable[[Call], None]) -> None:
@@ -82,7 +82,7 @@ class Login:
         """Return a new session."""
         now = asyncio.get_running_loop().time
         if now() - self._last < STEADY_LOGIN_SECONDS:
-            await asyncio.sleep(self._backoff.next())  # a 401 is answered in no time, again and again
+            await asyncio.sleep(self._backoff.next())  # avoids a busy loop of 401 responses
         else:
             self._backoff.reset()
         self._last = now()
@@ -95,7 +95,7 @@ class Login:
         )
 
     async def close(self) -> None:
-        """Close the session that was given last: kopf does so only where it ends in order."""
+        """Close the latest session: kopf closes it only if kopf itself ends normally."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -112,7 +112,7 @@ class Login:
 
 
 class _Identification:
-    """Puts the current token on each request: a session outlives many tokens."""
+    """Adds the current token to each request: a session outlives many tokens."""
 
     def __init__(self, access: Access) -> None:
         loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class _Identification:
 
 
 def _trace(on_call: Callable[[Call], None]) -> aiohttp.TraceConfig:
-    """Report each request once its answer begins, or has failed."""
+    """Report each request once its response begins, or once it has failed."""
 
     async def begin(_session: aiohttp.ClientSession, context: SimpleNamespace, _: object) -> None:
         context.began = asyncio.get_running_loop().time()
@@ -145,7 +145,7 @@ def _trace(on_call: Callable[[Call], None]) -> aiohttp.TraceConfig:
     async def fail(
         _session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams
     ) -> None:
-        if not isinstance(params.exception, asyncio.CancelledError):  # else by ourselves
+        if not isinstance(params.exception, asyncio.CancelledError):  # a cancelled request hasn't failed
             tell(context, params.url.path, "watch" in params.url.query, 0)
 
     def tell(context: SimpleNamespace, path: str, is_watch: bool, code: int) -> None:
@@ -161,23 +161,23 @@ def _trace(on_call: Callable[[Call], None]) -> aiohttp.TraceConfig:
     return trace
 
 
-# What kopf is told: how to log in, how to behave, and where each event of a TrainJob goes.
+# kopf's configuration: login, settings, and the handler of TrainJob events.
 
 
 Take = Callable[[str | None, Manifest], None]
-"""Called with the type of each event (None for what a list held) and the object."""
+"""Called with the type of each event (None for an object from a list) and the object."""
 
-SERVER_SECONDS = 120  # the API server takes whole seconds only
-"""How long one watch request lasts: a sign of life at least this often, also when no bookmark is sent."""
+SERVER_SECONDS = 120  # the API server accepts whole seconds only
+"""How long one watch request lasts; even without bookmarks something is received at least this often."""
 
 
 def build_registry(take: Take, login: Login, *, silence_seconds: float) -> kopf.OperatorRegistry:
-    """Return everything that kopf shall call.
+    """Return the handlers that kopf calls.
 
     Args:
-        take: gets the events of TrainJobs.
-        login: gives the session to use.
-        silence_seconds: how long a watch may say nothing before it is opened anew.
+        take: called with the events of TrainJobs.
+        login: returns the session to use.
+        silence_seconds: how long a watch may be silent before it is opened again.
     """
     registry = kopf.OperatorRegistry()
 
@@ -189,7 +189,7 @@ def build_registry(take: Take, login: Login, *, silence_seconds: float) -> kopf.
     async def log_in(**_: Any) -> kopf.AiohttpSession:
         return await login()
 
-    # The group makes it ours: other projects have kinds of the same name and plural.
+    # The group is needed: other projects have kinds of the same name and plural.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def take_event(event: Any, **_: Any) -> None:
         take(event["type"], event["object"])
@@ -198,7 +198,7 @@ def build_registry(take: Take, login: Login, *, silence_seconds: float) -> kopf.
 
 
 def configure(settings: kopf.OperatorSettings, silence_seconds: float) -> None:
-    """Have kopf read what we need and write nothing."""
+    """Configure kopf to read TrainJobs and write nothing."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.peering.standalone = True
@@ -211,12 +211,12 @@ def configure(settings: kopf.OperatorSettings, silence_seconds: float) -> None:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
     settings.networking.error_backoffs = _Backoffs()
-    # The process ends by its own rules; kopf would send itself SIGKILL.
+    # The process ends by its own rules; kopf would send SIGKILL to it.
     settings.process.ultimate_exiting_timeout = None
 
 
 class _Backoffs:
-    """Waits between attempts, without end: an API server that is away for long must not end the watch."""
+    """Endless waits between attempts: a long outage of the API server must not end the watch."""
 
     def __iter__(self) -> Iterator[float]:
         yield from (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -224,31 +224,31 @@ class _Backoffs:
             yield 10.0
 
 
-# Keeps kopf's watch of TrainJobs running: whatever ends or silences it, it is started again.
+# The watch of TrainJobs, restarted whenever it ends or is silent for too long.
 
 
 _log = logging.getLogger(__name__)
 
 STEADY_SECONDS = 60.0
-"""A watch that has lasted this long was a good one."""
+"""A watch that lasted this long resets the backoff."""
 
 
 class JobWatchFailed(Exception):
-    """kopf has ended, or has not been heard of for too long."""
+    """kopf has ended, or has been silent for too long."""
 
 
 class JobWatch:
-    """See the module.
+    """Runs kopf's watch of TrainJobs, and restarts it whenever it ends or is silent for too long.
 
     Args:
         access: the API server.
-        take: gets every event.
+        take: called with every event.
         namespace: the namespace to watch; None for all.
-        pace: how long a watch may be silent, and how long to wait before it is started again.
-        is_served: returns when TrainJobs can be listed, or raises why not: kopf looks only at its start.
-        on_call: told of every request.
-        on_restart: told of every start but the first.
-        on_started: told when kopf has taken the process's signal handlers.
+        pace: how long a watch may be silent, and the waits before it is restarted.
+        is_served: returns when TrainJobs can be listed, else raises; kopf looks for them only at its start.
+        on_call: called for every request.
+        on_restart: called before every start but the first.
+        on_started: called when kopf has replaced the process's signal handlers.
     """
 
     def __init__(
@@ -272,11 +272,11 @@ class JobWatch:
         self._on_restart = on_restart
         self._on_started = on_started
         self._heard_at = float("-inf")
-        # Without events, the end of one request and the begin of the next is what there is to be heard.
+        # Without events, only the end of one request and the start of the next are noticed.
         self.patience_seconds = SERVER_SECONDS + 2 * pace.inactivity
 
     def silent_seconds(self) -> float:
-        """Return how long ago the API server was last heard of, or asked in vain."""
+        """Return the seconds since the latest event, response, failed request or restart."""
         return asyncio.get_running_loop().time() - self._heard_at
 
     async def run(self) -> None:
@@ -306,7 +306,7 @@ class JobWatch:
             namespaces=() if self._namespace is None else (self._namespace,),
         )
         self._on_started()
-        # Not kopf.run_tasks: in the end it cancels every task of the process that it doesn't know.
+        # Not kopf.run_tasks: at its end it cancels every task of the process that it doesn't know.
         try:
             await self._first_end(tasks)
         finally:
@@ -315,7 +315,7 @@ class JobWatch:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
-                await login.close()  # also when we are cancelled while kopf still stops
+                await login.close()  # even if this task is cancelled while kopf stops
 
     async def _first_end(self, tasks: Collection[asyncio.Task[None]]) -> None:
         while self.silent_seconds() < self.patience_seconds:

@@ -1,4 +1,4 @@
-"""One line a record on stderr, for people or for machines."""
+"""Log records on stderr, one line each, for people or for machines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LogFormat = Literal["plain", "json"]
 
 _LEVELS = {
     "kopf": logging.WARNING,
-    # Why a watch has ended is told by whoever starts it again; kopf gives three tracebacks each time.
+    # `JobWatch` logs why a watch has ended; kopf logs three tracebacks each time.
     "kopf._core.reactor.orchestration": logging.CRITICAL,
     "kopf._core.reactor.running": logging.CRITICAL,
 }
 
 
 class PlainFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z WARNING trainjob.controller: text`, a traceback below it."""
+    """`2026-01-31T12:00:00.000Z WARNING trainjob.controller: text`, with any traceback below."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
@@ -30,7 +30,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, tracebacks included."""
+    """One JSON object per line, tracebacks included."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(form: LogFormat, stream: TextIO | None = None) -> None:
-    """Send every record from here on to `stream`, stderr by default."""
+    """Send every log record to `stream`, stderr by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""What Prometheus gets to see, of the process and of each job."""
+"""Prometheus metrics of the process and of each job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainjob.cluster import JobKey, Manifest
 from trainjob.cluster.kube.agents import Outcome
 from trainjob.cluster.kube.transport import Call
 
-# What Prometheus gets to see of each job, read off its status whenever somebody looks.
+# Metrics of each job, read from its status at every scrape.
 
 
 _NAME = ("namespace", "name")
@@ -32,7 +32,7 @@ _SPENT = ("starting", "training", "restarting", "evaluating", "suspended")
 
 
 class JobsByState(Collector):
-    """Counts when asked: a count that is kept drifts from what it counts."""
+    """Counts jobs at every scrape: a stored count could drift from the jobs."""
 
     def __init__(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
         self._jobs = jobs
@@ -49,7 +49,7 @@ class JobsByState(Collector):
 
 
 class JobFigures(Collector):
-    """Progress, restarts and time of every job that is there."""
+    """Progress, restarts and time spent of every job."""
 
     def __init__(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
         self._jobs = jobs
@@ -101,7 +101,7 @@ def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return status.get(name) or {}
 
 
-# What Prometheus gets to see.
+# The metrics of one process.
 
 
 _RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -114,7 +114,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The metrics of one process, in a registry of their own."""
+    """The metrics of one process, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -156,36 +156,36 @@ class Metrics:
         )
 
     def count_call(self, call: Call) -> None:
-        """A request to the API server was answered."""
+        """Count a request to the API server."""
         self._requests.labels(call.verb, call.resource, str(call.code)).inc()
 
     def count_restart(self, resource: str) -> None:
-        """A watch ended before its time."""
+        """Count a watch that ended prematurely."""
         self._restarts.labels(resource).inc()
 
     def count_agent_call(self, outcome: Outcome, seconds: float) -> None:
-        """An agent was asked."""
+        """Count a call to an agent, and record its time if the agent responded."""
         self._agent_calls.labels(outcome).inc()
         if outcome == "answered":
             self._agent_seconds.observe(seconds)
 
     def count_reconcile(self, _key: JobKey, seconds: float) -> None:
-        """A worker is done with a job for now."""
+        """Record the time of one pass over a job."""
         self._reconcile.observe(seconds)
 
     def show_depth(self, depth: Callable[[], float]) -> None:
-        """Ask this for the queue's depth from now on."""
+        """Read the queue's depth from `depth` at every scrape."""
         self._depth.set_function(depth)
 
     def show_leader(self) -> None:
-        """This replica leads from now on."""
+        """Report that this replica leads."""
         self._leader.set(1)
 
     def show_jobs(self, jobs: Callable[[], Iterable[Manifest]]) -> None:
-        """Ask this for all jobs whenever the metrics are read."""
+        """Read all jobs from `jobs` at every scrape."""
         self._registry.register(JobsByState(jobs))
         self._registry.register(JobFigures(jobs))
 
     def render(self) -> bytes:
-        """Return all of it as Prometheus reads it."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""One process: what runs in it, in which order it starts and stops, and how it ends."""
+"""The controller process: its parts, the order in which they start and stop, and its exit codes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from trainjob.core.settings import Bundle
 
 _log = logging.getLogger(__name__)
 
-# The parts of a process: when one ends, or when it is asked to, all stop in order.
+# The parts of a process: when one ends or a stop is requested, all stop in order.
 
 
 Part = asyncio.Task[None]
 
 
 def start(name: str, work: Coroutine[None, None, None]) -> Part:
-    """Start a part that is to run until it is cancelled."""
+    """Start a part that runs until it is cancelled."""
     return asyncio.create_task(work, name=name)
 
 
 async def first_end(parts: Collection[Part], stop: asyncio.Event) -> ExitCode:
-    """Wait for the request to stop or for the end of a part, and return what the process ends with."""
+    """Wait for a stop request or the end of a part, and return the exit code."""
     asked = asyncio.ensure_future(stop.wait())
     try:
         done, _ = await asyncio.wait({asked, *parts}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,7 +53,7 @@ async def first_end(parts: Collection[Part], stop: asyncio.Event) -> ExitCode:
 
 
 async def cancel(*parts: Part) -> None:
-    """Cancel the parts and wait until they have ended; what they raise then is of no use any more."""
+    """Cancel the parts and wait until they have ended; their exceptions are ignored."""
     for part in parts:
         part.cancel()
     await asyncio.gather(*parts, return_exceptions=True)
@@ -74,13 +74,13 @@ def _tell_end(part: Part) -> ExitCode:
     return ExitCode.FAILED
 
 
-# Ends the process when its leadership has ended without its event loop having noticed.
+# The guard, which ends the process when its lease has expired and the event loop hangs.
 
 
 LOOK_SECONDS = 0.5
 
 SLACK_SECONDS = 1.0
-"""For the event loop to notice first; the others' wait is longer than this and the deadline together."""
+"""Lets the event loop notice first; other replicas wait longer than this and the deadline together."""
 
 
 def leave() -> None:
@@ -94,12 +94,12 @@ def leave() -> None:
 def guarded(
     until: Callable[[], float | None], clock: Callable[[], float], leave: Callable[[], None] = leave
 ) -> Iterator[None]:
-    """Have a thread look at the deadline while in the context.
+    """Check the deadline in a thread while in the context.
 
     Args:
-        until: returns the time at which the leadership ends unless it is renewed; None without it.
-        clock: the time that goes with it.
-        leave: called once, from the thread, when the deadline is over.
+        until: returns the time at which the leadership ends unless it is renewed; None before it begins.
+        clock: the clock that `until` uses.
+        leave: called once, from the thread, when the deadline has passed.
     """
     done = threading.Event()
 
@@ -118,27 +118,27 @@ def guarded(
         done.set()
 
 
-# One process: what runs in it, in which order it starts and stops.
+# The process: its parts, and the order in which they start and stop.
 
 
 GRACE_SECONDS = 8.0
-"""How long stopping may take before the process ends anyway."""
+"""How long stopping may take before the process exits anyway."""
 
 LOST_GRACE_SECONDS = 2.0
-"""The same once another replica may be at work."""
+"""The same, once another replica may lead."""
 
 
 def clock() -> float:
-    """Return seconds that go on while the machine sleeps, unlike those of the event loop."""
+    """Return monotonic seconds that include the machine's sleep, unlike those of the event loop."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Operator:
-    """Everything in one process; see the module.
+    """The controller process.
 
     Args:
-        settings: what whoever starts the process decides.
-        leave_within: called once stopping begins: ends the process after so many seconds, whatever hangs.
+        settings: the settings of the process.
+        leave_within: called once stopping begins; ends the process after so many seconds, even if it hangs.
 
     Raises:
         InvalidAccess: a certificate or key can't be read.
@@ -154,7 +154,7 @@ class Operator:
         self._metrics = Metrics()
         self._stop = asyncio.Event()
         self._api = ApiClient(settings.access, on_call=self._metrics.count_call)
-        # Connections of its own: a renewal must not wait behind a thousand creations.
+        # Separate connections: a lease renewal must not wait behind a thousand creations.
         self._lease_api = ApiClient(
             settings.access, on_call=self._metrics.count_call, timeout=ANSWER_SECONDS, connections=2
         )
@@ -182,10 +182,10 @@ class Operator:
         self._metrics.show_jobs(self._cluster.jobs)
 
     async def run(self) -> ExitCode:
-        """Run until asked to stop, or until a part fails, and return why it ended.
+        """Run until a stop is requested or a part ends, and return the exit code.
 
         Raises:
-            OSError: the address to serve on can't be had.
+            OSError: the address to serve on isn't available.
         """
         allow_deep_objects()
         self._hear_signals()
@@ -204,8 +204,7 @@ class Operator:
         try:
             code = await first_end((work, election, *reading), self._stop)
             self._leave_within(LOST_GRACE_SECONDS if code is ExitCode.LEASE_LOST else GRACE_SECONDS, code)
-            # The lease is given back once nothing is written and nobody is told anything any more, and before
-            # all that may take time.
+            # Release the lease after the last write and agent call, and before steps that may take time.
             await cancel(work, election)
             if self._elector is not None and code is not ExitCode.LEASE_LOST:
                 await self._elector.release()
@@ -214,7 +213,7 @@ class Operator:
         return code
 
     async def _compete(self) -> None:
-        # A replica that can't read must not lead, nor one that can't speak to agents.
+        # A replica must not lead before it can read from the API server and call agents.
         await self._cluster.synced()
         await self._is_equipped.wait()
         if self._elector is None:
@@ -241,7 +240,7 @@ class Operator:
         self._metrics.show_depth(lambda: controller.load().waiting)
         for key in self._cluster.job_keys():
             controller.add(key)
-        # Together: once the lease is given back, no agent is told anything any more.
+        # One group: when it is cancelled, no agent is called after the release of the lease.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._cluster.ask_agents())
             group.create_task(controller.run())
@@ -266,7 +265,7 @@ class Operator:
         return Elector(leases, identity=self._settings.identity, terms=election.terms, clock=clock)
 
     async def _is_served(self) -> None:
-        """Return once TrainJobs can be listed: kopf never looks again for what isn't there when it starts."""
+        """Return once TrainJobs can be listed: kopf looks for their kind only when it starts."""
         await self._cluster.synced()
         await self._api.list(TRAINJOBS, self._settings.namespace, limit=1, metadata_only=True)
 

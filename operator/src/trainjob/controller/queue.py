@@ -1,8 +1,8 @@
-"""A queue of keys by the rules of client-go's workqueue.
+"""A queue of keys with the rules of client-go's workqueue.
 
-A key waits at most once however often it is added; it is never handed to two workers; one that is added while
-it is being worked on is handed out again afterwards. Failures of one key wait longer and longer, alone.
-Beyond those rules namespaces take turns, and none has all the workers.
+A key waits at most once, however often it is added. Two workers never process the same key; a key that is
+added while a worker processes it is handed out again afterwards. Failures of a key increase the wait of that
+key only. In addition, namespaces take turns, and none has all the workers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Key = TypeVar("Key", bound=Hashable)
 FIRST_RETRY = 0.05
 LONGEST_RETRY = 60.0
 SUPERSEDED_KEPT = 100
-"""Due times that a nearer one has replaced, beside as many as count; more of them are dropped at once."""
+"""Superseded due times kept beyond the number of valid ones; above that, all of them are removed."""
 
 
 class WorkQueue(Generic[Key]):
-    """The queue itself, without waiting: `take` returns None when nothing is due.
+    """A queue that never blocks: `take` returns None when no key can be taken.
 
     Args:
-        time: seconds on a clock that only goes forward.
-        wake: called whenever a key became due or a due time came nearer.
-        group_of: returns who shares a key's turn: its namespace.
-        share: how many keys of one group may be worked on at once; None for all.
+        time: returns seconds of a monotonic clock.
+        wake: called whenever a key may be taken or a due time is set.
+        group_of: returns the group of a key; groups take turns.
+        share: how many keys of one group may be processed concurrently; None for no limit.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class WorkQueue(Generic[Key]):
             self._wake()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Make the key due in so many seconds; an earlier time that is set already stands."""
+        """Make the key due after so many seconds, unless an earlier due time is set."""
         if seconds <= 0:
             self.add(key)
             return
@@ -82,7 +82,7 @@ class WorkQueue(Generic[Key]):
         self._wake()
 
     def retry(self, key: Key) -> float:
-        """Make the key due after a wait that doubles with each failure in a row, and return that wait."""
+        """Make the key due after a wait that doubles with each consecutive failure, and return the wait."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         wait = min(FIRST_RETRY * 2.0 ** min(failures, 20), LONGEST_RETRY)
@@ -90,11 +90,11 @@ class WorkQueue(Generic[Key]):
         return wait
 
     def forget(self, key: Key) -> None:
-        """Start counting the key's failures anew: it has succeeded."""
+        """Reset the key's failure count after a success."""
         self._failures.pop(key, None)
 
     def take(self) -> Key | None:
-        """Hand out a due key, or None while it is nobody's turn; the key is the caller's until `done`."""
+        """Return a due key, or None if none can be taken; the key is the caller's until `done`."""
         self._promote()
         key = self._ready.take()
         if key is None:
@@ -104,24 +104,24 @@ class WorkQueue(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
-        """Take the key back; it is due at once if it was added in the meantime."""
+        """End the processing of the key; it is due at once if it was added in the meantime."""
         self._working.discard(key)
         self._ready.release(self._group_of(key))
         if key in self._again:
             self._again.discard(key)
             self.add(key)
         elif self._ready.has_next:
-            self._wake()  # its group may have another one now
+            self._wake()  # its group may have room for another key now
 
     def next_due(self) -> float | None:
-        """Return the seconds until a key can be taken, 0 when one can be now, None when only `done` helps."""
+        """Return the seconds until a key can be taken; 0 for now, None if that needs `add` or `done`."""
         if self._ready.has_next:
             return 0.0
         self._drop_superseded()
         return max(0.0, self._later[0][0] - self._time()) if self._later else None
 
     def longest_wait(self) -> float:
-        """Return for how many seconds the next key has been due; 0 when none is."""
+        """Return for how many seconds the oldest waiting key has been due; 0 if none waits."""
         return self._time() - next(iter(self._waiting.values())) if self._waiting else 0.0
 
     def _promote(self) -> None:

@@ -28,9 +28,7 @@ from trainjob.core.settings import Settings
 _log = logging.getLogger(__name__)
 
 PORTION = 32
-"""Actions at once for one job. The bodies of so many creations exist at a time, and a job of a thousand pods
-leaves connections to others.
-"""
+"""Concurrent actions for one job; bounds the creation bodies in memory, and leaves connections to others."""
 
 MOST_FAILED_PASSES = 8
 """Failed passes in a row, about 13 s of waits, before any error of a creation is reported as a refusal."""
@@ -38,10 +36,10 @@ MOST_FAILED_PASSES = 8
 
 @dataclass
 class _CreationHistory:
-    """How the creations for one job went lately.
+    """The outcome of the latest creations for one job.
 
     Attributes:
-        uid: the job's uid: names are used again.
+        uid: the job's uid; names are reused.
         refusal: the cluster's latest refusal, until a creation succeeds.
         status_pending: objects were created in the last pass; the status write is pending.
         failed_passes: passes in a row whose actions failed.
@@ -54,14 +52,14 @@ class _CreationHistory:
 
 
 class Reconciler:
-    """Carries out what `plan` says, and keeps of each job only how its latest creations went.
+    """Executes what `plan` returns; of each job it keeps only the outcome of the latest creations.
 
-    Every action and event that it carries out is logged once, with the job.
+    It logs every action and event once, with the job.
 
     Args:
-        cluster: where the job lives.
-        clock: returns the time, with zone.
-        settings: what holds for every job.
+        cluster: the cluster of the jobs.
+        clock: returns the current time, timezone-aware.
+        settings: the settings for every job.
     """
 
     def __init__(
@@ -73,11 +71,11 @@ class Reconciler:
         self._histories: dict[JobKey, _CreationHistory] = {}
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
-        """Bring one job a step on, and return when to look again, or None for not before something changes.
+        """Make one pass over a job, and return when to make the next one, or None to wait for a change.
 
         Raises:
-            AlreadyExists, Conflict, NotFound: the job's objects are not what they were observed to be.
-            ClusterError: the cluster could not be asked; nothing is lost, try again later.
+            AlreadyExists, Conflict, NotFound: the job's objects have changed since they were observed.
+            ClusterError: a request failed; nothing is lost, try again later.
         """
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
@@ -99,22 +97,22 @@ class Reconciler:
     ) -> timedelta | None:
         """Create the objects of a new job first: they don't wait for the status writes of other jobs.
 
-        Only once, and not for a thousand pods: what can't be created must not hold the status up.
+        Only once, and only up to `PORTION` objects: creations that fail must not delay the status.
         """
         history.status_pending = True
         refused = await self._act(history, observed.key, planned)
         if self._remember(history, refused, planned) or refused is None:
-            return timedelta(0)  # the next pass writes the status, behind other jobs' creations
+            return timedelta(0)  # the next pass writes the status, after other jobs' creations
         await self._record(history, snapshot, observed, planned)
         return planned.requeue
 
     async def _record_then_act(
         self, history: _CreationHistory, snapshot: Snapshot, observed: Observed, planned: Plan
     ) -> timedelta | None:
-        """Write the status first: a controller that dies in between goes on from the record.
+        """Write the status first: after a crash in between, the controller resumes from it.
 
-        Before creations for a job that isn't new an equal status is written too. That changes nothing, and
-        fails if the job is gone: the deletion of its pods may be observed before its own.
+        Before creations for a job that isn't new, an unchanged status is written too. That write fails if
+        the job is deleted: the deletion of its pods may be observed before its own.
         """
         is_new = not snapshot.job.get("status")
         always = planned.creates and not is_new and history.refusal is None
@@ -151,13 +149,13 @@ class Reconciler:
         *,
         always: bool = False,
     ) -> None:
-        """Do what comes before the status, write it if it differs or `always`, and post the events."""
+        """Execute `beforehand`, write the status if it differs or `always`, and post the events."""
         for action in planned.beforehand:
             try:
                 await self._execute(observed.key, action)
             except NotFound:
                 pass
-            except Refused as refused:  # it must not keep a job from ending
+            except Refused as refused:  # a refusal must not keep a job from ending
                 _log.warning("%s: %s: %s; deleted with the job", observed.key, action, refused)
         if always or planned.status != observed.status:
             await self._cluster.write_status(
@@ -171,7 +169,7 @@ class Reconciler:
         history.status_pending = False
 
     async def _act(self, history: _CreationHistory, key: JobKey, planned: Plan) -> Refusal | None:
-        """Execute the actions, and count failed passes in a row: what never succeeds is reported."""
+        """Execute the actions, and count consecutive failed passes, so that a lasting failure is reported."""
         try:
             any_error = history.failed_passes >= MOST_FAILED_PASSES
             refused = await self._execute_all(key, planned, any_error=any_error)
@@ -185,13 +183,13 @@ class Reconciler:
     async def _execute_all(self, key: JobKey, planned: Plan, *, any_error: bool) -> Refusal | None:
         """Execute the actions in order, up to a creation that is refused.
 
-        A name that is taken stops what comes after its kind, too: pods don't start behind a Service of
+        A name that is in use also stops the actions of later kinds: pods don't start with a Service of
         another owner.
 
         Args:
             key: the job.
             planned: what to execute.
-            any_error: whether a creation that fails in any way counts as refused.
+            any_error: whether a creation that fails with any error counts as refused.
         """
         errors_of_refusal = (Refused, AlreadyExists, Unavailable) if any_error else (Refused,)
         for group in _groups(planned.actions):
@@ -213,8 +211,8 @@ class Reconciler:
     ) -> list[tuple[Action, BaseException]]:
         """Execute actions of one kind, a portion at a time, and return those that failed.
 
-        The results of a portion are known before the next one starts: where a quota lets in fifty pods of
-        a thousand, the others aren't requested one by one.
+        A portion starts after the results of the one before: if a quota admits fifty pods of a thousand,
+        the others aren't all requested.
         """
         failed: list[tuple[Action, BaseException]] = []
         for begin in range(0, len(group), PORTION):
@@ -226,7 +224,7 @@ class Reconciler:
             failed += [(a, e) for a, e in outcomes if e is not None and not _is_fine(a, e)]
             if any(_stops(action, error) for action, error in failed):
                 break
-            await asyncio.sleep(0)  # a cluster that answers at once lets other tasks run, too
+            await asyncio.sleep(0)  # other tasks run even if the cluster responds at once
         return failed
 
     def _remember(self, history: _CreationHistory, refused: Refusal | None, planned: Plan) -> bool:
@@ -252,7 +250,7 @@ class Reconciler:
 
 
 def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
-    """Divide the actions into runs of one kind: pods only after what they need, deletions after labels."""
+    """Group consecutive actions of one kind: pods come after what they need, deletions after labels."""
     for _, group in groupby(actions, type):
         yield tuple(group)
 
@@ -267,7 +265,7 @@ def _is_fine(action: Action, error: BaseException) -> bool:
 def _stops(action: Action, error: BaseException) -> bool:
     """Return whether the other actions of this kind would fail in the same way."""
     if isinstance(action, Creation):
-        return not isinstance(error, AlreadyExists)  # a name that is taken says nothing about other names
+        return not isinstance(error, AlreadyExists)  # a name that is in use says nothing about other names
     return isinstance(error, Unavailable)
 
 
@@ -281,6 +279,6 @@ def _refusal_of(action: Creation, error: ClusterError) -> Refusal:
 
 
 def dump_status(status: TrainJobStatus) -> dict[str, object]:
-    """Return the status as JSON, without what isn't known."""
+    """Return the status as JSON, without fields that are None."""
     dumped: dict[str, object] = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return dumped

@@ -1,4 +1,4 @@
-"""What whoever starts the controller decides, and how its process ends."""
+"""Settings of the controller process, and its exit codes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from trainjob.controller.agent_key import KeyPlace
 from trainjob.controller.election import LeaseDurations
 from trainjob.core.settings import Settings
 
-# The exit codes of `trainjob controller`, beside click's 2 for wrong options.
+# The exit codes of `trainjob controller`, besides click's 2 for wrong options.
 
 
 _log = logging.getLogger(__name__)
 
 
 class ExitCode(IntEnum):
-    """Why the process has ended."""
+    """Why the process ended."""
 
     STOPPED = 0
-    """It was asked to."""
+    """A stop was requested."""
 
     FAILED = 1
-    """A part of it has failed; the log says which."""
+    """A part failed; the log names it."""
 
     LEASE_LOST = 3
     """Another replica leads, or may lead."""
 
 
 def leave_within(seconds: float, code: ExitCode) -> threading.Timer:
-    """End the process by then, whatever hangs; a thread sees to it, since the event loop may be what does."""
+    """End the process after `seconds`, from a thread, because the event loop itself may hang."""
 
     def leave() -> None:
         _log.critical("Still not stopped after %g s: leaving with exit code %d", seconds, code)
@@ -47,17 +47,17 @@ def leave_within(seconds: float, code: ExitCode) -> threading.Timer:
     return timer
 
 
-# What whoever starts the controller decides.
+# The settings of one process.
 
 
 @dataclass(frozen=True)
 class Election:
-    """How replicas agree on one that works.
+    """The leader election.
 
     Attributes:
-        namespace: where their Lease is.
-        name: the Lease's name.
-        terms: the durations.
+        namespace: the namespace of the Lease.
+        name: the name of the Lease.
+        terms: its durations.
     """
 
     namespace: str
@@ -71,15 +71,15 @@ class OperatorSettings:
 
     Attributes:
         access: the API server.
-        identity: the name of this process in the Lease; no other process, also no later one, may have it.
-        namespace: the namespace whose jobs to look after; None for all.
-        key: where the key is kept from which the jobs' tokens are derived.
-        election: None to work without asking whether another replica does.
+        identity: the name of this process in the Lease; no other process, not even a later one, may use it.
+        namespace: the namespace whose jobs to reconcile; None for all.
+        key: the Secret with the key from which the jobs' tokens are derived.
+        election: None to work without leader election.
         host: the address to serve health and metrics on.
         port: its port; 0 for any free one.
-        workers: how many jobs are looked at at once.
-        pace: how the caches are kept up to date.
-        plan: what holds for every job; the bundle for agents comes on top.
+        workers: how many jobs are reconciled concurrently.
+        pace: the intervals and timeouts of the caches.
+        plan: the settings for every job; the agent bundle is added later.
     """
 
     access: Access

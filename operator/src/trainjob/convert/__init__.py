@@ -1,4 +1,4 @@
-"""From a Kubeflow TFJob to a TrainJob: what carries over, and a note on every field that doesn't."""
+"""Conversion of a Kubeflow TFJob to a TrainJob, with a note on every field that isn't carried over."""
 
 from trainjob.convert.conversion import TFJOB_KIND as TFJOB
 from trainjob.convert.conversion import Conversion, Item, convert, describe, is_tfjob, list_items

@@ -1,4 +1,4 @@
-"""One TFJob as a TrainJob: the order of the decisions."""
+"""The conversion of one TFJob to a TrainJob: the order of the decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainjob.convert.policies import (
 from trainjob.convert.roles import ReplicaSet, assign_roles, note_dynamic_workers, note_success, read_replicas
 from trainjob.convert.templates import choose_output, convert_template, find_trainer, role_differences
 
-# Which objects of a file are TFJobs, lists of objects included.
+# The objects of a file, including those in lists, and which of them are TFJobs.
 
 
 GROUP = "kubeflow.org"
@@ -34,7 +34,7 @@ class Item:
 
     Attributes:
         raw: the object as plain JSON.
-        place: where it stands in its document, `items[2]`; empty when it is the whole document.
+        place: its path in the document, such as `items[2]`; empty if it is the whole document.
     """
 
     raw: Mapping[str, Any]
@@ -42,14 +42,14 @@ class Item:
 
 
 def is_tfjob(raw: Mapping[str, Any]) -> bool:
-    """Tell whether an object is a TFJob, of whatever version."""
+    """Return whether an object is a TFJob of any version."""
     return raw.get("kind") == TFJOB_KIND and _group(raw) == GROUP
 
 
 def list_items(raw: Mapping[str, Any]) -> tuple[Item, ...]:
-    """Return the objects of a list (`kind: List`, `kind: TFJobList`), or what isn't such a list itself.
+    """Return the objects of a list (`kind: List`, `kind: TFJobList`), or an object that is no such list.
 
-    The items of a TFJobList are TFJobs even where they don't say so, as the API server answers a list.
+    The items of a TFJobList are TFJobs even without a `kind`: the API server returns them in that form.
     """
     items = raw.get("items")
     is_list = any(
@@ -67,7 +67,7 @@ def list_items(raw: Mapping[str, Any]) -> tuple[Item, ...]:
 
 
 def describe(raw: Mapping[str, Any]) -> str:
-    """Return kind and name, as a person would call the object."""
+    """Return the kind and name of an object, for messages."""
     metadata = mapping_at(raw, "metadata")
     words = (raw.get("kind"), metadata.get("name") or metadata.get("generateName"))
     return " ".join(str(word) for word in words if word) or "an object without a kind"
@@ -77,7 +77,7 @@ def _group(raw: Mapping[str, Any]) -> str:
     return str(raw.get("apiVersion")).split("/", maxsplit=1)[0]
 
 
-# The TrainJob's metadata: what people wrote is kept, what the cluster or kubectl wrote is not.
+# The TrainJob's metadata: what users wrote is kept, what the cluster or kubectl wrote is not.
 
 
 PATH: Path = ("metadata",)
@@ -131,7 +131,7 @@ def _without_tools(texts: Mapping[str, Any], path: Path, ledger: Notes) -> dict[
     return {key: value for key, value in texts.items() if key != _LAST_APPLIED}
 
 
-# One TFJob as a TrainJob: the order of the decisions, each of which is a module of its own.
+# The conversion: the order of the decisions.
 
 
 _DOCUMENT_FIELDS = frozenset(["apiVersion", "kind", "metadata", "spec"])
@@ -141,13 +141,13 @@ _ROLES = ("worker", "chief", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Conversion:
-    """What has become of a TFJob.
+    """The result of a conversion.
 
     Attributes:
         manifest: the TrainJob as plain JSON, fields in the order in which people read them.
-        notes: what isn't simply carried over, field by field of the TFJob.
-        refusals: why it is no valid TrainJob, field by field of the TFJob where it comes from there; none
-            when it is valid.
+        notes: what isn't carried over unchanged, by the TFJob's fields.
+        refusals: why the TrainJob isn't valid, by the TFJob's fields where they are the cause; empty if it
+            is valid.
     """
 
     manifest: dict[str, Any]
@@ -156,11 +156,11 @@ class Conversion:
 
 
 def convert(tfjob: Mapping[str, Any], *, claim: str | None = None) -> Conversion:
-    """Return a TFJob (`kubeflow.org/v1`, and older versions with `tfReplicaSpecs`) as a TrainJob.
+    """Convert a TFJob (`kubeflow.org/v1`, and older versions with `tfReplicaSpecs`) to a TrainJob.
 
     Args:
-        tfjob: as plain JSON, as it is read from YAML; it is left as it is.
-        claim: the claim for checkpoints and logs, where the TFJob's volumes don't tell it.
+        tfjob: plain JSON, as read from YAML; it isn't changed.
+        claim: the claim for checkpoints and logs; None to choose it from the TFJob's volumes.
     """
     ledger = Notes()
     ledger.note_rest(tfjob, _DOCUMENT_FIELDS, (), "left out: the controller writes its own")
@@ -217,7 +217,7 @@ def _convert_templates(
 def _convert_roles(
     roles: Mapping[str, ReplicaSet], templates: Mapping[str, dict[str, Any]], origins: Origins
 ) -> dict[str, Any]:
-    """Return the roles' fields; a role says only what is different from the workers' template."""
+    """Return the roles' fields; a role has only the differences from the workers' template."""
     made: dict[str, Any] = {}
     for role in _ROLES:
         if role not in roles:

@@ -1,4 +1,4 @@
-"""What is said about a conversion while it is made, and the fields that it is about."""
+"""The notes and refusals of a conversion, and the fields that they refer to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from trainjob.api import FieldError
 from trainjob.api.errors import Step, format_path, value_at
 
-# What is said about a conversion while it is made: notes on single fields, and what makes it impossible.
+# Notes on single fields, and refusals, which make a conversion impossible.
 
 
 Path = tuple[Step, ...]
@@ -18,11 +18,11 @@ Path = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Note:
-    """A field of the TFJob that isn't simply carried over.
+    """A note on a field of the TFJob that isn't carried over unchanged.
 
     Attributes:
-        path: the field, `spec.runPolicy.cleanPodPolicy`.
-        message: what happens instead and, where there is something to do, what.
+        path: the field, such as `spec.runPolicy.cleanPodPolicy`.
+        message: what happens instead, and what the user must do, if anything.
     """
 
     path: str
@@ -38,37 +38,37 @@ class Notes:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """The notes, each once."""
+        """The notes, without duplicates."""
         return tuple(self._notes)
 
     @property
     def refusals(self) -> tuple[FieldError, ...]:
-        """What keeps the TFJob from becoming a TrainJob, by the TFJob's fields."""
+        """The reasons why the TFJob can't become a TrainJob, by the TFJob's fields."""
         return tuple(self._refusals)
 
     def note(self, path: Path, message: str) -> None:
-        """Say what becomes of a field."""
+        """Note what happens to a field."""
         self._notes[Note(format_path(path), message)] = None
 
     def refuse(self, path: Path, message: str) -> None:
-        """Say why there can be no TrainJob."""
+        """Record why there can be no TrainJob."""
         self._refusals[FieldError(format_path(path), message)] = None
 
     def note_rest(self, holder: Mapping[str, Any], known: frozenset[str], path: Path, message: str) -> None:
-        """Note each field of an object that isn't known; null means absent, as it does to the API server."""
+        """Note each unknown field of an object; null means absent, as it does for the API server."""
         for key, value in holder.items():
             if key not in known and value is not None:
                 self.note((*path, str(key)), message)
 
 
-# From a field of the TrainJob back to the field of the TFJob that it comes from.
+# The TFJob's field from which a field of the TrainJob comes.
 
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
 
 
 class Origins:
-    """Which part of the TrainJob was made from which part of the TFJob."""
+    """Maps fields of the TrainJob to the TFJob's fields from which they come."""
 
     def __init__(self, tfjob: Mapping[str, Any], trainjob: Mapping[str, Any]) -> None:
         self._tfjob = tfjob
@@ -76,11 +76,11 @@ class Origins:
         self._known: dict[str, Path] = {"metadata": ("metadata",)}
 
     def add(self, made: Path, source: Path) -> None:
-        """Say that the field `made` and all in it come from the field `source`."""
+        """Record that the field `made` and its content come from the field `source`."""
         self._known[format_path(made)] = source
 
     def trace(self, error: FieldError) -> FieldError:
-        """Return the error by the TFJob's field, or as it is, where the field is the TrainJob's alone."""
+        """Return the error with the TFJob's field; mark the message if only the TrainJob has the field."""
         for made in sorted(self._known, key=len, reverse=True):
             rest = error.path.removeprefix(made)
             if error.path.startswith(made) and (not rest or rest[0] in ".["):
@@ -89,7 +89,7 @@ class Origins:
         return FieldError(error.path, f"(of the TrainJob) {error.message}")
 
     def _followed(self, made: str, source: Path, rest: str) -> Path:
-        """Append steps to `source`, up to a list that has lost items: its numbers mean others there."""
+        """Append steps to `source`, up to a list that has lost items: its indices differ in the TFJob."""
         ours = value_at(self._trainjob, *_steps(made))
         theirs = value_at(self._tfjob, *source)
         way = source

@@ -1,4 +1,4 @@
-"""What becomes of a job that fails, takes long, has ended, or waits."""
+"""The restart, run and scheduling policies of a TFJob."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainjob.convert.notes import Notes, Path
 from trainjob.convert.roles import ReplicaSet
 from trainjob.convert.templates import find_trainer
 
-# How often and how the TrainJob restarts training: by restartPolicy, backoffLimit and the commands.
+# Restarts of training: their number and strategy, from restartPolicy, backoffLimit and the commands.
 
 
 POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
 DEFAULT_RESTARTS = 3
-"""The TrainJob's own default, for a TFJob that restarts without a limit."""
+"""The TrainJob's default, for a TFJob that restarts without a limit."""
 
 _RESTARTING = {
     "Always": "a failure restarts the training of all replicas from the last checkpoint, {times}; a replica"
@@ -34,10 +34,10 @@ def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, 
     """Return `spec.maxRestarts`.
 
     Args:
-        roles: what each role of the TrainJob is made from.
-        limit: its backoffLimit, None when absent.
-        limit_path: where that stands.
-        ledger: takes the notes.
+        roles: the replicas from which each role of the TrainJob is made.
+        limit: the TFJob's backoffLimit; None if it is absent.
+        limit_path: the path of `limit`.
+        ledger: collects the notes.
     """
     for replicas in roles.values():
         if replicas.restart_policy not in (None, *POLICIES):
@@ -80,7 +80,7 @@ def _problem(policy: Any) -> str:
 
 
 def restart_settings(roles: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, str]:
-    """Return `spec.restartStrategy` where it isn't the default, which needs commands for agents to start."""
+    """Return `spec.restartStrategy` unless it is the default, for which agents need commands to start."""
     without = [path for replicas in roles.values() if (path := _missing_command(replicas)) is not None]
     for path in without:
         ledger.note(
@@ -93,7 +93,7 @@ def restart_settings(roles: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str
 
 
 def _missing_command(replicas: ReplicaSet) -> Path | None:
-    """Return where the command of the container that trains should stand, or None where there is one."""
+    """Return the path of the trainer container's command if it is missing, else None."""
     pod = mapping_at(replicas.template, "spec")
     index = find_trainer(pod)
     if index is None or value_at(pod, "containers", index, "command") not in (None, []):
@@ -101,9 +101,9 @@ def _missing_command(replicas: ReplicaSet) -> Path | None:
     return (*replicas.path, "template", "spec", "containers", index, "command")
 
 
-# `spec.runPolicy`: what becomes of a job that has run too long, has ended, or waits.
+# `spec.runPolicy`: deadline, cleanup, time to live and suspension.
 #
-# Before training-operator 1.3 these fields stood in `spec` itself; both places are read.
+# Before training-operator 1.3 these fields were in `spec` itself; both are read.
 
 
 _OLD_NAMES = {"ttlSecondsAfterFinishing": "ttlSecondsAfterFinished"}
@@ -119,14 +119,14 @@ _CLEANING = {
 
 @dataclass(frozen=True)
 class Field:
-    """A field's value, None when absent, and where it stands."""
+    """A field's value, None if it is absent, and its path."""
 
     value: Any
     path: Path
 
 
 class RunPolicy:
-    """The fields of the run policy, wherever the TFJob has them."""
+    """The fields of the run policy, from `spec.runPolicy` or from `spec`."""
 
     FIELDS = frozenset(
         [
@@ -135,7 +135,7 @@ class RunPolicy:
         ]
     )
     IN_SPEC = FIELDS | _OLD_NAMES.keys()
-    """What older TFJobs have of these in `spec`."""
+    """The names of these fields in the `spec` of older TFJobs."""
 
     def __init__(self, spec: Mapping[str, Any], ledger: Notes) -> None:
         policy = spec.get("runPolicy")
@@ -163,7 +163,7 @@ class RunPolicy:
 
 
 def run_settings(policy: RunPolicy, ledger: Notes) -> dict[str, Any]:
-    """Return the fields of the TrainJob's spec that have the same meaning there."""
+    """Return the fields that have the same meaning in the TrainJob's spec."""
     settings: dict[str, Any] = {}
     if policy["suspend"].value is not None:
         settings["suspend"] = policy["suspend"].value
@@ -184,7 +184,7 @@ def run_settings(policy: RunPolicy, ledger: Notes) -> dict[str, Any]:
 
 
 def _note_cleaning(cleaning: Field, ledger: Notes) -> None:
-    # Running is what a TrainJob does.
+    # A TrainJob always behaves like `Running`.
     if cleaning.value in (None, "", "Running"):
         return
     if isinstance(cleaning.value, str) and cleaning.value in _CLEANING:
@@ -197,7 +197,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# `schedulingPolicy`: what it asks of a gang scheduler, and what a TrainJob has instead.
+# `schedulingPolicy`: its fields for a gang scheduler, and what a TrainJob has instead.
 
 
 _NO_GROUP = "left out: no PodGroup is made"
@@ -210,7 +210,7 @@ _NOTES = {
 
 
 def priority_class(policy: Field, ledger: Notes) -> str | None:
-    """Return the job's priority class, for pods that name none; note the rest of the scheduling policy."""
+    """Return the job's priority class, for pods without one; note the rest of the scheduling policy."""
     if policy.value is None:
         return None
     if not isinstance(policy.value, Mapping):
@@ -234,7 +234,7 @@ def priority_class(policy: Field, ledger: Notes) -> str | None:
 
 
 def set_priority_class(template: dict[str, Any], name: str) -> None:
-    """Give the pods this priority class unless their template names one."""
+    """Set the priority class of the pods unless their template has one."""
     pod = template.get("spec")
     if isinstance(pod, dict) and pod.get("priorityClassName") in (None, ""):
         pod["priorityClassName"] = name

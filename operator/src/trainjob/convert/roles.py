@@ -1,4 +1,4 @@
-"""The roles and replicas that a TFJob asks for, and when it has succeeded."""
+"""The roles and replicas of a TFJob, and its success policy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from trainjob.api.errors import shown, suggestion
 from trainjob.convert.notes import Notes, Path
 
-# The replicas that a TFJob asks for, by role.
+# The replicas of a TFJob, by role.
 
 
 PATH: Path = ("spec", "tfReplicaSpecs")
 
 ROLES = {"chief": "chief", "master": "chief", "worker": "worker", "ps": "ps", "evaluator": "evaluator"}
-"""Kubeflow's replica types, which it takes in any case, and the roles that they are here."""
+"""Kubeflow's replica types, in lower case because it ignores case, and the roles that they become."""
 
 _NAMES = ("Chief", "Master", "Worker", "PS", "Evaluator")
 _FIELDS = frozenset(["replicas", "restartPolicy", "template"])
@@ -26,11 +26,11 @@ class ReplicaSet:
     """One entry of `spec.tfReplicaSpecs`.
 
     Attributes:
-        type: Kubeflow's name of it, as written: `Worker`.
-        role: what it is here: `chief`, `worker`, `ps` or `evaluator`.
-        count: how many replicas, as written; 1 by default.
-        restart_policy: as written; None where there is none, which to a TFJob is `Never`.
-        template: the pod template, as written; empty where it is missing or no object.
+        type: Kubeflow's replica type, as written: `Worker`.
+        role: its role in the TrainJob: `chief`, `worker`, `ps` or `evaluator`.
+        count: the number of replicas, as written; 1 by default.
+        restart_policy: as written; None if it is absent, which means `Never` in a TFJob.
+        template: the pod template, as written; empty if it is missing or no object.
     """
 
     type: str
@@ -41,12 +41,12 @@ class ReplicaSet:
 
     @property
     def path(self) -> Path:
-        """Where it stands in the TFJob."""
+        """Its path in the TFJob."""
         return (*PATH, self.type)
 
 
 def read_replicas(spec: Mapping[str, Any], ledger: Notes) -> dict[str, ReplicaSet]:
-    """Return what the TFJob says of each role; what can't be read is refused in the ledger."""
+    """Return the TFJob's replicas by role; refuse what can't be read."""
     entries = spec.get("tfReplicaSpecs")
     if not isinstance(entries, Mapping):
         problem = "required" if entries is None else f"must be an object, got {shown(entries)}"
@@ -83,14 +83,14 @@ def _read(key: str, role: str, entry: Mapping[str, Any], ledger: Notes) -> Repli
     return ReplicaSet(key, role, 1 if count is None else count, None if policy == "" else policy, template)
 
 
-# When the job has succeeded: a TrainJob waits for all that train, a TFJob by default for one of them.
+# The success policy: a TrainJob waits for all training replicas, a TFJob by default for one of them.
 
 
 SUCCESS_PATH: Path = ("spec", "successPolicy")
 
 
 def note_success(policy: Any, roles: Mapping[str, ReplicaSet], ledger: Notes) -> None:
-    """Note where the success policy can't be carried over."""
+    """Note a success policy that can't be carried over."""
     if policy not in (None, "", "AllWorkers"):
         ledger.refuse(SUCCESS_PATH, f'must be "" or AllWorkers, got {shown(policy)}')
     elif policy == "" and "ps" not in roles and not _is_alone(roles):
@@ -110,7 +110,7 @@ def _is_alone(roles: Mapping[str, ReplicaSet]) -> bool:
 
 
 def note_dynamic_workers(enabled: Any, ledger: Notes) -> None:
-    """Note what becomes of `enableDynamicWorker`."""
+    """Note what happens to `enableDynamicWorker`."""
     path: Path = ("spec", "enableDynamicWorker")
     if enabled is True:
         ledger.note(
@@ -122,14 +122,14 @@ def note_dynamic_workers(enabled: Any, ledger: Notes) -> None:
         ledger.refuse(path, f"must be true or false, got {shown(enabled)}")
 
 
-# Which roles the TrainJob has: a TFJob may leave out ones that a TrainJob needs, and have more of some.
+# The TrainJob's roles: a TFJob may lack roles that a TrainJob needs, and have more replicas of some.
 
 
 _SINGLE = ("chief", "evaluator")
 
 
 def assign_roles(found: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, ReplicaSet]:
-    """Return what each role of the TrainJob is made from; a role that isn't there is left out."""
+    """Return the replicas from which each role of the TrainJob is made, without absent roles."""
     roles = _without_empty(found, ledger)
     for role in _SINGLE:
         if role in roles:
@@ -145,7 +145,7 @@ def assign_roles(found: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, Re
 def _without_empty(found: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, ReplicaSet]:
     kept = {}
     for role, replicas in found.items():
-        # A TFJob of no workers and no chief is refused for what it says: replicas must be at least 1.
+        # A TFJob with 0 workers and no chief is refused for that field: replicas must be at least 1.
         if _is_none(replicas.count) and (role != "worker" or "chief" in found):
             ledger.note(replicas.path, "left out: it has no replicas")
             continue

@@ -1,4 +1,4 @@
-"""A pod template of a TFJob as one of a TrainJob: its container, volumes and output."""
+"""The conversion of a pod template: its trainer container, volumes and output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainjob.api.errors import mapping_at, objects_at
 from trainjob.convert.notes import Notes, Path
 from trainjob.convert.roles import PATH, ReplicaSet
 
-# The container that trains: `tensorflow` in a TFJob, `trainer` in a TrainJob.
+# The trainer container: `tensorflow` in a TFJob, `trainer` in a TrainJob.
 
 
 THEIR_NAME = "tensorflow"
@@ -27,7 +27,7 @@ _ANNOTATIONS_BY_KEY = ("container.apparmor.security.beta.kubernetes.io/",)
 
 
 def find_trainer(pod: Mapping[str, Any]) -> int | None:
-    """Return the index of the container that trains, or None where that can't be told."""
+    """Return the index of the trainer container, or None if it isn't known."""
     containers = list(objects_at(pod, "containers"))
     for name in (THEIR_NAME, TRAINER_CONTAINER):
         for index, container in containers:
@@ -39,7 +39,7 @@ def find_trainer(pod: Mapping[str, Any]) -> int | None:
 
 
 def convert_trainer(pod: dict[str, Any], index: int, path: Path, ledger: Notes) -> None:
-    """Rename the container, and take away what a TrainJob sets for each replica."""
+    """Rename the container, and remove what a TrainJob sets for each replica."""
     container = pod["containers"][index]
     if container["name"] not in (THEIR_NAME, TRAINER_CONTAINER):
         ledger.note(
@@ -87,7 +87,7 @@ def _remove(container: dict[str, Any], field: str, gone: list[int]) -> None:
 
 
 def rename_references(template: dict[str, Any], old_name: str) -> None:
-    """Let what refers to the container by name follow its renaming."""
+    """Update the references to the renamed container."""
     _rename_fields(template.get("spec"), old_name)
     metadata = template.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
@@ -113,7 +113,7 @@ def _rename_fields(value: Any, old_name: str) -> None:
             _rename_fields(inner, old_name)
 
 
-# A pod template of a TFJob as one of a TrainJob: what is set for each replica goes, the rest stays.
+# The pod template: fields that a TrainJob sets for each replica are removed, the rest is kept.
 
 
 _METADATA = frozenset(["labels", "annotations"])
@@ -121,7 +121,7 @@ _HOST_NAMES = ("hostname", "subdomain")
 
 
 def convert_template(replicas: ReplicaSet, ledger: Notes) -> dict[str, Any]:
-    """Return the template for a TrainJob; what is wrong with its shape is left for `parse` to say."""
+    """Return the template for a TrainJob; errors in its shape are left for `parse` to report."""
     template = deepcopy(dict(replicas.template))
     path = (*replicas.path, "template")
     _convert_metadata(template, path, ledger)
@@ -191,7 +191,7 @@ def _convert_pod(pod: dict[str, Any], path: Path, ledger: Notes) -> None:
 
 
 def trainer_of(template: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the container `trainer` of a converted template, or None where there is none."""
+    """Return the container `trainer` of a converted template, or None if there is none."""
     containers = mapping_at(template, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, dict) and container.get("name") == "trainer":
@@ -199,7 +199,7 @@ def trainer_of(template: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-# Shared storage that a template mounts in the container that trains.
+# Shared storage that a template mounts in the trainer container.
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ class SharedMount:
     """A volume that several pods can write to, as a template mounts it.
 
     Attributes:
-        source: what `spec.output` says for it: `(("claim", (("claimName", "training"),)))`.
-        mount_path: where it is mounted, without a slash at the end.
+        source: its fields in `spec.output`: `("claim", (("claimName", "training"),))`.
+        mount_path: where it is mounted, without a trailing slash.
     """
 
     source: tuple[str, tuple[tuple[str, str], ...]]
@@ -216,7 +216,7 @@ class SharedMount:
 
     @property
     def title(self) -> str:
-        """The volume as it may stand in a sentence."""
+        """The volume's description for messages."""
         kind, fields = self.source
         return f"{'claim' if kind == 'claim' else 'NFS folder'} {':'.join(value for _, value in fields)}"
 
@@ -227,7 +227,7 @@ class SharedMount:
 
 
 def shared_mounts(template: Mapping[str, Any]) -> Iterator[tuple[int, SharedMount]]:
-    """Yield index and content of each mount that is whole, writable and shared."""
+    """Yield index and content of each mount that is shared, writable and has no subPath."""
     volumes = {str(volume.get("name")): volume for _, volume in objects_at(template, "spec", "volumes")}
     for index, mount in objects_at(trainer_of(template), "volumeMounts"):
         source = _source(volumes.get(str(mount.get("name")), {}))
@@ -238,13 +238,13 @@ def shared_mounts(template: Mapping[str, Any]) -> Iterator[tuple[int, SharedMoun
 
 
 def mount_paths(template: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return where the container that trains has something mounted, without slashes at the end."""
+    """Return the mount paths of the trainer container, without trailing slashes."""
     mounts = objects_at(trainer_of(template), "volumeMounts")
     return tuple(str(mount.get("mountPath")).rstrip("/") for _, mount in mounts)
 
 
 def remove_mount(template: dict[str, Any], wanted: SharedMount) -> None:
-    """Take the mount away, and the volume unless something else mounts it."""
+    """Remove the mount, and its volume unless another mount uses it."""
     container = trainer_of(template)
     found = [index for index, mount in shared_mounts(template) if mount == wanted]
     if container is None or not found:
@@ -267,7 +267,7 @@ def remove_mount(template: dict[str, Any], wanted: SharedMount) -> None:
 
 
 def is_output_path(path: str) -> bool:
-    """Tell whether `spec.output.mountPath` may have this value."""
+    """Return whether `spec.output.mountPath` may have this value."""
     return path.startswith("/") and bool(path.strip("/")) and ":" not in path and ".." not in path.split("/")
 
 
@@ -294,11 +294,11 @@ def _source(volume: Mapping[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]
     return None
 
 
-# Where the TrainJob's output goes: a TFJob doesn't say it, its volumes may.
+# The TrainJob's output: a TFJob has no field for it, but its volumes may show it.
 
 
 PLACEHOLDER_CLAIM = "name-of-your-claim"
-"""Stands for a claim that the user has to name."""
+"""Placeholder for a claim that the user must name."""
 
 _DEFAULT_PATH = "/output"
 _TRAINING = ("worker", "chief")
@@ -310,15 +310,15 @@ Templates = Mapping[str, dict[str, Any]]
 def choose_output(
     templates: Templates, roles: Mapping[str, ReplicaSet], claim: str | None, ledger: Notes
 ) -> dict[str, Any]:
-    """Return `spec.output`, and take its mount out of the templates.
+    """Return `spec.output`, and remove its mount from the templates.
 
-    It is the volume that workers and chief all mount, writable and at one place, if there is one such volume.
+    It is the volume that workers and chief all mount, writable and at the same path, if there is exactly one.
 
     Args:
-        templates: by role.
-        roles: what each template is from.
-        claim: the claim that the user has named for it, if any.
-        ledger: takes the notes.
+        templates: the converted templates by role.
+        roles: the replicas from which each template comes.
+        claim: the claim that the user has named for the output, if any.
+        ledger: collects the notes.
     """
     candidates = _candidates(templates)
     if claim is not None:
@@ -345,7 +345,7 @@ def _candidates(templates: Templates) -> list[SharedMount]:
 
 
 def _is_free(mount: SharedMount, templates: Templates) -> bool:
-    """Tell whether no role has something else mounted where this is."""
+    """Return whether no role mounts something else at the same path."""
     return all(
         mount_paths(template).count(mount.mount_path)
         == [found for _, found in shared_mounts(template)].count(mount)
@@ -383,15 +383,15 @@ def _free_path(templates: Templates) -> str:
     return next(name for name in names if name not in taken)
 
 
-# How a role's pods differ from `spec.template`: in fields that a role can name, or altogether.
+# A role's differences from `spec.template`: single fields, or a template of its own.
 
 
 _OF_POD: dict[str, Any] = {"nodeSelector": {}, "tolerations": [], "affinity": {}}
 _OF_CONTAINER: dict[str, Any] = {"resources": {}, "env": []}
-"""Fields that a role can name, with the value that means none."""
+"""Fields that a role can set, with the value that means none."""
 
 _PRIORITY = "priorityClassName"
-"""A role can name this one, too, but not the lack of it."""
+"""A role can set this one, too, but can't unset it."""
 
 
 def role_differences(base: dict[str, Any], own: dict[str, Any], role: str) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def _value(template: dict[str, Any], field: str, none: Any = None) -> Any:
 
 
 def _rest(template: dict[str, Any]) -> dict[str, Any]:
-    """Return the template without the fields that a role can name."""
+    """Return the template without the fields that a role can set."""
     rest = deepcopy(template)
     pod, container = rest.get("spec"), trainer_of(rest)
     for holder, fields in ((pod, (*_OF_POD, _PRIORITY)), (container, tuple(_OF_CONTAINER))):

@@ -1,1 +1,1 @@
-"""What should happen, as pure functions: no I/O, no clock, no Kubernetes client."""
+"""Decisions as pure functions: no I/O, no clock, no Kubernetes client."""

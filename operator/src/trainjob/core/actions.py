@@ -1,4 +1,4 @@
-"""What a plan asks for: writes to the job's objects, events for its user, and the target of its agents."""
+"""The parts of a plan: writes to the job's objects, events for its user, and the target of its agents."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, traini
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod
 
-# What a plan asks for: writes to the job's objects, and events for its user.
+# Writes to the job's objects, and events for its user.
 
 
 @dataclass(frozen=True)
 class Create:
-    """Create this object; that it exists already is no error, it is looked at again.
+    """Create this object; if it exists already, the job is observed again.
 
     Attributes:
-        may_exist: one that is there is as good: nobody could foresee its name, or the cluster checks it.
+        may_exist: whether an existing object will do: its name can't be guessed, or the cluster checks it.
     """
 
     manifest: dict[str, Any]
@@ -48,7 +48,7 @@ class Create:
 
     @property
     def role(self) -> str:
-        """Return the role of a pod, empty for anything else."""
+        """Return the role of a pod; empty for other objects."""
         return ""
 
     def build(self) -> dict[str, Any]:
@@ -63,8 +63,8 @@ class Create:
 class CreatePod:
     """Create the pod of one replica.
 
-    It says what the pod is made from: the object itself is built when it is sent. So a plan for a thousand
-    pods is small, and a few of them exist at a time.
+    The manifest is built when it is sent. So a plan for a thousand pods is small, and only a few manifests
+    exist at a time.
     """
 
     job: TrainJob
@@ -102,7 +102,7 @@ class CreatePod:
 
 @dataclass(frozen=True)
 class Delete:
-    """Ask for this object's end; that it is gone already is no error."""
+    """Delete this object; if it is gone already, that is no error."""
 
     ref: ObjectRef
 
@@ -123,7 +123,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Replace:
-    """Put an object right that is ours; it has the uid and resourceVersion of what it replaces."""
+    """Restore an object of the job; the manifest has the uid and resourceVersion of what it replaces."""
 
     manifest: dict[str, Any]
 
@@ -137,7 +137,7 @@ Action = Creation | Delete | Label | Replace
 
 @dataclass(frozen=True)
 class Event:
-    """Something that the user wants to know, once."""
+    """An event for the user, posted once."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -146,19 +146,18 @@ class Event:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, in this order: write the status if it differs, post the events, then act.
+    """What to do, in this order: write the status if it differs, post the events, execute the actions.
 
-    The status comes first so that a decision (a new attempt, a failure) is on record before anything is done
-    about it: a controller that dies in between goes on from the record. Creations alone carry out what is on
-    record already, and go ahead of it: when many jobs come at once, their pods don't wait for each other's
-    status.
+    The status comes first so that a decision (a new attempt, a failure) is recorded before it is executed: a
+    controller that dies in between continues from the record. If a new job's plan only creates objects, these
+    come before the status: when many jobs arrive at once, their pods don't wait for each other's status.
 
-    What a finished job no longer needs goes before its end is on record: after that nobody looks for it.
+    What a finished job no longer needs is deleted before its end is recorded: no later pass looks for it.
 
     Attributes:
-        beforehand: what is done before the status is written; a refusal doesn't hold that up.
-        requeue: when to look again although nothing may have changed, or None.
-        order: what to keep telling the job's leading agent, or None.
+        beforehand: deletions before the status write; a refused one doesn't delay it.
+        requeue: the time until the next pass if nothing changes, or None.
+        order: the agent target for the job's leading agent, or None.
     """
 
     status: TrainJobStatus
@@ -170,12 +169,12 @@ class Plan:
 
     @property
     def creates(self) -> bool:
-        """Tell whether there is something to create."""
+        """Return whether an action creates an object."""
         return any(isinstance(action, Creation) for action in self.actions)
 
     @property
     def only_creates(self) -> bool:
-        """Tell whether there is something to create, and nothing else to be done to any object."""
+        """Return whether there are actions and all of them create objects."""
         return bool(self.actions) and all(isinstance(action, Creation) for action in self.actions)
 
 
@@ -185,15 +184,15 @@ def pod_ref(observed: Observed, pod: Pod) -> ObjectRef:
 
 
 def stop_pods(observed: Observed, pods: tuple[Pod, ...]) -> tuple[Action, ...]:
-    """Return what ends these pods, out of the Service first: its names are their successors' from now on."""
+    """Return actions that remove these pods from the Service, for their successors, and delete them."""
     live = (Label(pod_ref(observed, pod), ((LABEL_LIVE, None),)) for pod in pods if pod.live)
     return (*live, *(Delete(pod_ref(observed, pod)) for pod in pods if not pod.deleting))
 
 
 def create_agent_objects(observed: Observed) -> tuple[Create, ...]:
-    """Return what brings agents into new pods: nobody keeps track of it, so it is created each time.
+    """Return creations of what agents in new pods need; it isn't tracked, so it is created each time.
 
-    What pods of an earlier version mount is there as long as they are, and nobody else could create it.
+    What pods of an earlier version mount exists as long as they do; this controller couldn't create it.
     """
     if not observed.in_place:
         return ()
@@ -208,11 +207,11 @@ def create_agent_objects(observed: Observed) -> tuple[Create, ...]:
 
 
 def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[Delete, ...]:
-    """Return what ends the Secrets of a job that finishes with this status: none of its pods runs any more.
+    """Return deletions of the Secrets of a job that finishes with this status, when none of its pods runs.
 
-    Names are derived, not read: whoever may create pods must not have the controller delete other Secrets.
+    Names are derived, not read: a user who may create pods must not make the controller delete other Secrets.
     """
-    begun = observed.status.start_time is not None or observed.pods  # these may come before that is on record
+    begun = observed.status.start_time is not None or observed.pods  # pods may precede the recorded start
     if is_finished(observed.status) or not is_finished(status) or not begun:
         return ()
     meta = observed.meta
@@ -223,15 +222,15 @@ def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[De
     return tuple(Delete(ObjectRef("Secret", meta.namespace, name, uid="")) for name in names)
 
 
-# What the controller keeps telling a job's leading agent (its keys are in `docs/contract.md`).
+# The agent target: what the controller sends to a job's leading agent (keys: `docs/contract.md`).
 
 
 def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | None:
-    """Return the order that goes with this status, or None where there is nobody to tell.
+    """Return the agent target for this status, or None if the job's agents get none.
 
     Args:
         observed: the job and all that belongs to it.
-        status: as it is about to be written.
+        status: the status that is about to be written.
     """
     if observed.parsed is None or not observed.in_place or observed.job.spec.suspend:
         return None
@@ -239,7 +238,7 @@ def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | 
         return None
     spec, restarts = observed.job.spec, status.restarts
     return {
-        # Not the API server's resourceVersion: each progress write would be another order.
+        # Not the API server's resourceVersion: each progress write would change the target.
         "lease": observed.settings.lease,
         "generation": observed.meta.generation,
         "world": training_counts(spec),
@@ -259,7 +258,7 @@ def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | 
 
 
 def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:
-    """Return the incarnation of each training seat's pod; of one to come, the least that it will have."""
+    """Return the incarnation of each training replica's pod; for a pod to be created, the least possible."""
     going = set(status.restarts.replaced)
     there = {p.replica: p.incarnation for p in observed.training_pods if p.name not in going}
     seats = training_seats(observed.job.spec)

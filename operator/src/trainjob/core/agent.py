@@ -1,4 +1,4 @@
-"""The agent in a pod: what the user's container becomes so that training restarts in place."""
+"""The agent in a pod, with which training restarts in place: its objects, command and environment."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from trainjob.core.names import (
 from trainjob.core.settings import Bundle
 from trainjob.core.templates import render_template
 
-# How the agents of a job and the controller know each other.
+# The token that a job's agents and the controller share.
 
 
 def job_token(key: bytes, uid: str) -> str:
-    """Return the job's token, 64 hex digits: nobody without the controller's key can tell another job's.
+    """Return the job's token, 64 hex digits; it can't be derived without the controller's key.
 
     Args:
-        key: the controller's own.
-        uid: the job's.
+        key: the controller's key.
+        uid: the job's uid.
     """
     return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()
 
 
-# The agent is the first process of the training container and starts the user's command. Its program comes
-# with a ConfigMap that all jobs of a namespace share, not in the image, so that any image with Python will
-# do; the job's token comes with a Secret of its own (ADR 0018).
+# The agent is the first process of the training container and starts the user's command. Its program is in
+# a ConfigMap that all jobs of a namespace share, not in the image, so that any image with Python works. The
+# job's token is in a Secret of its own (ADR 0018).
 
 
 Manifest = dict[str, Any]
@@ -51,7 +51,7 @@ PROGRAM = "trainjob.pyz"
 TOKEN = "token"  # noqa: S105 - the name of a file
 
 DEFAULT_GRACE_SECONDS = 30
-"""Kubernetes' own default of `terminationGracePeriodSeconds`."""
+"""Kubernetes' default of `terminationGracePeriodSeconds`."""
 
 PROGRAM_PREFIX = "trainjob-agent-"
 
@@ -69,16 +69,16 @@ sys.path.insert(0, copy)
 from trainjob_trainer.agent.main import main
 sys.exit(main())
 """
-"""What such a pod runs first. It stands in the pod's spec, which can't change; a ConfigMap can be replaced.
+"""What such a pod runs first. It is part of the pod's spec, which can't change; a ConfigMap can be replaced.
 
-It runs from a copy: what is mounted may be another one later, when the kubelet has started again.
+The program runs from a copy: another one may be mounted later, when the kubelet has restarted.
 """
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 def has_agent(spec: TrainJobSpec) -> bool:
-    """Tell whether the job's pods carry an agent."""
+    """Return whether the job's pods have an agent."""
     return spec.restart_strategy == "InPlace"
 
 
@@ -88,9 +88,9 @@ class AgentSource:
 
     Attributes:
         secret: the name of the Secret with the job's token.
-        digest: SHA-256 of the program, in hex, after which its ConfigMap is named. Empty: the program comes
-            with the Secret, as in pods of the version before, and in local runs.
-        token_digest: SHA-256 of the token, in hex; empty where only an earlier controller knew it.
+        digest: SHA-256 of the program, in hex; its ConfigMap is named after it. Empty if the program is in
+            the Secret, as in pods of the previous version and in local runs.
+        token_digest: SHA-256 of the token, in hex; empty if only an earlier controller knew the token.
     """
 
     secret: str
@@ -99,7 +99,7 @@ class AgentSource:
 
 
 def agent_source(meta: ObjectMeta, bundle: Bundle) -> AgentSource:
-    """Return where a job's agents come from that have no others to agree with."""
+    """Return the current source of agents, for a job without living pods of another version."""
     token = job_token(bundle.key, meta.uid)
     return AgentSource(
         secret_name(meta, bundle.key), bundle.digest, hashlib.sha256(token.encode()).hexdigest()
@@ -107,17 +107,17 @@ def agent_source(meta: ObjectMeta, bundle: Bundle) -> AgentSource:
 
 
 def secret_name(meta: ObjectMeta, key: bytes) -> str:
-    """Return the name of the job's Secret, which nobody without the controller's key can foresee.
+    """Return the name of the job's Secret; it can't be guessed without the controller's key.
 
-    Otherwise somebody could create a Secret of that name first, and the controller, which can't read it,
-    would take it for its own.
+    Otherwise a user could create a Secret of that name first, and the controller, which can't read it, would
+    take it for its own.
     """
     digest = hmac.new(key, f"secret of {meta.uid}".encode(), hashlib.sha256).hexdigest()
     return f"{meta.name}-agent-{digest[:16]}"
 
 
 def old_secret_name(meta: ObjectMeta) -> str:
-    """Return the name that the version before gave a job's Secret, which held the program too."""
+    """Return the name that the previous version gave a job's Secret, which also held the program."""
     return f"{meta.name}-agent-{hashlib.sha256(meta.uid.encode()).hexdigest()[:8]}"
 
 
@@ -127,7 +127,7 @@ def program_name(digest: str) -> str:
 
 
 def read_source(pod_spec: Mapping[str, Any]) -> AgentSource | None:
-    """Return where the agent of an existing pod comes from, or None when it has none."""
+    """Return where the agent of an existing pod comes from, or None if it has no agent."""
     volume = next((v for v in pod_spec.get("volumes") or () if v.get("name") == BUNDLE_VOLUME), None)
     if volume is None:
         return None
@@ -147,12 +147,12 @@ def programs_in_use(
 ) -> set[tuple[str, str]]:
     """Return namespace and name of each program that a pod or a job may still need.
 
-    A pod that hasn't ended needs its own. A job that hasn't ended may get pods with the present one.
+    A pod that hasn't ended needs its own program. A job that hasn't ended may get pods with the current one.
 
     Args:
-        jobs: as Kubernetes has them.
-        pods: likewise.
-        digest: of the present program.
+        jobs: TrainJobs, as Kubernetes has them.
+        pods: pods, as Kubernetes has them.
+        digest: SHA-256 of the current program, in hex.
     """
     used = set()
     for pod in pods:
@@ -168,7 +168,7 @@ def programs_in_use(
 
 
 def build_program(namespace: str, bundle: Bundle) -> Manifest:
-    """Return the ConfigMap that brings agent and trainer library into the pods of a namespace."""
+    """Return the ConfigMap with the agent and the trainer library for the pods of a namespace."""
     return render_template(
         "agent_program.yaml.j2",
         object_name=program_name(bundle.digest),
@@ -183,7 +183,7 @@ def build_program(namespace: str, bundle: Bundle) -> Manifest:
 
 
 def build_token_secret(job: TrainJob, bundle: Bundle) -> Manifest:
-    """Return the Secret that brings the job's token into its pods."""
+    """Return the Secret with the job's token for its pods."""
     token = job_token(bundle.key, job.metadata.uid)
     return render_template(
         "agent_secret.yaml.j2",
@@ -196,13 +196,13 @@ def build_token_secret(job: TrainJob, bundle: Bundle) -> Manifest:
 
 
 def wrapped_command(command: list[str], digest: str = "") -> list[str]:
-    """Return the command that starts the agent, which starts this command.
+    """Return the command that starts the agent, which starts the user's command.
 
-    The user's own interpreter runs it where there is one: that it exists is certain.
+    If the user's command begins with a Python interpreter, that one runs the agent: it certainly exists.
 
     Args:
-        command: the user's.
-        digest: of the only program that may run; empty for whichever is mounted.
+        command: the user's command.
+        digest: SHA-256 of the only program that may run, in hex; empty if any mounted one may.
     """
     first = command[0]
     interpreter = first if _PYTHON.fullmatch(first.rpartition("/")[2]) else "python3"
@@ -214,7 +214,7 @@ def wrapped_command(command: list[str], digest: str = "") -> list[str]:
 def agent_environment(
     job: TrainJob, replica: Replica, incarnation: int, pod_spec: Manifest, token_digest: str = ""
 ) -> dict[str, str]:
-    """Return the variables that tell the agent its place and what has happened so far."""
+    """Return the agent's environment variables: its replica, its settings and the restarts so far."""
     grace = pod_spec.get("terminationGracePeriodSeconds")
     place = {
         "seat": replica.name,
@@ -233,10 +233,10 @@ def agent_environment(
 
 
 def ledger_of(job: TrainJob, incarnation: int) -> dict[str, int | None]:
-    """Return what the controller knows of the job's restarts; agents know later ones themselves."""
+    """Return the restart counts that the controller knows; agents count later restarts themselves."""
     restarts = job.status.restarts
     return {
-        # This very start is the agents' to count.
+        # The agents count this start themselves.
         "attempt": min(job.status.attempt or 0, incarnation - 1),
         "charged": restarts.charged,
         "uncharged": restarts.uncharged,
@@ -247,7 +247,7 @@ def ledger_of(job: TrainJob, incarnation: int) -> dict[str, int | None]:
 
 
 def agent_volumes(source: AgentSource) -> list[Manifest]:
-    """Return the volumes of program and token, and of the agent's few small files."""
+    """Return the volumes with the program and the token, and the one for the agent's small files."""
     if source.digest:
         program = {"name": program_name(source.digest), "items": [{"key": PROGRAM, "path": PROGRAM}]}
         token = {"name": source.secret, "items": [{"key": TOKEN, "path": TOKEN}]}
@@ -263,7 +263,7 @@ def agent_volumes(source: AgentSource) -> list[Manifest]:
 
 
 def agent_mounts() -> list[Manifest]:
-    """Return where those volumes are mounted."""
+    """Return the mounts of these volumes."""
     return [
         {"name": BUNDLE_VOLUME, "mountPath": BUNDLE_FOLDER, "readOnly": True},
         {"name": STATE_VOLUME, "mountPath": STATE_FOLDER},

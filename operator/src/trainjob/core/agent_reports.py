@@ -1,4 +1,4 @@
-"""What a job's agents and training processes report, read leniently: a report never breaks a job."""
+"""Reports of a job's agents and training processes, read leniently: a report never breaks a job."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainjob.api.constants import INT32_MAX
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES, Replica
 from trainjob.core.wording import printable, quoted, reason_word
 
-# Values out of JSON that somebody else wrote: of an unexpected type they count as absent.
+# Values from untrusted JSON: a value of an unexpected type counts as absent.
 
 
 INT64_MAX = 2**63 - 1
 """The API server stores no larger number."""
 
 LONGEST_NAME = 253
-"""Of an object, by Kubernetes' rules."""
+"""Characters of an object's name, by Kubernetes' rules."""
 
 
 def integer(value: object) -> int | None:
@@ -29,12 +29,12 @@ def integer(value: object) -> int | None:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """Return an object, empty if it is none."""
+    """Return a JSON object; an empty one for any other value."""
     return value if isinstance(value, Mapping) else {}
 
 
 def count(value: object) -> int:
-    """Return a number of times, from 0 to the largest that a status has a field for."""
+    """Return a count, cut to the range that a status field allows, from 0 to `INT32_MAX`."""
     return min(max(integer(value) or 0, 0), INT32_MAX)
 
 
@@ -48,7 +48,7 @@ def finite(value: object) -> float | None:
 
 
 def text(value: object, longest: int = LONGEST_NAME) -> str:
-    """Return the beginning of a text, on one line, without what drives a terminal."""
+    """Return the beginning of a text, on one line, without terminal control sequences."""
     if not isinstance(value, str):
         return ""
     if len(value) <= longest and value.isprintable():
@@ -57,28 +57,28 @@ def text(value: object, longest: int = LONGEST_NAME) -> str:
 
 
 def tail(value: object, longest: int) -> str:
-    """Return the end of a log, without what drives a terminal; lines stay lines."""
+    """Return the end of a log, without terminal control sequences; line breaks stay."""
     return printable(value[-4 * longest :])[-longest:] if isinstance(value, str) else ""
 
 
 def known(raw: Mapping[str, Any], readers: Mapping[str, Callable[[Any], object]]) -> dict[str, Any]:
-    """Return those keys of a JSON object that there is a reader for, each with what it makes of the value."""
+    """Return the keys of a JSON object that have a reader, each with the reader's result."""
     return {key: read(raw[key]) for key, read in readers.items() if key in raw}
 
 
-# Progress reports of training processes, read leniently: a report never breaks a job.
+# Progress reports of training processes.
 
 
 _MOST_METRICS = 32
 _LONGEST_NAME = 128
 _STATE = 64
 _LONGEST_SENTENCE = 4096
-"""Characters that are looked at."""
+"""Characters that are read."""
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What the evaluator measured on one checkpoint; metric values as text, as the status holds them."""
+    """The evaluator's result for one checkpoint; metric values are text, as in the status."""
 
     step: int
     metrics: Mapping[str, str]
@@ -87,18 +87,18 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class Report:
-    """The latest that one training process said of itself; None where it said nothing.
+    """The latest progress report of one training process; None for values that it didn't report.
 
     Attributes:
         state: `starting`, `waiting`, `preparing`, `training`, `saving`, `evaluating`, `finished` or `failed`.
         step: steps done.
         epoch: the current one, from 1.
-        checkpoint_step: the step of the newest whole checkpoint.
+        checkpoint_step: the step of the newest complete checkpoint.
         resumed_from: the step that this process resumed from.
-        step_seconds: what a step took lately.
-        work_seconds: what of it was this replica's own work, not waiting for others.
-        input_seconds: what of that it waited for its data.
-        global_batch: examples a step, of all workers together.
+        step_seconds: recent duration of a step.
+        work_seconds: the part of `step_seconds` that is this replica's own work, not waiting for others.
+        input_seconds: the part of `work_seconds` in which it waited for its data.
+        global_batch: examples per step, of all workers together.
         stopped_early: why training ended before `total_steps`; empty if it didn't.
     """
 
@@ -144,7 +144,7 @@ def read_report(raw: Mapping[str, Any]) -> Report:
 
 
 def project_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is kept of a report: the known keys, and no value larger than it may be."""
+    """Return the part of a report that is kept: known keys, with values cut to their limits."""
     return known(raw, _PROGRESS)
 
 
@@ -169,7 +169,7 @@ def _metrics(value: object) -> dict[str, str]:
 
 
 def _known_metrics(value: object) -> dict[str, Any]:
-    """Return the first metrics, as they were reported."""
+    """Return the first `_MOST_METRICS` metrics, as they were reported."""
     numbers = ((name, _figure(n)) for name, n in mapping(value).items() if _is_name(name))
     return dict(islice(((name, n) for name, n in numbers if n is not None), _MOST_METRICS))
 
@@ -187,7 +187,7 @@ def _sentence(value: object) -> str:
 
 
 def _figure(value: object) -> object:
-    """Return a number as it was reported, or None; one that JSON lacks is text."""
+    """Return a number as it was reported, or None; NaN and infinities become text."""
     number = _number(value)
     if number is None:
         return None
@@ -225,10 +225,10 @@ _PROGRESS: Mapping[str, Callable[[Any], object]] = {
 }
 
 
-# What a job's agents say of themselves, read leniently: a report never breaks a job.
+# Reports of a job's agents.
 #
-# The image that an agent runs in is its author's: whatever it says is cut to the known keys, replicas and
-# lengths before it is kept, and no text of it reaches a terminal uncleaned.
+# An agent runs in the user's image, so its reports are untrusted: they are cut to the known keys, replicas
+# and lengths before they are kept, and their texts are cleaned of terminal control sequences.
 
 
 MEETING = "meeting"
@@ -240,7 +240,7 @@ LOST = "lost"
 ABSENT = "absent"
 
 LOG_TAIL = 2048
-"""Characters of a log's end that are kept; agents send as many."""
+"""Characters that are kept of the end of a log; agents send the same number."""
 
 _WORD = 32
 _MESSAGE = 500
@@ -249,16 +249,16 @@ _MOST_DIGITS = 6
 
 @dataclass(frozen=True)
 class ChildFailure:
-    """How a training process ended badly, as its agent saw it.
+    """The failure of a training process, as its agent reports it.
 
     Attributes:
-        reason: the word of the table of exit codes, `OutOfMemory` or `Stalled`.
-        exit_code: 128+n for a death by signal n; None when it was ended for a stall.
+        reason: a name from the table of exit codes, `OutOfMemory` or `Stalled`.
+        exit_code: 128+n for death by signal n; None if the process was stopped because it stalled.
         message: one line.
-        charged: the restart for it counts against `maxRestarts`.
-        permanent: starting again can't help, by the word of its agent.
+        charged: the restart counts against `maxRestarts`.
+        permanent: its agent reports that a restart can't help.
         repeated: the same failure has come several times in a row, and the agents have given up.
-        alone: this process alone is started again, while the others train on.
+        alone: only this process restarts, while the others continue training.
     """
 
     seat: Replica
@@ -276,7 +276,7 @@ class ChildFailure:
 
 @dataclass(frozen=True)
 class Ledger:
-    """How often training was restarted, in whichever way; every figure but `since_progress` only grows."""
+    """Restart counts of the training; every value but `since_progress` only grows."""
 
     attempt: int = 0
     charged: int = 0
@@ -287,17 +287,17 @@ class Ledger:
 
     @property
     def restarts(self) -> int:
-        """Return all of them."""
+        """Return all restarts, counted and uncounted."""
         return self.charged + self.uncharged
 
 
 @dataclass(frozen=True)
 class Member:
-    """One seat as the leading agent sees it.
+    """One replica as the leading agent sees it.
 
     Attributes:
         state: `absent`, `idle`, `running`, `stopping`, `finished` or `lost`.
-        seconds: since when it has been in that state.
+        seconds: how long it has been in that state.
     """
 
     pod: str = ""
@@ -308,12 +308,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Gang:
-    """The leading agent's latest answer.
+    """The leading agent's latest report.
 
     Attributes:
         phase: `meeting`, `running`, `stopping`, `finished` or `failed`.
         world: replicas of each training role in the current attempt.
-        failure: what started the latest restart, or the end.
+        failure: the cause of the latest restart, or of the end.
         unreachable: seconds for which no agent has answered the controller.
         leader_lost: seconds for which another agent hasn't reached the leading one, or None.
     """
@@ -329,11 +329,11 @@ class Gang:
 
 @dataclass(frozen=True)
 class AgentWords:
-    """The termination message of an agent that has ended badly.
+    """The termination message of an agent that has failed.
 
     Attributes:
-        gave_up: the agents have decided that training isn't started again.
-        failure: what began it.
+        gave_up: the agents have decided not to restart training.
+        failure: the cause.
     """
 
     gave_up: bool
@@ -343,7 +343,7 @@ class AgentWords:
 
 
 def read_gang(raw: Mapping[str, Any]) -> Gang:
-    """Return the answer of a job's agents; values of an unexpected type are left out."""
+    """Return the report of a job's agents; values of an unexpected type are left out."""
     members = {
         seat: _member(value)
         for name, value in mapping(raw.get("members")).items()
@@ -361,11 +361,11 @@ def read_gang(raw: Mapping[str, Any]) -> Gang:
 
 
 def project_report(raw: Mapping[str, Any], replicas: Container[str]) -> dict[str, Any]:
-    """Return what is kept of an agent's report: known keys of known replicas, no value too large.
+    """Return the part of an agent report that is kept: known keys and replicas, values cut to their limits.
 
     Args:
         raw: as the agent has sent it.
-        replicas: names of those that the job has, or has pods of.
+        replicas: names of the replicas that the job has, or has pods of.
     """
     members = mapping(raw.get("members"))
     kept = {name: known(mapping(member), _MEMBER) for name, member in members.items() if name in replicas}
@@ -378,7 +378,7 @@ def replica_names(world: Mapping[str, int]) -> Iterator[str]:
 
 
 def read_agent_words(raw: Mapping[str, Any]) -> AgentWords | None:
-    """Return what an agent left behind, or None when these are another program's words."""
+    """Return an agent's termination message, or None if another program wrote it."""
     if raw.get("agent") != 1:
         return None
     report = raw.get("report")
@@ -391,7 +391,7 @@ def read_agent_words(raw: Mapping[str, Any]) -> AgentWords | None:
 
 
 def read_ledger(raw: Mapping[str, Any]) -> Ledger:
-    """Return the ledger; what is missing is 0."""
+    """Return the restart counts; missing ones are 0."""
     return Ledger(
         attempt=count(raw.get("attempt")),
         charged=count(raw.get("charged")),
@@ -403,7 +403,7 @@ def read_ledger(raw: Mapping[str, Any]) -> Ledger:
 
 
 def read_seat(name: object) -> Replica | None:
-    """Return the seat of a name such as `worker-1`, or None."""
+    """Return the replica of a name such as `worker-1`, or None."""
     role, _, index = str(name).rpartition("-")
     if role not in (*TRAINING_ROLES, EVALUATOR) or not index.isascii() or not index.isdigit():
         return None
@@ -467,7 +467,7 @@ def _flag(value: object) -> bool | None:
 
 
 def _part(readers: Mapping[str, Callable[[Any], object]]) -> Callable[[Any], object]:
-    """Return what reads an object that may be null."""
+    """Return a reader of an object that may be null."""
     return lambda value: known(value, readers) if isinstance(value, Mapping) else None
 
 
@@ -506,4 +506,4 @@ _REPORT: Mapping[str, Callable[[Any], object]] = {
     "ledger": _part(_LEDGER),
     "failure": _part(_FAILURE),
 }
-"""Of the leading agent's report, `members` aside, and of another one's."""
+"""Keys of an agent report, the leading agent's or another's, except `members`."""

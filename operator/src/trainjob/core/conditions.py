@@ -1,4 +1,4 @@
-"""Conditions by Kubernetes' rules, and the status in the lengths and ranges of its schema."""
+"""Conditions by Kubernetes' rules, and the status cut to the lengths and ranges of its schema."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trainjob.api.fields import Longest
 from trainjob.core.agent_reports import INT64_MAX
 from trainjob.core.wording import printable
 
-# Conditions by Kubernetes' rules: one of each type, its time changes only when its status does.
+# Conditions by Kubernetes' rules: one of each type; its time changes only when its status does.
 
 
 RUNNING = "Running"
 RESTARTING = "Restarting"
 SUSPENDED = "Suspended"
 SUCCESS_CRITERIA_MET = "SuccessCriteriaMet"
-"""Job's word: training has finished, the evaluator is still at it."""
+"""As in a Kubernetes Job: training has finished, and the evaluator may still run."""
 FAILURE_TARGET = "FailureTarget"
-"""Job's word: the job is going to be Failed as soon as none of its pods runs."""
+"""As in a Kubernetes Job: the job will be Failed as soon as none of its pods runs."""
 COMPLETE = "Complete"
 FAILED = "Failed"
 
@@ -37,13 +37,13 @@ def find_condition(status: TrainJobStatus, kind: str) -> Condition | None:
 
 
 def is_true(status: TrainJobStatus, kind: str) -> bool:
-    """Tell whether the condition is there and `True`."""
+    """Return whether the condition exists and is `True`."""
     found = find_condition(status, kind)
     return found is not None and found.status == "True"
 
 
 def is_finished(status: TrainJobStatus) -> bool:
-    """Tell whether the job has ended, well or badly: nothing happens to it any more."""
+    """Return whether the job has completed or failed, which is final."""
     return is_true(status, COMPLETE) or is_true(status, FAILED)
 
 
@@ -57,7 +57,7 @@ def with_condition(
     now: datetime,
     generation: int,
 ) -> TrainJobStatus:
-    """Return the status with this condition set; an unchanged one keeps its time and its place."""
+    """Return the status with this condition set; it keeps its time if its value stays, and its position."""
     old = find_condition(status, kind)
     text: Literal["True", "False"] = "True" if value else "False"
     since = old.last_transition_time if old is not None and old.status == text else now
@@ -77,15 +77,15 @@ def with_condition(
 
 
 def active_since(status: TrainJobStatus, moment: datetime) -> datetime:
-    """Return from when on a time limit counts: as for a Job, it starts anew when a suspended job goes on."""
+    """Return the start of a time limit; as for a Kubernetes Job, resuming a suspended job restarts it."""
     held = find_condition(status, SUSPENDED)
     return max(moment, held.last_transition_time) if held is not None else moment
 
 
-# The status in the lengths and ranges of its schema: the API server refuses the whole of one that is not.
+# The status cut to the lengths and ranges of its schema: the API server refuses a status that exceeds them.
 #
-# A status that can't be written stops the job. So whatever an agent, a termination message or the cluster
-# says, what is written of it fits; what fits already stays as it is.
+# A status that can't be written stops the job. So text and numbers from agents, termination messages and
+# the cluster are cut to fit; what fits already is unchanged.
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -109,7 +109,7 @@ def _fits(kind: type[BaseModel]) -> Mapping[str, _Fit]:
 
 
 def _fit_of(hint: Any, marks: tuple[Any, ...] = ()) -> _Fit | None:
-    """Return what cuts a value of this type; None where nothing can be too large."""
+    """Return a function that cuts a value of this type; None if no value can be too large."""
     inner = [argument for argument in get_args(hint) if argument not in (type(None), ...)]
     if get_origin(hint) is Annotated:
         return _fit_of(inner[0], (*inner[1:], *marks))
@@ -118,7 +118,7 @@ def _fit_of(hint: Any, marks: tuple[Any, ...] = ()) -> _Fit | None:
     if get_origin(hint) is dict:
         return _values(_fit_of(inner[1]))
     if len(inner) == 1:
-        return _fit_of(inner[0], marks)  # or None
+        return _fit_of(inner[0], marks)  # an optional type
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return truncated
     return {str: _text, int: _whole, float: _float}[hint](marks) if hint in (str, int, float) else None

@@ -1,7 +1,7 @@
-"""What the exit code of the container `trainer` means: one table, shared with the trainer by a contract test.
+"""Meanings of the exit codes of the container `trainer`: a contract test keeps the trainer's table the same.
 
-All other codes are the user's program's own; 128+n is death by signal n, as every shell reports it. What a
-log says of the exception behind code 1 is read as the agents read it, which the same test holds.
+All other codes are those of the user's program; 128+n is death by signal n, as shells report it. The
+exception behind code 1 is read from a log as the agents read it, which the same test checks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class ExitMeaning:
 
     Attributes:
         name: the trainer's name for the code, in CamelCase; becomes the reason in conditions.
-        permanent: starting again can't help, so the job fails at once.
-        charged: a restart for it counts against `maxRestarts`.
+        permanent: whether a restart can't help, so that the job fails at once.
+        charged: whether a restart for it counts against `maxRestarts`.
         text: what happened, to follow the name of a replica.
     """
 
@@ -45,14 +45,14 @@ EXITS: dict[int, ExitMeaning] = {
 OUTPUT_UNWRITABLE = 82
 PORT_IN_USE = 84
 PEER_LOST = 85
-"""A cascade: some other replica failed first."""
+"""A consequence: another replica failed first."""
 
 _PROGRAM_FAILED = ExitMeaning("Crashed", "crashed")
 _KILLED = ExitMeaning("Killed", "was killed")
 _LAST_SIGNAL = 64
 
 UNCAUGHT = 1
-"""How Python ends by an exception that nobody caught."""
+"""Python's exit code after an uncaught exception."""
 
 _USAGE = 2
 _NOT_EXECUTABLE = 126
@@ -73,7 +73,7 @@ _ASIDE = ("Exception ignored ", "Exception in thread ")
 
 
 def meaning_of(exit_code: int) -> ExitMeaning:
-    """Return the row for an exit code other than 0."""
+    """Return the meaning of an exit code other than 0."""
     if exit_code in EXITS:
         return EXITS[exit_code]
     return _KILLED if 128 < exit_code <= 128 + _LAST_SIGNAL else _PROGRAM_FAILED
@@ -84,9 +84,9 @@ class Raised:
     """The exception that ended a Python program.
 
     Attributes:
-        kind: its class, with its module unless it is a builtin one.
+        kind: its class, with the module unless it is builtin.
         place: `file:line` of the innermost frame.
-        text: what it says.
+        text: its message.
     """
 
     kind: str
@@ -95,9 +95,9 @@ class Raised:
 
 
 def find_exception(exit_code: int | None, log: str) -> Raised | None:
-    """Return the uncaught exception that a log ends with, if the exit code is that of one.
+    """Return the uncaught exception at the end of a log; None without one or with another exit code.
 
-    Tracebacks that Python prints beside it, of other threads and of what it cleans up, are left out.
+    Tracebacks of other threads and of Python's cleanup are left out.
     """
     found, place, is_aside = None, "", False
     for line in log.splitlines() if exit_code == UNCAUGHT else ():
@@ -115,10 +115,10 @@ def find_exception(exit_code: int | None, log: str) -> Raised | None:
 
 
 def is_mistake(exit_code: int | None, log: str) -> bool:
-    """Tell whether a program ended by what is the same at each start, unless it has run before.
+    """Return whether a program that hasn't made a step yet ended by a mistake that each start repeats.
 
-    That is what Python can't read, import, open or call, and a command that isn't there. Once a start has
-    taken a step, the same may come of a volume that is away for a moment.
+    Such are code or files that Python can't read, import, open or call, and a missing command. After a first
+    step, the same errors may come from a volume that is briefly unavailable.
     """
     if exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
         return True

@@ -1,4 +1,4 @@
-"""What failed first and what that means, and how many restarts a job has left."""
+"""The first failure of an attempt, its cause, and the restarts that a job has left."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from trainjob.core.pods import Pod, PodState
 from trainjob.core.queueing import time_left
 from trainjob.core.wording import last_line, quoted, reason_word
 
-# What is known of the job's checkpoints: where training goes on after a stop.
+# Known checkpoints: where training continues after a stop.
 
 
 def checkpoint_step(observed: Observed) -> int | None:
-    """Return the step of the newest whole checkpoint that anybody has told of, or None."""
+    """Return the step of the newest complete checkpoint that is known, or None."""
     told = [step for r in observed.reports.values() for step in (r.checkpoint_step, r.resumed_from)]
     written = observed.status.output.checkpoint_step if observed.status.output else None
     return max((step for step in (*told, written) if step is not None), default=None)
 
 
 def origin(observed: Observed) -> str:
-    """Return ` from step 20` or ` from the beginning`; nothing where nobody has told.
+    """Return ` from step 20` or ` from the beginning`, or an empty text if neither is known.
 
-    The writer names the checkpoint that it resumed from and each that it writes: once it has told of a step,
-    there is none that it hasn't named. Nobody hears a plain pod's reports, though.
+    The writer reports the checkpoint that it resumed from and each that it writes: once it has reported a
+    step, no other checkpoint exists. A pod without an agent sends no reports to the controller, though.
     """
     step = checkpoint_step(observed)
     if step is not None:
@@ -42,20 +42,20 @@ def origin(observed: Observed) -> str:
 
 
 def going_on(observed: Observed) -> str:
-    """Return `going on from the last checkpoint`, or `going on` where nobody has told of any."""
+    """Return `going on from the last checkpoint`, or `going on` if no checkpoint is known."""
     return "going on" + (" from the last checkpoint" if checkpoint_step(observed) is not None else "")
 
 
-# Workers that training goes on without: beside parameter servers it needs the chief and the `ps` alone.
+# Training without some workers: with parameter servers it needs only the chief and the `ps`.
 
 
 def trains_without(observed: Observed, replica: Replica) -> bool:
-    """Tell whether training goes on while this replica is away, by the word of the leading agent."""
+    """Return whether training continues without this replica, by the leading agent's report."""
     return replica.role == "worker" and _is_coordinated(observed)
 
 
 def trains_on(observed: Observed) -> bool:
-    """Tell whether training goes on whoever is missing: no worker has to be there for it."""
+    """Return whether training continues, however many workers are missing."""
     present = {p.replica for p in observed.training_pods if p.state in (PodState.RUNNING, PodState.SUCCEEDED)}
     needed = {seat for seat in observed.seats if is_training(seat) and seat.role != "worker"}
     return _is_coordinated(observed) and needed <= present
@@ -67,11 +67,11 @@ def _is_coordinated(observed: Observed) -> bool:
     return observed.job.spec.ps is not None and has_begun
 
 
-# What failed first, and what that means: not the cascade that every failure sets off among its peers.
+# The first failure and its cause, not the cascade of failures that follows among its peers.
 
 
 UNREACHABLE = timedelta(seconds=10)
-"""How long an agent whose connection is lost may stay away before its pod is given up with its node."""
+"""How long an agent's connection may be lost before its pod counts as failed with its node."""
 
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
@@ -84,7 +84,7 @@ class Cause:
         reason: CamelCase, for the condition.
         text: what happened, to follow the replica's name.
         permanent: a restart can't help.
-        charged: a restart for it counts against `maxRestarts`.
+        charged: the restart counts against `maxRestarts`.
     """
 
     reason: str
@@ -100,11 +100,11 @@ class Failure:
     Attributes:
         pod: None when the pod is gone without a trace.
         step: the last step it reported, or None.
-        checkpoint_step: the step that training can go on from, or None.
+        checkpoint_step: the step that training can resume from, or None.
         exit_code: of the training process, or None.
         log: its last lines.
-        given_up: its agents have decided that training isn't started again.
-        repeated: because it came several times in a row.
+        given_up: the agents have decided not to restart training.
+        repeated: the same failure has come several times in a row.
     """
 
     replica: Replica
@@ -124,7 +124,7 @@ class Failure:
 
     @property
     def exception(self) -> Raised | None:
-        """Return the exception that its log ends with, if that is what ended it."""
+        """Return the uncaught exception at the end of its log, if that ended the process."""
         return find_exception(self.exit_code, self.log)
 
     @property
@@ -136,10 +136,10 @@ class Failure:
 
 
 def first_failure(observed: Observed, replicas: Iterable[Replica], now: datetime) -> Failure | None:
-    """Return the failure that started it among these seats of the current attempt, or None.
+    """Return the first failure among these replicas of the current attempt, or None.
 
-    A pod that is missing counts once its gang has run: it was taken away. A process that says that it lost a
-    peer (exit code 85) is only named when nobody else can be; so is one that ended later than another.
+    A missing pod counts only once all replicas have run: then it was deleted. A process that reports that it
+    lost a peer (exit code 85) is named only if there is no other failure; of several failures, the earliest.
     """
     bad = bad_pods(observed, now)
     given_up = next((p.words.failure for p in bad if p.words and p.words.gave_up and p.words.failure), None)
@@ -156,7 +156,7 @@ def first_failure(observed: Observed, replicas: Iterable[Replica], now: datetime
 
 
 def bad_pods(observed: Observed, now: datetime) -> list[Pod]:
-    """Return the training pods that have failed, were taken away, or can't be reached."""
+    """Return the training pods that have failed, were deleted, or can't be reached."""
     return [
         p
         for p in observed.training_pods
@@ -165,12 +165,12 @@ def bad_pods(observed: Observed, now: datetime) -> list[Pod]:
 
 
 def _is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
-    """Tell whether the others have missed this pod's agent for too long, or the leading one's."""
+    """Return whether this pod's agent has been unreachable for too long, by the report of another agent."""
     gang, longest = observed.gang, UNREACHABLE.total_seconds()
     if gang is None or pod.state is not PodState.RUNNING:
         return False
     if pod.started_at is not None and time_left(pod.started_at, UNREACHABLE, now) > timedelta(0):
-        return False  # they miss the one before it
+        return False  # the report is about the pod before it
     if pod.replica == leader(observed.job.spec):
         return gang.unreachable > longest and (gang.leader_lost or 0.0) > longest
     member = gang.members.get(pod.replica)
@@ -187,7 +187,7 @@ def _lost_a_peer(pod: Pod) -> bool:
 
 
 def _missing(observed: Observed, replicas: Iterable[Replica]) -> Replica | None:
-    """Return the first seat whose pod has vanished; one that only a larger world has never had any."""
+    """Return the first replica whose pod has vanished; one outside the running world has never had a pod."""
     if not is_true(observed.status, RUNNING):
         return None
     present = {p.replica for p in observed.training_pods}
@@ -202,7 +202,7 @@ def _blame(pod: Pod) -> tuple[bool, datetime, Replica]:
 
 
 def describe_pod(observed: Observed, pod: Pod) -> Failure:
-    """Return the failure of a pod that has ended badly or was taken away, as far as it is known."""
+    """Return the failure of a pod that has failed or was deleted, as far as it is known."""
     report = observed.reports.get(pod.name)
     child = pod.words.failure if pod.words is not None else None
     if child is not None and child.pod == pod.name and not (pod.taken or pod.infrastructure):
@@ -219,7 +219,7 @@ def describe_pod(observed: Observed, pod: Pod) -> Failure:
 
 
 def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = False) -> Failure:
-    """Return a training process's failure as its agent has told it."""
+    """Return a training process's failure as its agent has reported it."""
     cause = _cause_of_child(child)
     return Failure(
         child.seat,
@@ -271,7 +271,7 @@ def _cause_of_code(code: int, detail: str) -> Cause:
     meaning, sent = meaning_of(code), _signal_name(code)
     what = sent or f"exit code {code}"
     if sent in ("SIGKILL", "SIGTERM"):
-        detail = ""  # whatever its log says last, it isn't why
+        detail = ""  # the last line of its log isn't the cause
     return Cause(meaning.name, f"{meaning.text} ({what}{detail})", meaning.permanent, meaning.charged)
 
 
@@ -288,14 +288,14 @@ def _detail(message: str) -> str:
 
 
 def reached_step(observed: Observed, failure: Failure) -> int | None:
-    """Return how far training had come when it failed, or None."""
+    """Return the step that training had reached when it failed, or None."""
     names = {p.name for p in observed.training_pods}
     steps = [r.step for name, r in observed.reports.items() if name in names and r.step is not None]
     return max([*steps, *([failure.step] if failure.step is not None else [])], default=None)
 
 
 def lost_steps(observed: Observed, failure: Failure) -> int:
-    """Return how many steps have to be done again, as far as anybody has told."""
+    """Return how many steps have to be repeated, as far as reports show."""
     if trains_without(observed, failure.replica):
         return 0
     reached = failure.step if failure.step is not None else reached_step(observed, failure)
@@ -305,7 +305,7 @@ def lost_steps(observed: Observed, failure: Failure) -> int:
 
 
 def to_status(failure: Failure, message: str) -> FirstFailure:
-    """Return what the job's status keeps of a failure, the last log lines included."""
+    """Return a failure as the job's status has it, with the end of the log."""
     pod = failure.pod
     return FirstFailure(
         pod=pod.name if pod else "",
@@ -320,9 +320,9 @@ def to_status(failure: Failure, message: str) -> FirstFailure:
 
 
 def with_log(first: FirstFailure, observed: Observed) -> FirstFailure:
-    """Return the failure with its log, if its agent has sent that since.
+    """Return the failure with its log, if its agent has sent the log since.
 
-    A stall is told at once, and only then the stalled process is asked where it stands.
+    Agents report a stall at once, and request the stacks of the stalled process only after that.
     """
     told = [p.words.failure for p in observed.pods if p.words is not None]
     told += [observed.gang.failure] if observed.gang is not None else []
@@ -335,24 +335,25 @@ def _is_same(first: FirstFailure, child: ChildFailure) -> bool:
     return same_seat and (first.reason, first.step) == (child.reason, child.step)
 
 
-# How many restarts a job has left.
+# The restarts that a job has left.
 #
-# `spec.maxRestarts` counts what the user's program does wrong since training last came further than ever
-# before: what the cluster does is not charged, and a checkpoint beyond every failure so far refunds what was.
+# `spec.maxRestarts` limits the restarts for failures of the user's program. Restarts that the cluster
+# causes are uncounted, and a checkpoint beyond every failure so far resets the count.
 
 
 MOST_ALIKE = 3
-"""The same failure at the same step so many times in a row is given up early: it will come again.
+"""The job fails early after the same failure at the same step this many times in a row.
 
-It is the same exception at the same place, whichever replica was first; without one, the same replica's.
+Failures are the same if they have the same exception at the same place, in any replica; without an exception,
+if they are of the same replica.
 """
 
 EARLY_SECONDS = 60.0
-"""Without a step, exceptions are the same only where pods ended this soon: they failed at their start."""
+"""Without a step, failures are the same only if their pods ended within this time of their start."""
 
 
 def restarts_of(observed: Observed) -> Restarts:
-    """Return the restarts so far, by the status and by the agents, refunds included."""
+    """Return the restart counts so far, by the status and by the agents, resets included."""
     known = reduce(_merged, observed.ledgers, observed.status.restarts)
     step, furthest = checkpoint_step(observed), known.furthest_step
     if step is not None and furthest is not None and step > furthest:
@@ -384,7 +385,7 @@ def alike(observed: Observed, failure: Failure) -> int:
 
 
 def is_mistake_at_start(observed: Observed, failure: Failure) -> bool:
-    """Tell whether the first attempt failed before any step, by what each attempt would fail by."""
+    """Return whether the first attempt failed before any step, by a mistake that every attempt repeats."""
     has_stepped = bool(failure.step or restarts_of(observed).furthest_step)
     is_first = observed.attempt == 1 and failure.cause.charged
     return is_first and not has_stepped and is_mistake(failure.exit_code, failure.log)
@@ -398,7 +399,7 @@ def _is_early(failure: Failure) -> bool:
 
 
 def _merged(known: Restarts, told: Ledger) -> Restarts:
-    """Return the larger of each count: both sides see each other's within seconds, and none is taken back."""
+    """Return the larger of each count: each side sees the other's within seconds, and counts only grow."""
     if told.restarts <= known.charged + known.uncharged:
         return known
     furthest = [s for s in (known.furthest_step, told.furthest_step) if s is not None]

@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a job, complete, as they are sent to the API server or to the local cluster."""
+"""The complete Kubernetes objects of a job, as they are sent to the API server or to the local cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trainjob.core.roles import role_template, trainer_container
 from trainjob.core.settings import Isolation
 from trainjob.core.templates import render_template
 
-# Jobs that wait in a Kueue queue: all their pods are admitted together, as one pod group.
+# Jobs in a Kueue queue, whose pods are admitted together, as one pod group.
 #
 # Source: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/#running-a-group-of-pods-to-be-admitted-together
 
@@ -50,24 +50,24 @@ GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
 
 
 def queue_labels(job: TrainJob) -> dict[str, str]:
-    """Return the labels by which Kueue finds the job's pods; none for a job without a queue's name."""
+    """Return the labels by which Kueue finds the job's pods; none if the job names no queue."""
     queue = job.metadata.labels.get(QUEUE_NAME)
     return {QUEUE_NAME: queue, GROUP_NAME: job.metadata.name} if queue else {}
 
 
 def queue_annotations(job: TrainJob) -> dict[str, str]:
-    """Return how many pods Kueue is to wait for; nothing for a job without a queue's name."""
+    """Return the annotation with the number of pods that Kueue waits for; none if the job names no queue."""
     return {GROUP_SIZE: str(len(desired_replicas(job.spec)))} if QUEUE_NAME in job.metadata.labels else {}
 
 
 Manifest = dict[str, Any]
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Kubernetes' own default for `terminationMessagePath`."""
+"""Kubernetes' default of `terminationMessagePath`."""
 
 
 def build_objects(job: TrainJob, source: AgentSource | None = None) -> list[Manifest]:
-    """Return all objects of the job's first attempt, in the order in which they are created."""
+    """Return all objects of the job's first attempt, in order of creation."""
     pods = [
         build_pod(job, role=r.role, index=r.index, incarnation=1, attempt=1, source=source)
         for r in desired_replicas(job.spec)
@@ -89,7 +89,7 @@ def build_service(job: TrainJob) -> Manifest:
 
 
 def build_network_policy(job: TrainJob, isolation: Isolation) -> Manifest:
-    """Return the policy by which only the job's own pods, the controller and what is set reach its pods."""
+    """Return the policy that admits the job's own pods, the controller and the configured peers only."""
     return render_template(
         "network_policy.yaml.j2",
         job=job.metadata,
@@ -103,7 +103,7 @@ def build_network_policy(job: TrainJob, isolation: Isolation) -> Manifest:
 
 
 def build_claim(job: TrainJob) -> Manifest | None:
-    """Return the claim to create for the output, or None where the user brings the storage."""
+    """Return the claim to create for the output, or None if the user provides the storage."""
     claim = job.spec.output.claim
     if claim is None or claim.size is None:
         return None
@@ -132,9 +132,9 @@ def build_pod(
         job: a valid job.
         role: `chief`, `worker`, `ps` or `evaluator`.
         index: the replica's index within the role, from 0.
-        incarnation: how many pods this seat has had, this one included.
-        attempt: how many times the gang has been started, this time included.
-        source: where its agent comes from; None where no controller's key is at hand.
+        incarnation: the number of the replica's pod, from 1.
+        attempt: the number of this start of the training replicas, from 1.
+        source: where its agent comes from; None if no controller's key is available.
     """
     replica = Replica(role, index)
     source = source or AgentSource(old_secret_name(job.metadata))
@@ -143,7 +143,7 @@ def build_pod(
     container = trainer_container(template["spec"])
     env = _environment(job, replica, attempt, container)
     if not agent and is_training(replica):
-        env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"  # an agent gives each start its own
+        env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"  # an agent sets it at each start
     if agent:
         container["command"] = wrapped_command(container["command"], source.digest)
         env |= agent_environment(job, replica, incarnation, template["spec"], source.token_digest)
@@ -193,7 +193,7 @@ def _volumes(job: TrainJob) -> list[Manifest]:
     elif output.ephemeral is not None:
         source = {"ephemeral": output.ephemeral}
     else:
-        return []  # `uri`: TensorFlow reaches it by itself
+        return []  # `uri`: TensorFlow accesses it without a volume
     return [{"name": VOLUME, **source}]
 
 
@@ -203,7 +203,7 @@ def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
         return []
     if replica.role != EVALUATOR:
         return [{"name": VOLUME, "mountPath": output.mount_path}]
-    # Read-only but for its own folder: a script that ignores its role can't harm the training.
+    # Read-only except for its own folder: a script that ignores its role can't harm the training.
     return [
         {"name": VOLUME, "mountPath": output.mount_path, "readOnly": True},
         {
@@ -215,12 +215,12 @@ def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
 
 
 def _merge(template: Manifest, overlay: Manifest, annotations: dict[str, str]) -> Manifest:
-    """Put the overlay over the user's template: what TrainJob promises wins, all else stays the user's."""
+    """Merge the overlay into the user's template: what TrainJob promises wins, all else stays unchanged."""
     pod_spec = template["spec"]
     container = trainer_container(pod_spec)
     ours = overlay.pop("container")
-    # Ours come first: `$(TRAINJOB_OUTPUT_DIR)` in the user's own variables only sees earlier ones.
-    # `env:` with nothing behind it is null, and means none.
+    # Ours come first: `$(TRAINJOB_OUTPUT_DIR)` in the user's variables can only refer to earlier ones.
+    # An empty `env:` is null and means none.
     container["env"] = [*ours["env"], *(container.get("env") or [])]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *ours["volumeMounts"]]
     for port in ours["ports"]:

@@ -1,4 +1,4 @@
-"""Names, labels, addresses and folders of what belongs to a job, and TF_CONFIG as TensorFlow documents it."""
+"""Names, labels, addresses and folders of a job's objects, and TF_CONFIG as TensorFlow documents it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from trainjob.api import GROUP, KIND, PORT, VERSION, TrainJob, TrainJobSpec
 
-# How a TrainJob and the objects that belong to it are pointed at.
+# References to a TrainJob and to the objects that belong to it.
 
 
 @dataclass(frozen=True, order=True)
 class JobKey:
-    """What names a TrainJob: its namespace and its name."""
+    """The namespace and name of a TrainJob."""
 
     namespace: str
     name: str
@@ -27,12 +27,12 @@ class JobKey:
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """One object, and no other that may take its name later.
+    """A reference to one object, never to a later one of the same name.
 
     Attributes:
         kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy`, `Secret` or `TrainJob`.
-        uid: the precondition of every write: an object of the same name with another uid is left alone. Empty
-            for a Secret: it is never looked at, and its name is used for one job only.
+        uid: the precondition of every write: an object of the same name with another uid stays unchanged.
+            Empty for a Secret: it is never read, and its name is used for one job only.
     """
 
     kind: str
@@ -41,11 +41,11 @@ class ObjectRef:
     uid: str
 
 
-# Who owns what is created for a job.
+# Owners of the objects that are created for a job.
 
 
 def owner_references(job: TrainJob) -> list[dict[str, Any]]:
-    """Return the `ownerReferences` by which an object goes when its job goes."""
+    """Return the `ownerReferences` by which an object is deleted together with its job."""
     return [
         {
             "apiVersion": f"{GROUP}/{VERSION}",
@@ -59,7 +59,7 @@ def owner_references(job: TrainJob) -> list[dict[str, Any]]:
 
 
 def controller_uid(manifest: Mapping[str, Any]) -> str | None:
-    """Return the uid of the object that controls this one, or None: labels are anybody's to write."""
+    """Return the uid of the object that controls this one, or None; labels prove no owner."""
     for owner in manifest.get("metadata", {}).get("ownerReferences") or ():
         if owner.get("controller"):
             return str(owner.get("uid"))
@@ -74,7 +74,7 @@ LABEL_ROLE = "trainjob.dev/role"
 LABEL_INDEX = "trainjob.dev/index"
 LABEL_INCARNATION = "trainjob.dev/incarnation"
 LABEL_LIVE = "trainjob.dev/live"
-"""On the pods that the job's Service may name; taken off a pod before its successor is created."""
+"""On the pods that the job's Service selects; removed from a pod before its successor is created."""
 
 LABEL_PROGRAM = "trainjob.dev/agent-program"
 """On the ConfigMaps with the agent's program."""
@@ -87,24 +87,24 @@ CONTROLLER_LABELS = {"app.kubernetes.io/name": MANAGER, "app.kubernetes.io/compo
 
 @dataclass(frozen=True, order=True)
 class Replica:
-    """One seat of a job: pods come and go in it."""
+    """One replica of a job; pods replace each other in it."""
 
     role: str
     index: int
 
     @property
     def name(self) -> str:
-        """`worker-0`: in logs, rows and file names."""
+        """Return `worker-0`, for logs, table rows and file names."""
         return f"{self.role}-{self.index}"
 
     @property
     def title(self) -> str:
-        """`worker 0`: in sentences."""
+        """Return `worker 0`, for sentences."""
         return f"{self.role} {self.index}"
 
 
 def hostname(job: str, replica: Replica) -> str:
-    """Return the pod's hostname, the same for every pod that takes this seat."""
+    """Return the pod's hostname, the same for every pod of this replica."""
     return f"{job}-{replica.name}"
 
 
@@ -115,7 +115,7 @@ def pod_name(job: str, uid: str, replica: Replica, incarnation: int) -> str:
 
 
 def job_labels(job: str) -> dict[str, str]:
-    """Return the labels on everything that belongs to the job."""
+    """Return the labels of all objects that belong to the job."""
     return {
         "app.kubernetes.io/name": "trainjob",
         "app.kubernetes.io/instance": job,
@@ -136,17 +136,17 @@ def pod_labels(job: str, replica: Replica, incarnation: int) -> dict[str, str]:
     }
 
 
-# Which replicas a job has.
+# The replicas of a job.
 
 
 TRAINING_ROLES = ("chief", "worker", "ps")
-"""In the order in which they are created; the evaluator comes last and is no part of the training."""
+"""In order of creation; the evaluator comes last and takes no part in training."""
 
 EVALUATOR = "evaluator"
 
 
 def replica_counts(spec: TrainJobSpec) -> dict[str, int]:
-    """Return how many replicas each role has, roles without any left out, in order of creation."""
+    """Return the number of replicas of each role that has any, in order of creation."""
     counts = {
         "chief": spec.chief.replicas if spec.chief else 0,
         "worker": spec.worker.replicas,
@@ -157,22 +157,22 @@ def replica_counts(spec: TrainJobSpec) -> dict[str, int]:
 
 
 def desired_replicas(spec: TrainJobSpec) -> tuple[Replica, ...]:
-    """Return every seat of the job, in order of creation."""
+    """Return every replica of the job, in order of creation."""
     return tuple(Replica(role, i) for role, count in replica_counts(spec).items() for i in range(count))
 
 
 def training_seats(spec: TrainJobSpec) -> tuple[Replica, ...]:
-    """Return every seat that takes part in the training itself, in order of creation."""
+    """Return every replica that takes part in training, in order of creation."""
     return tuple(replica for replica in desired_replicas(spec) if is_training(replica))
 
 
 def training_counts(spec: TrainJobSpec) -> dict[str, int]:
-    """Return how many replicas each training role has."""
+    """Return the number of replicas of each training role."""
     return {role: count for role, count in replica_counts(spec).items() if role != EVALUATOR}
 
 
 def is_training(replica: Replica) -> bool:
-    """Tell whether the replica takes part in the training itself."""
+    """Return whether the replica takes part in training."""
     return replica.role != EVALUATOR
 
 
@@ -182,7 +182,7 @@ def leader(spec: TrainJobSpec) -> Replica:
 
 
 def finishing_roles(spec: TrainJobSpec) -> tuple[str, ...]:
-    """Return the roles whose exit 0 ends the training; parameter servers serve until stopped."""
+    """Return the roles whose exit 0 ends the training; parameter servers run until they are stopped."""
     if spec.ps and spec.chief:
         return ("chief",)
     return ("chief", "worker")
@@ -198,7 +198,7 @@ _WORLD = "world"
 
 
 def address(job: TrainJob, replica: Replica) -> str:
-    """Return `host:port` of a replica, the same for every pod that takes this seat."""
+    """Return `host:port` of a replica, the same for each of its pods."""
     return f"{host(job, replica)}:{PORT}"
 
 
@@ -211,7 +211,7 @@ def build_tf_config(job: TrainJob, replica: Replica) -> str:
 
 
 def host(job: TrainJob, replica: Replica) -> str:
-    """Return the DNS name of a replica, the same for every pod that takes this seat."""
+    """Return the DNS name of a replica, the same for each of its pods."""
     return _host(job.metadata.namespace, job.metadata.name, replica)
 
 
@@ -221,9 +221,9 @@ def _host(namespace: str, job: str, replica: Replica) -> str:
 
 @lru_cache(maxsize=16)
 def _cluster_text(namespace: str, job: str, counts: tuple[tuple[str, int], ...]) -> str:
-    """Return every replica's address by role; the evaluator is listed, workers don't wait for it.
+    """Return every replica's address by role; the evaluator is listed, but workers don't wait for it.
 
-    It is the same text for all of a job's pods: written anew for each of 2,000 it takes ten seconds.
+    The text is the same for all pods of a job: to build it for each of 2,000 pods takes ten seconds.
     """
     return _dump(
         {
@@ -238,14 +238,14 @@ def _dump(value: object) -> str:
 
 
 def training_world(tf_config: str) -> Mapping[str, int] | None:
-    """Return how many replicas each training role has in this TF_CONFIG, or None if it isn't ours."""
+    """Return the number of replicas of each training role in this TF_CONFIG, or None if it isn't ours."""
     cluster, task, _ = tf_config.rpartition(_TASK)
     world = _read_world(f"{cluster}}}") if task else None  # the same text in all of a job's pods
     return world if world is not None else _read_world(tf_config)
 
 
 def shorten_tf_config(tf_config: str) -> str:
-    """Return a text in which `training_world` reads the same, with no addresses."""
+    """Return a text without addresses from which `training_world` reads the same."""
     return _dump({_WORLD: training_world(tf_config)})
 
 
@@ -260,7 +260,7 @@ def _read_world(text: str) -> Mapping[str, int] | None:
         return None
 
 
-# Where a job writes: the volume behind `spec.output` and the folders in it.
+# The output of a job: the volume of `spec.output` and the folders in it.
 
 
 VOLUME = "trainjob-output"
@@ -268,11 +268,11 @@ VOLUME = "trainjob-output"
 
 @dataclass(frozen=True)
 class OutputFolders:
-    """The folders that a replica is told of.
+    """The output folders of one replica.
 
     Attributes:
         own: where this replica may write.
-        checkpoints: where worker 0 writes checkpoints and everybody reads them.
+        checkpoints: where the leading replica writes checkpoints and all others read them.
         logs: where this replica writes its TensorBoard logs.
     """
 
@@ -282,7 +282,7 @@ class OutputFolders:
 
 
 def folder_name(job: TrainJob) -> str:
-    """Return the job's folder within its output: a new one for each job where `resume` is `Never`."""
+    """Return the job's folder within its output; if `resume` is `Never`, each job has a new one."""
     if job.spec.output.resume == "Never":
         return f"{job.metadata.name}-{hashlib.sha256(job.metadata.uid.encode()).hexdigest()[:8]}"
     return job.metadata.name
@@ -295,10 +295,9 @@ def root_folder(job: TrainJob) -> str:
 
 
 def reported_checkpoint(job: TrainJob) -> int | None:
-    """Return the step of the newest checkpoint that was reported, where a new pod has to find it again.
+    """Return the step of the newest reported checkpoint, if a new pod has to find it again.
 
-    A volume that comes and goes with its pod may be empty, and so may another folder than the one it was
-    reported for.
+    A volume that is deleted with its pod may be empty, and so may a folder other than the one in the report.
     """
     output, known = job.spec.output, job.status.output
     if known is None or known.path != root_folder(job):
@@ -308,7 +307,7 @@ def reported_checkpoint(job: TrainJob) -> int | None:
 
 
 def output_folders(job: TrainJob, replica: Replica) -> OutputFolders:
-    """Return the folders of one replica; the evaluator's own lies apart: it can't harm the training."""
+    """Return the folders of one replica; the evaluator's own is separate: it can't harm the training."""
     root = root_folder(job)
     if replica.role == EVALUATOR:
         return OutputFolders(f"{root}/{EVALUATOR}", f"{root}/checkpoints", f"{root}/{EVALUATOR}/logs")
@@ -316,12 +315,12 @@ def output_folders(job: TrainJob, replica: Replica) -> OutputFolders:
 
 
 def has_own_volumes(job: TrainJob) -> bool:
-    """Tell whether each pod has an output of its own, which ends with it."""
+    """Return whether each pod has an output volume of its own, which is deleted with it."""
     return job.spec.output.empty_dir is not None or job.spec.output.ephemeral is not None
 
 
 def claim_name(job: TrainJob) -> str | None:
-    """Return the name of the claim that holds the output, the user's own or the one created for the job."""
+    """Return the name of the claim that holds the output: the user's, or the one created for the job."""
     claim = job.spec.output.claim
     if claim is None:
         return None

@@ -1,4 +1,4 @@
-"""Objects that a job needs: what is there of a name, and what the cluster has refused to create."""
+"""The input of the policies: one job and all that belongs to it, at one moment."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from trainjob.core.settings import Settings
 
 @dataclass(frozen=True)
 class Dependent:
-    """A Service or claim of a name that the job needs.
+    """A Service, claim or NetworkPolicy of a name that the job needs.
 
     Attributes:
-        ours: whether this very job owns it (or created it to be retained).
+        ours: whether this job owns it; not a claim that it created to be retained.
         uid: its uid.
-        resource_version: of the state that was read.
+        resource_version: of the version that was read.
         spec: its spec.
     """
 
@@ -61,15 +61,15 @@ class Dependent:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The cluster's answer to the latest attempt to create something for the job.
+    """The cluster's refusal of the latest creation of an object for the job.
 
     Attributes:
         what: kind and name of the object.
-        reason: Kubernetes' word, such as `Forbidden` or `Invalid`.
-        message: the cluster's own sentence.
-        role: of the pod that was refused; empty for anything else.
+        reason: Kubernetes' reason, such as `Forbidden` or `Invalid`.
+        message: the cluster's own message.
+        role: of the refused pod; empty for any other object.
         times: refusals in a row, this one included.
-        at: when, by the controller's clock.
+        at: the time, by the controller's clock.
     """
 
     what: str
@@ -81,7 +81,7 @@ class Refusal:
 
     @property
     def permanent(self) -> bool:
-        """Tell whether only a change of the job can help: a template that the API server can't accept."""
+        """Return whether only a change of the job can help: the API server never accepts its template."""
         return self.reason in ("Invalid", "BadRequest")
 
     def after(self, before: Refusal | None) -> Refusal:
@@ -89,17 +89,17 @@ class Refusal:
         return replace(self, times=before.times + 1 if before else 1)
 
     def patience_left(self, now: datetime) -> timedelta:
-        """Return how long not to ask again; 0 or less when it is time to."""
+        """Return how long to wait before the next attempt; 0 or less if it is due."""
         return time_left(self.at, refusal_delay(self.times), now) if self.at else timedelta(0)
 
     def next_attempt(self, now: datetime) -> timedelta:
-        """Return when to look again: for the next attempt, or if it is due now, for the one after it."""
+        """Return the time until the next attempt or, if one is due now, until the one after it."""
         left = self.patience_left(now)
         return left if left > timedelta(0) else refusal_delay(self.times + 1)
 
 
 def is_same_policy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two specs of NetworkPolicies are the same once the API server has stored them."""
+    """Return whether two specs of NetworkPolicies are the same once the API server has stored them."""
     return bool(_stored(one) == _stored(other))
 
 
@@ -116,11 +116,11 @@ def _stored(value: Any, name: str = "") -> Any:
     return value
 
 
-# What the rules look at: one job and all that belongs to it, at one moment.
+# The observed job.
 
 
 FIRST_ANSWER = timedelta(seconds=20)
-"""How long after their start agents may take to answer the controller for the first time."""
+"""How long after their start agents may take for their first report."""
 
 
 @dataclass(frozen=True)
@@ -128,23 +128,23 @@ class Observed:
     """The input of `plan`.
 
     Attributes:
-        meta: the job's metadata, readable also when its spec is not.
+        meta: the job's metadata, also of a job with an invalid spec.
         parsed: the typed job, or None when the spec is invalid.
         errors: why it is invalid.
-        manager: `spec.managedBy`, readable also when the rest of the spec is not.
+        manager: `spec.managedBy`, also of a job with an invalid spec.
         status: as last written.
-        pods: those that this very job owns, in order of seat and incarnation.
+        pods: the pods that this job owns, in order of replica and incarnation.
         service: of the job's name, or None.
         claim: of the name that the job would create, or None.
         reports: by pod name.
-        refusal: set while the latest creation was refused.
-        strangers: pods of another job of this name, gone by now, that our Service would name, or that may
-            write into our output.
+        refusal: the refusal of the latest creation, or None.
+        strangers: pods of another owner (an earlier job of this name) that the job's Service would select, or
+            that may write into the job's output.
         network_policy: of the job's name, or None.
-        settings: what holds for every job.
-        gang: what the job's agents say; None while nobody has heard of them, or where there are none.
-        refused_size: workers that were asked for and can't share the global batch, or 0; `parsed` has the
-            number before that.
+        settings: settings for all jobs.
+        gang: the agent report; None before the first one, and for a job without agents.
+        refused_size: requested workers that can't share the global batch, or 0; `parsed` has the previous
+            number.
     """
 
     meta: ObjectMeta
@@ -165,7 +165,7 @@ class Observed:
 
     @property
     def job(self) -> TrainJob:
-        """Return the typed job; only for policies that come after `invalid`.
+        """Return the typed job; only for policies after `invalid` in the chain.
 
         Raises:
             LookupError: the job is invalid.
@@ -181,20 +181,20 @@ class Observed:
 
     @cached_property
     def seats(self) -> tuple[Replica, ...]:
-        """Return the seats that training goes on with: all, but for those that it has been going without."""
+        """Return the training replicas, except the workers that training continues without."""
         without = self.status.worker.without if self.status.worker else ()
         return tuple(r for r in training_seats(self.job.spec) if r.name not in without)
 
     @property
     def in_place(self) -> bool:
-        """Tell whether pods outlive the training processes in them: each is replaced for itself."""
+        """Return whether pods outlive their training processes, so that each pod is replaced alone."""
         return self.parsed is not None and has_agent(self.parsed.spec)
 
     @cached_property
     def agent_source(self) -> AgentSource:
-        """Return where the agents of new pods come from: from where those come that they are to speak with.
+        """Return where the agents of new pods come from: the same source as those of the living pods.
 
-        So a job keeps its version as long as a pod of it lives, whichever controller looks after it by then.
+        So a job keeps its agent version as long as one of its pods lives, also under a newer controller.
         """
         present = agent_source(self.meta, self.settings.bundle)
         living = [p.source for p in (*self.training_pods, *self.pods) if p.source is not None and not p.ended]
@@ -206,10 +206,10 @@ class Observed:
 
     @property
     def is_fenced(self) -> bool:
-        """Tell whether a writer that outlives its pod's deletion can't harm what its successor writes.
+        """Return whether a writer that outlives its pod's deletion can't harm its successor's output.
 
-        Agents bring the library that makes sure of it. Without them only the image's author knows whether it
-        is there, and a volume of each pod's own alone is safe.
+        Agents bring the library that fences writers. Without agents, the image may not have it, and only a
+        volume of each pod's own is safe.
         """
         return self.parsed is not None and (self.in_place or has_own_volumes(self.parsed))
 
@@ -217,8 +217,8 @@ class Observed:
     def attempt(self) -> int:
         """Return the current attempt, from 1.
 
-        A pod of a later one than the status knows was created by its record: the job was read before that.
-        Agents begin attempts of their own.
+        A pod may be of a later attempt than the status: the job was read before that attempt was recorded.
+        Agents start attempts of their own.
         """
         incarnations = (p.incarnation for p in self.pods if is_training(p.replica))
         agents = (ledger.attempt for ledger in self.ledgers)
@@ -226,18 +226,18 @@ class Observed:
 
     @property
     def ledgers(self) -> tuple[Ledger, ...]:
-        """Return what agents know of the job's restarts: what they say, and what ended ones have left."""
+        """Return the agents' restart counts, from the agent report and from termination messages."""
         left = tuple(p.words.ledger for p in self.pods if p.words is not None)
         return left if self.gang is None else (self.gang.ledger, *left)
 
     @cached_property
     def training_pods(self) -> tuple[Pod, ...]:
-        """Return the pods that take part in training: the current attempt's, or in place each seat's last."""
+        """Return the training pods of the current attempt; in place, the newest pod of each replica."""
         return tuple(p for p in self.pods if is_training(p.replica) and self._takes_part(p))
 
     @cached_property
     def stale_pods(self) -> tuple[Pod, ...]:
-        """Return what is left of earlier attempts, and what is being replaced."""
+        """Return the training pods that are left of earlier attempts, or are being replaced."""
         return tuple(p for p in self.pods if is_training(p.replica) and not self._takes_part(p))
 
     def _takes_part(self, pod: Pod) -> bool:
@@ -261,7 +261,7 @@ class Observed:
 
     @property
     def evaluator_pods(self) -> tuple[Pod, ...]:
-        """Return every pod that the evaluator's seats have had and that is still there."""
+        """Return all pods of the evaluator, of every incarnation."""
         return tuple(p for p in self.pods if not is_training(p.replica))
 
     @property
@@ -270,7 +270,7 @@ class Observed:
         return tuple(p for p in self.pods if not p.ended)
 
     def report_of(self, replica: Replica) -> Report | None:
-        """Return the newest report of this seat: a training one's of this attempt, an evaluator's of any."""
+        """Return the newest report of this replica; a training replica's only of the current attempt."""
         pods = [p for p in self.pods if p.replica == replica and p.name in self.reports]
         if is_training(replica):
             pods = [p for p in pods if self._takes_part(p)]
@@ -278,56 +278,56 @@ class Observed:
 
     @property
     def gang_refusal(self) -> Refusal | None:
-        """Return the refusal if it keeps the training from starting: the evaluator's doesn't."""
+        """Return the refusal if it keeps the training from starting; a refused evaluator doesn't."""
         return self.refusal if self.refusal is not None and self.refusal.role != EVALUATOR else None
 
     @property
     def global_batch(self) -> int | None:
-        """Return the examples a step, as the training has reported them."""
+        """Return the examples per step, as training has reported them, or None."""
         known = self.status.progress.global_batch if self.status.progress else None
         return next((r.global_batch for r in self.reports.values() if r.global_batch), known)
 
     @property
     def size_refusal(self) -> str:
-        """Return why training can't go on with as many workers as were asked for, or nothing."""
+        """Return why training can't use the requested number of workers, or an empty text."""
         if not self.refused_size:
             return ""
         batch = f"the global batch of {self.global_batch} can't be divided by them"
         return f"can't go on with {self.refused_size} workers: {batch}"
 
     def divides_batch(self, workers: int) -> bool:
-        """Tell whether so many workers can share the global batch, as far as it is known."""
+        """Return whether this number of workers can share the global batch, as far as it is known."""
         if self.job.spec.ps is not None:
-            return True  # each batch is one worker's
+            return True  # each batch belongs to one worker
         sharing = workers + int(self.job.spec.chief is not None)
         return self.global_batch is None or self.global_batch % sharing == 0
 
     def trains(self, replicas: Iterable[Replica], now: datetime) -> bool:
-        """Tell whether training goes on in all of these seats, as far as their agents say."""
+        """Return whether training runs in all of these replicas, by their agents' report."""
         if not self.is_running(replicas):
             return False
         if not self.in_place or all(p.ended for p in self.training_pods):
             return True
         if self.gang is None or not self.is_current(self.gang):
-            # A controller that has just begun knows no better than the record; one that can't reach pods, on
-            # somebody's laptop, learns no more than that they run.
+            # A controller that has just started knows only the recorded condition; one that can't reach the
+            # pods, such as one on a laptop, knows only that they run.
             return is_true(self.status, RUNNING) or self.first_answer_left(now) <= timedelta(0)
         wanted = dict(Counter(seat.role for seat in self.seats))
         return self.gang.phase not in (MEETING, STOPPING) and self.gang.world in ({}, wanted)
 
     def first_answer_left(self, now: datetime) -> timedelta:
-        """Return how long to wait for the agents' first word, 0 or less for no longer."""
+        """Return how long to wait for the agents' first report, 0 or less once the wait is over."""
         started = max((p.started_at for p in self.training_pods if p.started_at), default=None)
         return time_left(started, FIRST_ANSWER, now) if started is not None else timedelta(0)
 
     def is_current(self, gang: Gang) -> bool:
-        """Tell whether this was said by the agent of the pod that leads now."""
+        """Return whether this report is from the agent of the pod that leads now."""
         seat = leader(self.job.spec)
         said_by = gang.members.get(seat, Member()).pod
         return any(p.name == said_by for p in self.training_pods if p.replica == seat)
 
     def is_running(self, replicas: Iterable[Replica]) -> bool:
-        """Tell whether each of these seats has a pod of the current attempt that runs, or has ended well."""
+        """Return whether each of these replicas has a current pod that runs or has succeeded."""
         good = {p.replica for p in self.training_pods if p.state in (PodState.RUNNING, PodState.SUCCEEDED)}
         return all(replica in good for replica in replicas)
 
@@ -344,7 +344,7 @@ def read_observed(
     settings: Settings | None = None,
     gang: Mapping[str, Any] | None = None,
 ) -> Observed:
-    """Read Kubernetes objects into what the rules look at; a job that can't be read carries its errors."""
+    """Read Kubernetes objects into the input of the policies; an invalid job carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
     errors: tuple[FieldError, ...] = ()
     parsed: TrainJob | None = None
@@ -376,14 +376,14 @@ def read_observed(
 
 
 def _may_write(stranger: Pod, observed: Observed) -> bool:
-    """Tell whether an earlier job's pod may write into this job's output: two agents' writers are fenced."""
+    """Return whether an earlier job's pod may write into this job's output, unless both jobs have agents."""
     if observed.parsed is None or has_own_volumes(observed.parsed) or not is_training(stranger.replica):
         return False
     return not (observed.in_place and stranger.source is not None)
 
 
 def _without_bad_size(observed: Observed) -> Observed:
-    """Return the job as it was before it was scaled to what its global batch can't be divided by."""
+    """Return the job with its previous number of workers if the new one can't share the global batch."""
     size = observed.status.worker.size if observed.status.worker else None
     if observed.parsed is None or size is None:
         return observed
@@ -398,7 +398,7 @@ def _without_bad_size(observed: Observed) -> Observed:
 def _reports(
     pods: list[Pod], gang: Gang | None, progress: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Report]:
-    """Return the latest report of each pod; what one that has done its work left behind is its last."""
+    """Return the latest report of each pod; a succeeded pod's termination message is always the latest."""
     members = gang.members.values() if gang is not None else ()
     done = [p for p in pods if p.state is PodState.SUCCEEDED]
     return {
@@ -413,7 +413,7 @@ def _status(job: Mapping[str, Any]) -> TrainJobStatus:
     try:
         return TrainJobStatus.model_validate(job.get("status") or {})
     except ValidationError:
-        return TrainJobStatus()  # damaged by somebody's hand
+        return TrainJobStatus()  # damaged by a manual edit
 
 
 def _dependent(manifest: Mapping[str, Any] | None, uid: str) -> Dependent | None:

@@ -1,4 +1,4 @@
-"""The one function that decides: from what is, to what to do about it."""
+"""The one function that decides: from what was observed to what to do."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ CHAIN: tuple[Policy, ...] = (
     gave_way,
     incomplete,
 )
-"""In order: the first policy that has a plan decides. The last one always has."""
+"""In order: the first policy that returns a plan decides. The last one always returns one."""
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
     """Return what to do for a job.
 
-    Level-triggered: it looks at what is, never at what happened. Repeating it on an unchanged world changes
-    nothing, and after any part of a plan has been carried out the rest is planned again.
+    Level-triggered: it reads the current state, never past events. To repeat it on an unchanged state changes
+    nothing. When a part of a plan has been carried out, the rest is planned again.
 
     Args:
         observed: the job and all that belongs to it.
-        now: the time, with zone.
+        now: the current time, with zone.
     """
     if observed.meta.deletion_timestamp is not None or _is_managed_elsewhere(observed):
         return Plan(observed.status)

@@ -1,4 +1,4 @@
-"""A pod as the rules see it: read from what Kubernetes reports, unknown parts left aside.
+"""A pod as the policies see it: what Kubernetes reports, without unknown parts.
 
 The container `trainer` decides, not the pod's phase: a sidecar may outlive it, and on cgroup v1 a container
 whose child was killed for memory ends with exit code 0 and the reason OOMKilled.
@@ -29,16 +29,16 @@ from trainjob.core.wording import quoted
 _TAKEN_BY_THE_CLUSTER = frozenset(
     [
         *("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "Shutdown"),
-        # What a kubelet answers when the scheduler was wrong about its node.
+        # The kubelet's reasons when the scheduler was wrong about its node.
         *("NodeAffinity", "TopologyAffinityError", "UnexpectedAdmissionError"),
     ]
 )
 _NO_ROOM = "OutOf"
-"""`OutOfcpu`, `OutOfnvidia.com/gpu`: a kubelet's answer, too."""
+"""`OutOfcpu`, `OutOfnvidia.com/gpu`: reasons of the kubelet, too."""
 
 
 class PodState(Enum):
-    """Where the pod's training container is in its life."""
+    """The state of the pod's training container."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -52,22 +52,22 @@ class Pod:
     """One pod of a job.
 
     Attributes:
-        incarnation: how many pods this seat has had, this one included.
-        live: whether the job's Service may name it.
-        ready: as the kubelet sees it.
+        incarnation: the number of the replica's pod, from 1.
+        live: whether the job's Service selects it.
+        ready: whether the kubelet reports it as ready.
         waiting: (reason, message) of what keeps it from running, or None.
         exit_code: of the training container, once it has ended.
-        reason: Kubernetes' word for the end, such as `OOMKilled` or `Evicted`.
-        message: the termination message: what the trainer said, or its last log lines.
-        infrastructure: it ended by what the cluster did (eviction, preemption, a lost node).
+        reason: Kubernetes' reason for the end, such as `OOMKilled` or `Evicted`.
+        message: the termination message: what the trainer wrote, or its last log lines.
+        infrastructure: whether the cluster disrupted it (eviction, preemption, a lost node).
         created_at: by the API server's clock.
-        deleted_at: when it was asked to end, or None.
-        due_at: when the grace for that is over, or None.
-        started_at: when the training container started, as far as the kubelet says.
-        finished_at: when the training container ended, as far as the kubelet says.
-        world: replicas of each training role, as its TF_CONFIG has them.
-        words: what its agent left behind when it ended badly, or None.
-        source: where its agent comes from, or None when it has none.
+        deleted_at: when its deletion was requested, or None.
+        due_at: when the grace period of its deletion ends, or None.
+        started_at: when the training container started, if the kubelet reports it.
+        finished_at: when the training container ended, if the kubelet reports it.
+        world: the number of replicas of each training role in its TF_CONFIG.
+        words: its agent's termination message after a failure, or None.
+        source: where its agent comes from, or None if it has no agent.
     """
 
     name: str
@@ -94,24 +94,24 @@ class Pod:
 
     @property
     def deleting(self) -> bool:
-        """Tell whether it has been asked to end, by whomever."""
+        """Return whether its deletion was requested, by any client."""
         return self.deleted_at is not None
 
     @property
     def taken(self) -> bool:
-        """Tell whether it was asked to end before it did: how it ends after that is not its own doing."""
+        """Return whether it was deleted before it ended: the way it ends is then not its own failure."""
         if self.deleted_at is None:
             return False
         return self.finished_at is None or self.finished_at >= self.deleted_at
 
     @property
     def ended(self) -> bool:
-        """Tell whether its training container has run and ended, well or badly."""
+        """Return whether its training container has succeeded or failed."""
         return self.state in (PodState.SUCCEEDED, PodState.FAILED)
 
 
 def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
-    """Return the pod, or None when its labels don't say which seat of a job it has."""
+    """Return the pod, or None if its labels don't name a replica and an incarnation."""
     meta = manifest.get("metadata", {})
     labels = meta.get("labels") or {}
     try:
@@ -154,7 +154,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
 
 
 def read_json(message: str) -> Mapping[str, Any]:
-    """Return the JSON object that a termination message is, or an empty one if it is other text."""
+    """Return the JSON object in a termination message, or an empty one if it is other text."""
     try:
         words = json.loads(message) if message.startswith("{") else None
     except (ValueError, RecursionError):
@@ -163,7 +163,7 @@ def read_json(message: str) -> Mapping[str, Any]:
 
 
 def read_time(text: object) -> datetime | None:
-    """Return a Kubernetes time stamp as a time with zone, or None when there is none."""
+    """Return a Kubernetes time stamp as a time with zone, or None if there is none."""
     if not isinstance(text, str):
         return None
     try:
@@ -174,7 +174,7 @@ def read_time(text: object) -> datetime | None:
 
 
 def _deleted_at(meta: Mapping[str, Any], over: datetime | None) -> datetime | None:
-    """Return when the end was asked for: `deletionTimestamp` is when the grace for it is over."""
+    """Return when the deletion was requested: `deletionTimestamp` is the end of its grace period."""
     return over - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if over else None
 
 
@@ -208,7 +208,7 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
     waiting = container.get("waiting")
     if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-        # The kubelet tells the two in turns, for one and the same trouble.
+        # The kubelet reports the two reasons in turns for the same problem.
         reason = "ImagePullBackOff" if waiting["reason"] == "ErrImagePull" else waiting["reason"]
         return _clause(reason), _clause(waiting.get("message") or "")
     scheduled = _condition(status, "PodScheduled")
@@ -218,7 +218,7 @@ def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[s
 
 
 def _clause(sentence: str) -> str:
-    """Return what the cluster said, for others to go on after it."""
+    """Return a message of the cluster without its period, so that a sentence can continue after it."""
     return quoted(sentence).rstrip(".")
 
 
@@ -244,11 +244,11 @@ def _world(spec: Mapping[str, Any]) -> Mapping[str, int] | None:
     return None
 
 
-# The termination message of a container: what its training process reported last.
+# Last reports of training processes, from termination messages.
 
 
 def last_words(pods: Iterable[Pod]) -> dict[str, Report]:
-    """Return the last report of each pod that left one, by pod name: itself, or by its agent."""
+    """Return the last report in each pod's termination message, by pod name: its own or its agent's."""
     words: dict[str, Report] = {}
     for pod in pods:
         if pod.state is PodState.SUCCEEDED and (report := read_json(pod.message)):

@@ -1,4 +1,4 @@
-"""Counts and figures in the status: what follows the pods and the reports without any decision."""
+"""Counts and figures in the status, which follow the pods and the reports without any decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainjob.core.queueing import time_left
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.wording import short_duration
 
-# Where a job's time goes: what it spent in each state.
+# The time that a job spends in each state.
 
 
 _SPENT_ON = {
@@ -26,11 +26,11 @@ _SPENT_ON = {
     "Evaluating": "evaluating",
     "Suspended": "suspended",
 }
-"""By state; the few seconds of a job that is failing are nobody's."""
+"""By state; the few seconds of a failing job aren't counted."""
 
 
 def with_time_spent(before: TrainJobStatus, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
-    """Return the status with the time in the state before put down, if the state is another one now."""
+    """Return the status with the time spent in the previous state, if the state has changed."""
     if status.state == before.state:
         return status
     since, kind = before.spent.since, _SPENT_ON.get(before.state or "")
@@ -41,11 +41,11 @@ def with_time_spent(before: TrainJobStatus, status: TrainJobStatus, now: datetim
     return status.model_copy(update={"spent": before.spent.model_copy(update=changes)})
 
 
-# What each replica's steps take, and in which attempt, for the status.
+# Step times of each replica, and their attempt.
 
 
 def rank_times(observed: Observed) -> dict[str, Any]:
-    """Return fields of `status.progress`: the attempt, and each replica's seconds a step and of its parts."""
+    """Return fields of `status.progress`: the attempt, and seconds per step and its parts by replica."""
     reports = {
         pod.replica.name: observed.reports[pod.name]
         for pod in observed.training_pods
@@ -60,7 +60,7 @@ def rank_times(observed: Observed) -> dict[str, Any]:
 
 
 def _attempt(observed: Observed) -> int:
-    """Return the attempt that the reports are from: agents begin the next after it is decided on."""
+    """Return the attempt of the reports: agents begin the next attempt after the decision for it."""
     agents = observed.gang.ledger.attempt if observed.gang is not None else 0
     return agents or observed.attempt
 
@@ -70,8 +70,8 @@ def _times(reports: dict[str, Report], field: str) -> dict[str, float]:
     return {name: float(f"{seconds:.4g}") for name, seconds in known if seconds is not None and seconds >= 0}
 
 
-# They change all the time, and a status write costs the API server: they are written along with decisions,
-# and otherwise at most every 30 seconds.
+# Figures in the status. They change all the time, and a status write costs the API server: they are written
+# with decisions, and otherwise at most every 30 seconds.
 
 
 INTERVAL = timedelta(seconds=30)
@@ -80,7 +80,7 @@ INTERVAL = timedelta(seconds=30)
 def with_overview(
     observed: Observed, status: TrainJobStatus, now: datetime
 ) -> tuple[TrainJobStatus, timedelta | None]:
-    """Return the status with its figures up to date, and when to look again if they were held back."""
+    """Return the status with current figures, and the time until the next pass if their write is delayed."""
     status = truncated(with_time_spent(observed.status, _stamp(status, observed.meta.generation), now))
     if observed.parsed is None:
         return status, None
@@ -98,7 +98,7 @@ def with_overview(
 
 
 def _is_news(before: Progress | None, progress: Progress | None) -> bool:
-    """Tell whether this is an attempt's first step, or one from further back: somebody is waiting for it."""
+    """Return whether this is an attempt's first step or less than the last step: users wait for these."""
     if progress is None or progress.step is None:
         return False
     if before is None or before.step is None or before.attempt != progress.attempt:
@@ -107,13 +107,13 @@ def _is_news(before: Progress | None, progress: Progress | None) -> bool:
 
 
 def _outline(status: TrainJobStatus) -> tuple[object, ...]:
-    """Return what can't wait to be written: not the words, a scheduler finds new ones all the time."""
+    """Return what is written at once; not the messages, since a scheduler changes its own all the time."""
     conditions = [(c.type, c.status, c.reason) for c in status.conditions]
     return status.state, status.attempt, status.observed_generation, conditions
 
 
 def _stamp(status: TrainJobStatus, generation: int) -> TrainJobStatus:
-    """Say that this generation has been seen, in every condition too: `kubectl wait` hangs otherwise."""
+    """Set the observed generation, in every condition too: `kubectl wait` hangs otherwise."""
     conditions = tuple(c.model_copy(update={"observed_generation": generation}) for c in status.conditions)
     return status.model_copy(update={"observed_generation": generation, "conditions": conditions})
 
@@ -136,7 +136,7 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
 
 
 def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:
-    """Return what the agents' own restarts change; a failure has to come first, to be put on record."""
+    """Return what the agents' own restarts change; nothing while a failure is being recorded."""
     if status.attempt is None or status.restarts.replaced != observed.status.restarts.replaced:
         return {}
     attempt = max(status.attempt, observed.gang.ledger.attempt if observed.gang else 0)
@@ -176,7 +176,7 @@ def _progress(report: Report, status: TrainJobStatus, now: datetime) -> Progress
 
 
 def _eta(report: Report, before: Progress | None, now: datetime) -> str | None:
-    """Return the time left at the speed since the last write; kept as it was while nothing has moved."""
+    """Return the time left at the speed since the last write; the same as before if no step was made."""
     if report.step is None or report.total_steps is None:
         return None
     if report.stopped_early or report.step >= report.total_steps:

@@ -1,4 +1,4 @@
-"""How long to wait after failures, and whose turn it is."""
+"""Delays after failures, and a fair queue."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Hashable
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
-# How long to wait before starting again what keeps failing.
+# Delays before a new try of what keeps failing.
 
 
 LONGEST = timedelta(seconds=60)
 MOST_SKEW = timedelta(seconds=10)
 FIRST_RETRY_REFUSED = timedelta(seconds=5)
 LOOK_AGAIN = timedelta(seconds=15)
-"""How long to wait before seeing whether what is in the way has gone: nobody tells."""
+"""Time until the next look at an obstacle whose end no event reports."""
 
 
 def restart_delay(failures: int) -> timedelta:
@@ -32,36 +32,36 @@ def refusal_delay(refusals: int) -> timedelta:
 def time_left(since: datetime, length: timedelta, now: datetime) -> timedelta:
     """Return what is left of a short wait, 0 or less once it is over.
 
-    `since` may have been written by a node's clock, or by a controller elsewhere: a time far ahead of ours is
-    no time to wait for, or a job would hang for as long as clocks differ.
+    `since` may come from the clock of a node or of another controller. A time far ahead of our clock ends the
+    wait: otherwise a job would hang for as long as clocks differ.
     """
     left = since + length - now
     return left if left <= length + MOST_SKEW else timedelta(0)
 
 
 def soonest(*waits: timedelta | None) -> timedelta | None:
-    """Return the shortest of several waits, None among them meaning none."""
+    """Return the shortest of several waits, where None is no wait; None if there is none."""
     return min((wait for wait in waits if wait is not None), default=None)
 
 
-# Whose turn it is among many who wait for few places: first each namespace's, then each job's in it.
+# A fair queue for few slots: namespaces take turns, and so do the jobs of each.
 #
-# Polls, writes to the API server and passes over jobs all have a number of places. In the order of their
-# coming a thousand waiting for one job would hold up everybody.
+# Polls, writes to the API server and passes over jobs have a limited number of slots. In order of arrival,
+# a thousand items of one job would delay all other jobs.
 
 
 Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Who waits, and who has a place; nothing here takes time.
+    """The items that wait for a slot, and the slots in use; no method blocks.
 
-    Groups (namespaces) take turns, within a group its members (jobs) do, and what waits for one member comes
-    in its own order.
+    Groups (namespaces) take turns, and so do the members (jobs) of a group. Items of one member keep their
+    order.
 
     Args:
-        places: how many there are; None for as many as are asked for.
-        share: the most of them that one group may have; None for all.
+        places: the number of slots; None for no limit.
+        share: the most slots that one group may have; None for all.
     """
 
     def __init__(self, places: int | None = None, share: int | None = None) -> None:
@@ -72,22 +72,22 @@ class FairQueue(Generic[Item]):
         self._waiting = 0
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting items."""
         return self._waiting
 
     @property
     def has_next(self) -> bool:
-        """Tell whether somebody could have a place now."""
+        """Return whether an item could have a slot now."""
         return self._next_group() is not None
 
     def add(self, item: Item, group: Hashable, member: Hashable = None) -> None:
-        """Let something wait for a place, behind what waits for the same member."""
+        """Add an item that waits for a slot, behind the other items of its member."""
         members = self._groups.setdefault(group, OrderedDict())
         members.setdefault(member, deque()).append(item)
         self._waiting += 1
 
     def take(self) -> Item | None:
-        """Give the next one a place, until `release`; None while there is none, or nobody may have one."""
+        """Return the next item, with a slot until `release`; None if no item may have a slot now."""
         found = self._next_group()
         if found is None:
             return None
@@ -102,13 +102,13 @@ class FairQueue(Generic[Item]):
         return item
 
     def release(self, group: Hashable) -> None:
-        """Take back a place that this group has had."""
+        """Free a slot of this group."""
         self._held[group] -= 1
         if not self._held[group]:
             del self._held[group]
 
     def _next_group(self) -> tuple[Hashable] | None:
-        """Return whose turn it is, in a tuple, since a group may be anything; few are passed over."""
+        """Return the next group in a tuple, since a group may be any value; few groups are skipped."""
         if self._places is not None and self._held.total() >= self._places:
             return None
         share = self._share
@@ -116,7 +116,7 @@ class FairQueue(Generic[Item]):
 
 
 def _turn(ring: OrderedDict[Hashable, Any], key: Hashable, *, is_over: bool) -> None:
-    """Let the next one have its turn before this one has another."""
+    """Move a key to the end of its ring, or remove it if it has no items left."""
     if is_over:
         del ring[key]
     else:

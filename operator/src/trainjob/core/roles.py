@@ -1,4 +1,4 @@
-"""The pod template of one role, and what its pods ask for beyond what every machine has."""
+"""The pod template of one role, and the devices that its pods request."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from trainjob.core.names import (
     EVALUATOR,
 )
 
-# What pods ask for, beyond what every machine has.
+# Devices that pods request.
 
 
 def is_extended_resource(name: str) -> bool:
-    """Tell whether a resource is a device: a name with a domain outside Kubernetes' own."""
+    """Return whether a resource is a device: its name has a domain outside Kubernetes' own."""
     domain, slash, _ = name.partition("/")
     return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 
 
 def count_gpus(pod: Mapping[str, Any]) -> int:
-    """Return how many GPUs the containers of a pod, or of a pod template, ask for, whoever makes them."""
+    """Return how many GPUs, of any vendor, the containers of a pod or pod template request."""
     total = 0
     for container in pod["spec"].get("containers") or ():
         resources = container.get("resources")
@@ -37,7 +37,7 @@ def _quantity(value: object) -> int:
         return 0
 
 
-# The pod template of one role: `spec.template`, or the role's own, with the role's named fields put in.
+# The pod template of one role: `spec.template` or the role's own, with the role's named fields.
 
 
 _POD_FIELDS = {
@@ -50,18 +50,18 @@ _CONTAINER_FIELDS = {"resources": "resources", "env": "env"}
 
 
 def trainer_container(pod_spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the container that trains, out of a validated pod spec."""
+    """Return the training container of a validated pod spec."""
     return next(c for c in pod_spec["containers"] if c["name"] == TRAINER_CONTAINER)
 
 
 def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
-    """Return the role's pod template: named fields replace whole fields of it.
+    """Return the role's pod template, in which the role's named fields replace whole fields.
 
     The evaluator gets no extended resources (GPUs) unless it has resources or a template of its own.
 
-    The template, its pod spec, its list of containers and the container that trains are new, and may be
-    changed. All else is shared with the job and the pods of its other replicas, and must not be: a copy of a
-    large template for each of many pods would hold up every other job.
+    The template, its pod spec, its list of containers and the training container are copies, which callers
+    may change. All else is shared with the job and the pods of its other replicas, and must not change: a
+    copy of a large template for each of many pods would delay all other jobs.
     """
     settings = getattr(spec, role)
     template: dict[str, Any] = {**(settings.template or spec.template)}

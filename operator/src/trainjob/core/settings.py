@@ -1,4 +1,4 @@
-"""What whoever installs the controller decides for all of its jobs."""
+"""The settings of a controller's installation, for all of its jobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Isolation:
-    """Who may connect to a job's pods, beside the job's own.
+    """The clients that may connect to a job's pods, besides the job's own pods.
 
     Attributes:
-        controller_namespace: where the controller's pods run, or None when it is no pod.
-        extra_ingress: rules of a NetworkPolicy's `spec.ingress`, for scrapers and the like.
+        controller_namespace: the namespace of the controller's pods, or None if it runs outside a pod.
+        extra_ingress: rules of a NetworkPolicy's `spec.ingress`, such as for scrapers.
     """
 
     controller_namespace: str | None = None
@@ -25,11 +25,11 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What every pod with an agent is given.
+    """The program of the agents, and the key for their tokens.
 
     Attributes:
-        pyz: the agent and the trainer library, one zip that Python runs; empty where the machine has them.
-        key: the controller's own, from which each job's token is derived.
+        pyz: the agent and the trainer library, one zip that Python runs; empty if the machine has them.
+        key: the controller's key, from which each job's token is derived.
     """
 
     pyz: bytes = field(repr=False)
@@ -42,7 +42,7 @@ class Bundle:
 
     @cached_property
     def encoded(self) -> str:
-        """Return the program in base64: one text for all manifests."""
+        """Return the program in base64, one text for all manifests."""
         return base64.b64encode(self.pyz).decode()
 
 
@@ -51,9 +51,9 @@ class Settings:
     """The settings that decisions depend on.
 
     Attributes:
-        isolation: what each job's NetworkPolicy lets in, or None for no NetworkPolicy.
+        isolation: what each job's NetworkPolicy admits, or None for no NetworkPolicy.
         bundle: for jobs that restart in place.
-        lease: how often the controllers' Lease had changed hands when this one got it; 0 without a Lease.
+        lease: the transitions of the controllers' Lease when this one acquired it; 0 without a Lease.
     """
 
     isolation: Isolation | None = None

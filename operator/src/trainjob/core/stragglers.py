@@ -1,4 +1,4 @@
-"""Replicas that hold the others up: slow, short of data, or on a suspect node."""
+"""Replicas that delay the others: slow, short of data, or on a suspect node."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.queueing import time_left
 
-# Replicas that wait for their data rather than compute: their input is what makes a step long.
+# Replicas that wait for their input data, which makes their steps long.
 
 
 NOTICEABLE_WAIT = 0.2
-"""Of a step's time: what is less is hardly worth somebody's work."""
+"""Part of a step's time; less is hardly worth an effort."""
 
 
 def input_share(step: float | None, waited: float | None) -> float | None:
     """Return the part of a step, from 0 to 1, in which a replica waits for its data; None if unknown.
 
     Args:
-        step: seconds that it takes.
-        waited: seconds of them.
+        step: seconds of a step.
+        waited: seconds of it in which the replica waits.
     """
     if step is None or waited is None or step <= 0:
         return None
@@ -36,11 +36,11 @@ def input_share(step: float | None, waited: float | None) -> float | None:
 
 
 def describe_input(steps: Mapping[str, float | None], waited: Mapping[str, float | None]) -> str | None:
-    """Return `worker 1 waits for its data for 43 % of a step: …` of who waits most; None if nobody does.
+    """Return `worker 1 waits for its data for 43 % of a step: …` for the one that waits most, or None.
 
     Args:
         steps: seconds of a step, by replica.
-        waited: seconds of them, by replica.
+        waited: seconds of it in which the replica waits, by replica.
     """
     shares = {name: input_share(step, waited.get(name)) or 0.0 for name, step in steps.items()}
     bound = {name: share for name, share in shares.items() if share >= NOTICEABLE_WAIT}
@@ -56,29 +56,29 @@ def describe_input(steps: Mapping[str, float | None], waited: Mapping[str, float
     )
 
 
-# Nodes on which a worker's weights have come apart from the others'; the same one twice is suspect.
+# Nodes on which a worker's weights have diverged from the others'; the same one twice is suspect.
 #
-# By far the most likely cause is a faulty memory or device. Who it was, the workers say.
+# By far the most likely cause is a faulty memory or device. The workers report which replica it was.
 
 
 SUSPECT_REASON = "WeightsDiverged"
 
 MOST = 16
-"""Nodes that the status keeps, the latest ones."""
+"""The number of latest nodes that the status keeps."""
 
 _WHOSE = re.compile(r"((?:(?:chief|worker)-\d+'s(?:, | and )?)+)(?:\d+ more workers')? ?weights")
 _NAME = re.compile(r"(?:chief|worker)-\d+")
 
 
 def named_replicas(text: str) -> list[Replica]:
-    """Return whose weights they are, as docs/contract.md has the sentence: one, or several of whom one is."""
+    """Return the replicas with diverged weights in a message as in docs/contract.md: one, or candidates."""
     whose = _WHOSE.search(text)
     seats = (read_seat(name) for name in _NAME.findall(whose[1])) if whose else ()
     return [seat for seat in seats if seat is not None]
 
 
 def named_nodes(observed: Observed, failure: Failure) -> dict[Replica, str]:
-    """Return where those run whose weights have come apart, as far as that is known."""
+    """Return the nodes of the replicas whose weights have diverged, as far as they are known."""
     if failure.reason != SUSPECT_REASON:
         return {}
     nodes = {pod.replica: pod.node for pod in observed.training_pods}
@@ -87,13 +87,13 @@ def named_nodes(observed: Observed, failure: Failure) -> dict[Replica, str]:
 
 
 def nodes_to_keep(observed: Observed, failure: Failure) -> tuple[str, ...]:
-    """Return what the status is to remember after this failure."""
+    """Return the nodes that the status keeps after this failure."""
     known = observed.status.restarts.diverged_nodes
     return tuple(dict.fromkeys((*known, *named_nodes(observed, failure).values())))[-MOST:]
 
 
 def describe_suspects(observed: Observed, failure: Failure) -> str:
-    """Return what follows the failure's sentence: where the others are that it names, and who is suspect."""
+    """Return what follows the failure's sentence: the nodes of other replicas in it, and suspect nodes."""
     nodes = named_nodes(observed, failure)
     clauses = [f"{who.title} is on node {node}" for who, node in nodes.items() if who != failure.replica]
     return "".join(f"; {clause}" for clause in [*clauses, *_suspicion(nodes, observed)])
@@ -109,23 +109,23 @@ def _suspicion(nodes: Mapping[Replica, str], observed: Observed) -> list[str]:
     return [f"nodes {', '.join(again[:-1])} and {again[-1]} have had this before: one of them is suspect"]
 
 
-# Replicas that all others wait for in every step: as slow as the slowest is the whole job.
+# Replicas that all others wait for in every step: the whole job is as slow as the slowest.
 #
-# What counts is a replica's own work in a step. The whole step takes the same everywhere, since the fast ones
-# wait for the slow one in it.
+# A replica's own work in a step counts. The whole step takes the same time everywhere, since the fast
+# replicas wait for the slow one in it.
 
 
 SLOW = 1.5
-"""Times the others' median: who takes so long is a straggler."""
+"""Times the others' median: a replica that takes longer is a straggler."""
 
 CAUGHT_UP = 1.25
-"""Below so many times the others' median it is none any more; in between it stays what it was."""
+"""Times the others' median: a replica below it is no straggler any more; in between nothing changes."""
 
 NOTICEABLE = 0.005
-"""Seconds more than the others' median: tiny steps differ by more than half for no reason."""
+"""Seconds above the others' median: tiny steps differ by more than half for no reason."""
 
 APART = timedelta(seconds=20)
-"""Between the two looks that it takes; the status keeps the earlier one."""
+"""Time between the two observations that it takes; the status keeps the earlier one."""
 
 REASON = "Straggler"
 
@@ -136,9 +136,9 @@ def find_stragglers(
     """Return each straggler with the others' median, in seconds.
 
     Args:
-        earlier: each replica's work in a step, in seconds, at the look before: one slow step is no news.
-        now: the same, as it is now.
-        known: those that are stragglers already.
+        earlier: each replica's work in a step, in seconds, as observed before: one slow step isn't enough.
+        now: the same, as observed now.
+        known: replicas that are stragglers already.
     """
     before = {replica for replica, _ in _beyond(earlier, SLOW)}
     found = dict(_beyond(now, SLOW))
@@ -151,7 +151,7 @@ def find_stragglers(
 
 
 def straggler_fields(observed: Observed, progress: Progress, now: datetime) -> dict[str, Any]:
-    """Return fields of the status: who straggles now, and who was told of in this attempt."""
+    """Return fields of the status: the current stragglers, and those reported in this attempt."""
     status, last = observed.status, observed.status.progress
     if last is None or last.attempt != progress.attempt:
         status, last = TrainJobStatus(), Progress()
@@ -173,7 +173,7 @@ def straggler_fields(observed: Observed, progress: Progress, now: datetime) -> d
 
 
 def straggler_events(before: TrainJobStatus, status: TrainJobStatus) -> tuple[Event, ...]:
-    """Return one event for each straggler that is told of for the first time in its attempt."""
+    """Return one event for each straggler that is reported for the first time in its attempt."""
     news = set(status.stragglers_told).difference(before.stragglers_told)
     told = (each for each in status.stragglers if each.replica in news)
     return tuple(Event("Warning", REASON, describe(each)) for each in told)
@@ -193,7 +193,7 @@ def describe(straggler: Straggler) -> str:
 def _beyond(
     work: Mapping[str, float], factor: float, margin: float = NOTICEABLE
 ) -> Iterable[tuple[str, float]]:
-    """Yield who takes so many times as long as the others' median, with that."""
+    """Yield each replica that takes more than `factor` times the others' median, with that median."""
     ordered = sorted(work.values())
     if len(ordered) < 2:
         return

@@ -1,9 +1,9 @@
 """Jinja2 templates of manifests, rendered so that no value can become structure.
 
-A template is YAML. Every value stands in it behind the filter `value`, which leaves a numbered place in the
-text; the text is parsed, and only then are the values put into their places. So no value ever meets the YAML
-parser, and a text without values is the same for thousands of pods and is parsed once: parsing was three
-quarters of the time that a pod took to render.
+A template is YAML. Every value passes the filter `value`, which writes a numbered placeholder into the text.
+The text is parsed, and then the values replace the placeholders. So the YAML parser never reads a value. A
+text without values is the same for thousands of pods and is parsed once: parsing took three quarters of the
+time to render a pod.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TAG = "!place"
 
 
 class _Place(int):
-    """Where the value of this number belongs."""
+    """The placeholder for the value of this number."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A safe loader that knows places too."""
+    """A safe loader that also reads placeholders."""
 
 
 def _read_place(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> _Place:
@@ -75,7 +75,7 @@ def render_template(name: str, **values: Any) -> dict[str, Any]:
 
     Raises:
         jinja2.UndefinedError: the template uses a value that wasn't given.
-        TypeError: a value is none that JSON knows.
+        TypeError: a value can't be written as JSON.
     """
     places: list[Any] = []
     text = _environment.get_template(name).render(**values, **{_PLACES: places})

@@ -1,4 +1,4 @@
-"""Every change of a job's status that a decision makes, one function each.
+"""All changes of a job's status by decisions, with one function for each.
 
 Counts and figures that follow the pods without a decision are set in `progress`.
 """
@@ -32,19 +32,19 @@ Condition = tuple[str, bool, str]
 
 
 def start(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """The job has been seen for the first time: its clock starts."""
+    """Return the status of a job that is seen for the first time: its clock starts."""
     changes = {"state": "Pending", "start_time": now, "attempt": observed.attempt}
     return _changed(observed, message, now, (RUNNING, False, "Starting"), **changes)
 
 
 def wait(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
-    """Not all training replicas run yet."""
+    """Return the status while not all training replicas run yet."""
     state = "Restarting" if is_true(observed.status, RESTARTING) else "Pending"
     return _changed(observed, message, now, (RUNNING, False, reason), state=state)
 
 
 def run(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """All training replicas run."""
+    """Return the status once all training replicas run."""
     restarted = [(RESTARTING, False, "Restarted")] if is_true(observed.status, RESTARTING) else []
     return _changed(
         observed, message, now, *restarted, (RUNNING, True, "AllReplicasRunning"), state="Running"
@@ -54,7 +54,7 @@ def run(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
 def restart(
     observed: Observed, failure: Failure, message: str, now: datetime, *, replaced: tuple[str, ...] = ()
 ) -> TrainJobStatus:
-    """Training starts again; a failure at a later step than the last one resets the back-off."""
+    """Return the status for a new attempt; a failure beyond the furthest step so far resets the back-off."""
     known = restarts_of(observed)
     charged = failure.cause.charged
     furthest = -1 if known.furthest_step is None else known.furthest_step
@@ -80,7 +80,7 @@ def restart(
 
 
 def restarted_in_place(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
-    """The agents have started training again, or are about to: it runs as soon as they report so."""
+    """Return the status while the agents restart training: it runs as soon as they report so."""
     counts = _restarted(observed, failure, now)
     return _restarting(
         observed,
@@ -94,7 +94,7 @@ def restarted_in_place(observed: Observed, failure: Failure, message: str, now: 
 
 
 def restarted_alone(observed: Observed, failure: Failure, message: str, now: datetime) -> TrainJobStatus:
-    """The agents have started one process again while the others train on: no restart of the training."""
+    """Return the status after agents restarted one process; the others trained on, so it isn't a restart."""
     counts = {"same": alike(observed, failure), "last_time": now}
     return _changed(
         observed,
@@ -109,7 +109,7 @@ def restarted_alone(observed: Observed, failure: Failure, message: str, now: dat
 def resize(
     observed: Observed, message: str, now: datetime, *, without: tuple[str, ...] = ()
 ) -> TrainJobStatus:
-    """Training starts again with another number of workers, which is no failure; some may be missing."""
+    """Return the status for a new number of workers, which is no failure; some may be missing."""
     sizes = {"size": observed.job.spec.worker.replicas, "without": without}
     return _restarting(
         observed,
@@ -123,7 +123,7 @@ def resize(
 
 
 def give_way(observed: Observed, message: str, now: datetime, *, until: datetime) -> TrainJobStatus:
-    """Not all replicas could start in time: those that run yield, and all are created again later."""
+    """Return the status after a start timeout: replicas that run yield, and all are created again later."""
     known = restarts_of(observed)
     counts = {
         "uncharged": known.uncharged + 1,
@@ -142,18 +142,18 @@ def give_way(observed: Observed, message: str, now: datetime, *, until: datetime
 
 
 def leave_alone(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
-    """Its pods run on, and the job is not looked after any more."""
+    """Return the status of a job that isn't managed any more; its pods keep running."""
     return _changed(observed, message, now, (RUNNING, is_true(observed.status, RUNNING), reason))
 
 
 def suspend(observed: Observed, message: str, now: datetime, *, reached: bool) -> TrainJobStatus:
-    """The user suspended the job; `reached` once none of its pods runs any more."""
+    """Return the status of a suspended job; `reached` once none of its pods runs any more."""
     suspended = (SUSPENDED, reached, "Suspended" if reached else "Suspending")
     return _changed(observed, message, now, (RUNNING, False, "Suspended"), suspended, state="Suspended")
 
 
 def resume(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """The user resumed a suspended job: new pods, from the last checkpoint if there were pods before."""
+    """Return the status of a resumed job: new pods, from the last checkpoint if there were pods before."""
     is_trained = is_true(observed.status, SUCCESS_CRITERIA_MET)
     counts = {"next_time": None, "replaced": tuple(p.name for p in observed.training_pods)}
     return _changed(
@@ -168,14 +168,14 @@ def resume(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
 
 
 def meet_success_criteria(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """Training has finished; the evaluator may still run."""
+    """Return the status after training has finished; the evaluator may still run."""
     reason = "TrainingFinished"
     conditions = (RUNNING, False, reason), (SUCCESS_CRITERIA_MET, True, reason)
     return _changed(observed, message, now, *conditions, state="Evaluating")
 
 
 def complete(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """The job has succeeded."""
+    """Return the status of a job that has succeeded."""
     conditions = (RUNNING, False, "Finished"), (COMPLETE, True, "TrainingFinished")
     return _changed(observed, message, now, *conditions, state=ENDED_WELL, completion_time=now)
 
@@ -183,7 +183,7 @@ def complete(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
 def target_failure(
     observed: Observed, reason: str, message: str, now: datetime, failure: Failure | None = None
 ) -> TrainJobStatus:
-    """The job is going to fail: recorded before its pods are stopped, so that the reason outlives them."""
+    """Return the status of a failing job, written before its pods stop so that the reason outlives them."""
     first = {} if failure is None else {"first_failure": to_status(failure, message)}
     return _changed(
         observed,
@@ -198,14 +198,14 @@ def target_failure(
 
 
 def fail(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
-    """The job has failed, and none of its pods runs."""
+    """Return the status of a job that has failed, and none of whose pods runs."""
     restarting = [(RESTARTING, False, reason)] if is_true(observed.status, RESTARTING) else []
     conditions = *restarting, (RUNNING, False, reason), (FAILED, True, reason)
     return _changed(observed, message, now, *conditions, state="Failed", completion_time=now)
 
 
 def _restarted(observed: Observed, failure: Failure, now: datetime) -> dict[str, Any]:
-    """What a restart after a failure changes of the counts, whoever makes it."""
+    """Return what a restart after a failure changes in the counts, by the controller or the agents."""
     return {
         "steps_lost": observed.status.restarts.steps_lost + lost_steps(observed, failure),
         "same": alike(observed, failure),
@@ -225,7 +225,7 @@ def _restarting(
 def _changed(
     observed: Observed, message: str, now: datetime, *conditions: Condition, **changes: Any
 ) -> TrainJobStatus:
-    """The status with these fields, and with conditions that have the same message."""
+    """Return the status with these fields, and with conditions that have the same message."""
     status = observed.status.model_copy(update={"message": message, **changes})
     for kind, value, reason in conditions:
         status = with_condition(

@@ -1,4 +1,4 @@
-"""Words for people that several rules use."""
+"""Texts for people that several policies use."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 _QUOTED = 500
-"""Bytes of foreign text in a sentence: with ours around it, it fits an event's message (1,024 bytes)."""
+"""Bytes of quoted text in a sentence: with ours around it, it fits an event's message (1,024 bytes)."""
 
 _CONTROL = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
 _CONTROL_STRING = r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
 _TERMINAL_SEQUENCE = re.compile(f"{_CONTROL}|{_CONTROL_STRING}")
-"""Colours and the cursor; window titles, links and the like."""
+"""Colours and cursor movements; window titles, links and the like."""
 
 _REASON = re.compile(r"[A-Z][A-Za-z]{0,63}")
 
@@ -34,7 +34,7 @@ def short_duration(length: timedelta) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text without what drives a terminal, turns its direction or can't be stored; lines stay."""
+    """Return the text without what controls a terminal, turns text or can't be stored; lines stay."""
     if text.isprintable():
         return text
     plain = _TERMINAL_SEQUENCE.sub("", text)
@@ -42,25 +42,25 @@ def printable(text: str) -> str:
 
 
 def reason_word(text: object, otherwise: str) -> str:
-    """Return a reason as conditions and events have it, such as `OutOfMemory`; `otherwise` for other text."""
+    """Return a reason in the form of conditions, such as `OutOfMemory`; `otherwise` for any other value."""
     return text if isinstance(text, str) and _REASON.fullmatch(text) else otherwise
 
 
 def quoted(text: str, most: int = _QUOTED) -> str:
-    """Return what a cluster or a program said, as a part of a sentence: one line, printable, short."""
+    """Return text of a cluster or a program for use in a sentence: one line, printable, short."""
     line = printable(" ".join(text.split()))
     data = line.encode()
     return line if len(data) <= most else data[: most - 3].decode(errors="ignore") + "…"
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a log, quoted: a traceback ends with what went wrong."""
+    """Return the last line of a log, quoted: a traceback ends with the error."""
     lines = [line for line in map(quoted, text.splitlines()) if line]
     return lines[-1] if lines else ""
 
 
 def listed(sentences: Iterable[str]) -> str:
-    """Return the first sentences of many, and how many more there are."""
+    """Return the first of many sentences as one text, and how many more there are."""
     told: list[str] = []
     every = list(sentences)
     for sentence in every:

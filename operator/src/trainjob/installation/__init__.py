@@ -1,1 +1,1 @@
-"""What the chart's own pods do: bring the CRD up to date, never back, and check an installation."""
+"""Programs of the chart's hook pods: update the CRD, never downgrade it, and check an installation."""

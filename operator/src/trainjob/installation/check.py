@@ -1,4 +1,4 @@
-"""What `helm test` asks: does the controller say that it is ready, and does the API server know TrainJobs?"""
+"""The checks of `helm test`: the controller is ready, and the API server accepts TrainJobs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ EXAMPLE: dict[str, Any] = {
         "template": {"spec": {"containers": [_TRAINER]}},
     },
 }
-"""Never created: it is sent as a dry run."""
+"""Sent as a dry run only, so never created."""
 
 
 async def check_ready(url: str, *, say: Callable[[str], None], patience_seconds: float = 60) -> None:
-    """Wait until the controller answers that it is ready.
+    """Wait until the controller reports that it is ready.
 
     Raises:
-        InstallationFailed: it doesn't, with its last answer.
+        InstallationFailed: it isn't ready in time; the message has its last response.
     """
     answer: str | None = "no answer"
     limits = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
@@ -54,10 +54,10 @@ async def check_ready(url: str, *, say: Callable[[str], None], patience_seconds:
 
 
 async def check_api(transport: Transport, namespace: str, *, say: Callable[[str], None]) -> None:
-    """Send a TrainJob that nobody keeps.
+    """Send a TrainJob as a dry run.
 
     Raises:
-        InstallationFailed: the API server refuses it, with its own words, or can't be reached.
+        InstallationFailed: the API server refuses it or can't be reached; the message has the reason.
     """
     body = json.dumps(EXAMPLE).encode()
     path = TRAINJOBS.path(namespace)

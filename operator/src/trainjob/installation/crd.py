@@ -1,4 +1,4 @@
-"""What can go wrong."""
+"""The update of the CRD in the cluster, which never downgrades it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Not
 
 
 class InstallationFailed(Exception):
-    """What went wrong, in a sentence."""
+    """The installation failed; the message says why."""
 
 
-# Which of two releases is the newer one.
+# The order of releases.
 
 
 VERSION_ANNOTATION = f"{GROUP}/version"
-"""On the CRD: the release that it is from."""
+"""Annotation of the CRD with its release."""
 
 Release = tuple[int, int, int, int, int]
 
@@ -34,9 +34,9 @@ _FINAL = 4
 
 
 def read_release(text: str | None) -> Release:
-    """Return a version as something that sorts; both Python's (`1.2.0rc1`) and Helm's form (`1.2.0-rc.1`).
+    """Return a version as a sortable tuple, from Python's (`1.2.0rc1`) or Helm's form (`1.2.0-rc.1`).
 
-    What nobody here has written counts as older than everything.
+    Any other text counts as older than every release.
     """
     found = _FORM.fullmatch(text or "")
     if not found:
@@ -45,10 +45,10 @@ def read_release(text: str | None) -> Release:
     return int(major), int(minor), int(patch), _STAGES.get(stage, _FINAL), int(number or 0)
 
 
-# Brings the CRD in the cluster up to date, and never back.
+# The update of the CRD in the cluster.
 #
-# Helm itself can't: what stands in a release is replayed when that release is rolled back to, and an older
-# schema would drop the newer fields of every job that is written from then on.
+# Helm can't do it: a rollback to a release applies that release's CRD again, and an older schema drops the
+# newer fields of every job that is written afterwards.
 
 
 Manifest = dict[str, Any]
@@ -62,7 +62,7 @@ _STRICT = (("fieldValidation", "Strict"),)
 async def install_crd(
     transport: Transport, wanted: Manifest, *, say: Callable[[str], None], patience_seconds: float = 60
 ) -> None:
-    """Create `wanted`, or put it in the place of one that isn't newer, and wait until it is served.
+    """Create `wanted`, or replace a CRD that isn't newer, and wait until it is served.
 
     Raises:
         InstallationFailed: the API server refuses it, can't be reached, or doesn't serve it in time.
@@ -86,7 +86,7 @@ def is_downgrade(live: Manifest, wanted: Manifest) -> bool:
 
 
 def replacement(live: Manifest, wanted: Manifest) -> Manifest:
-    """Return `wanted` with what others have written into the metadata of `live`."""
+    """Return `wanted` with the metadata that others have written to `live`."""
     metadata, ours = live["metadata"], wanted["metadata"]
     kept = ("name", "uid", "resourceVersion", "finalizers", "ownerReferences")
     return wanted | {
@@ -99,7 +99,7 @@ def replacement(live: Manifest, wanted: Manifest) -> Manifest:
 
 
 def is_served(live: Manifest | None) -> bool:
-    """Return whether the API server takes objects of this kind now."""
+    """Return whether the API server serves objects of this kind."""
     conditions = (live or {}).get("status", {}).get("conditions") or []
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
@@ -116,7 +116,7 @@ async def _is_served(transport: Transport, name: str) -> bool:
 
 
 async def _put(transport: Transport, wanted: Manifest, say: Callable[[str], None]) -> bool:
-    """Return False when someone else was faster, so that everything must be looked at again."""
+    """Return False if the CRD was changed concurrently and must be read again."""
     name, version = _name(wanted), _version(wanted)
     live = await _read(transport, name)
     if live is not None and is_downgrade(live, wanted):

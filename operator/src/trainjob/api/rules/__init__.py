@@ -13,6 +13,6 @@ from trainjob.api.rules import name, output, restarts, roles, template
 
 
 def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check a TrainJob as plain JSON, whatever its shape: values of a wrong type are passed over."""
+    """Check a TrainJob as plain JSON of any shape; values of a wrong type are skipped."""
     for rule_set in (name, roles, output, template, restarts):
         yield from rule_set.check(raw)

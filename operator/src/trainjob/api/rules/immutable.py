@@ -1,4 +1,4 @@
-"""What can't be changed once a job exists: all of the spec but a few fields."""
+"""Immutability: after creation, only a few fields of the spec can change."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from trainjob.api.errors import fields_by_alias
 from trainjob.api.rules.rule import Rule
 from trainjob.api.types import TrainJobSpec, WorkerRole
 
-# The workers' own rules let their number change and nothing else.
+# `worker` has its own rules: only `replicas` can change.
 _MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})
 _MUTABLE_IN_WORKER = frozenset({"replicas"})
 
 HOLDING_KUBERNETES_OBJECTS = frozenset(
     {"template", "resources", "env", "tolerations", "affinity", "chief", "ps", "evaluator", "output"}
 )
-"""Compared both ways: `==` passes over what its left side has and the schema doesn't (see `pod_fields`)."""
+"""Compared both ways: `==` ignores fields of its left side that the schema lacks (`codegen/crd.py`)."""
 
 MESSAGE = "is immutable; delete the job and create it anew"
 
 
 def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iterator[Rule]:
-    # The API server estimates `self.?x == oldSelf.?x` beyond its cost limit, so fields that may be absent are
-    # compared where both have them, and one more rule says that they neither come nor go.
+    # The API server's cost estimate for `self.?x == oldSelf.?x` is over its limit. So an optional field is
+    # compared only if both objects have it, and one more rule forbids to add or remove such fields.
     fixed = {name: field for name, field in fields_by_alias(model).items() if name not in mutable}
     optional = [name for name, field in fixed.items() if field.default is None]
     for name in fixed:

@@ -1,4 +1,4 @@
-"""The job's own name."""
+"""The job's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORM_MESSAGE = (
     " and end with a letter or digit"
 )
 # `room_for_name` in CEL: 63, less "-evaluator-0" or "-worker-<last index>", a dash and 8 hex digits. The
-# API server takes a message only if its length is bounded, so the numbers stand there as text.
+# API server accepts a message only if its length is bounded, so the message has the numbers as text.
 _ROOM = "(self.spec.evaluator.replicas > 0 ? 42 : 46 - size(string(self.spec.worker.replicas - 1)))"
 _ROOM_AS_TEXT = (
     "(self.spec.evaluator.replicas > 0 ? '42' : self.spec.worker.replicas <= 10 ? '45'"

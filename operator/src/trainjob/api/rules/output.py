@@ -1,4 +1,4 @@
-"""Where the output may lie."""
+"""Where the output can be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the agents of `restartStrategy: InPlace` do: without them it would be passed over in silence."""
+"""Fields that need the agents of `restartStrategy: InPlace`; without agents they would have no effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULES = (
 
 
 def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check that a job without agents asks for nothing that they do."""
+    """Check that a job without agents sets no field that needs them."""
     if value_at(raw, "spec", "restartStrategy") != "Recreate":
         return
     for rule in RULES:

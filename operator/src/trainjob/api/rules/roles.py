@@ -1,4 +1,4 @@
-"""How roles and their counts belong together, and who looks after the job."""
+"""Roles and their counts, and `spec.managedBy`."""
 
 from __future__ import annotations
 

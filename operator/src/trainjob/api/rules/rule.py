@@ -1,4 +1,4 @@
-"""One rule in two languages: a sentence and CEL for the API server; its check in Python stands beside it."""
+"""One rule for the API server: a message and CEL; the same check in Python is in the rule's module."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that the shape of the object alone can't say.
+    """A rule that the schema's types and ranges can't express.
 
     Attributes:
-        at: where it stands in the schema, `spec.output`; `[]` means a list's items; empty for the root.
+        at: its path in the schema, `spec.output`; `[]` means a list's items; empty for the root.
         cel: the expression, with `self` for the value at `at`.
-        message: what is wrong and what to do; the check in Python says the same and may add the value.
+        message: what is wrong and what to do; the check in Python uses the same and may add the value.
         field_path: the field below `at` that the API server names, `.minReplicas`.
-        message_expression: CEL that gives the message, where it depends on the object.
+        message_expression: CEL for the message, if it depends on the object.
     """
 
     at: str
@@ -25,5 +25,5 @@ class Rule:
 
     @property
     def is_about_changes(self) -> bool:
-        """Tell whether it compares an object with what it was: the creation of one can't break it."""
+        """Return whether it compares with the old object, so that a creation can't break it."""
         return "oldSelf" in self.cel

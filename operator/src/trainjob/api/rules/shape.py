@@ -1,7 +1,7 @@
-"""The shape of those parts of a pod template that are read here; the API server knows all of them.
+"""The shape of the parts of a pod template that this package reads; the API server checks all parts.
 
-A template is Kubernetes' own and stays as the user wrote it, but what a runner has to read must be there to
-be read: a list of objects where Kubernetes has one, and strings where it has strings.
+A template stays as the user wrote it. The parts that a runner reads must have Kubernetes' types: a list of
+objects where Kubernetes has one, and strings where Kubernetes has strings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from trainjob.api.errors import FieldError, Step, format_path, shown
 
 Shape = type | tuple["Shape"] | dict[str, "Shape"]
-"""A scalar's type, a list of one shape, or an object with shapes by key; `{"*": s}` has any keys."""
+"""A scalar's type, a list of one shape, or an object with shapes by key; `{"*": s}` allows any key."""
 
 _MOUNT: Shape = {"name": str, "mountPath": str, "subPath": str, "subPathExpr": str}
 _ENV: Shape = {"name": str, "value": str, "valueFrom": {"*": {}}}
@@ -52,15 +52,15 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "persistentVolumeClaim": ("claimName",),
     "hostPath": ("path",),
 }
-"""By the field that holds the object, or the list of such objects."""
+"""Required keys, by the field that holds the object or the list of such objects."""
 LONGEST_TEXT = 1024
-"""Of what the API server's rules look at in these lists: it takes no rule about texts without a bound."""
+"""Maximum characters of texts that CEL rules read: the API server accepts no rule on unbounded texts."""
 _BOUNDED = ("env", "volumes", "volumeMounts")
 _WORDS = {str: "a string", int: "an integer"}
 
 
 def check_shape(value: object, shape: Shape, path: tuple[Step, ...]) -> Iterator[FieldError]:
-    """Yield what hasn't the shape; null means absent, as it does to the API server."""
+    """Yield an error for each value of another shape; null means absent, as for the API server."""
     if value is None:
         return
     if isinstance(shape, dict):

@@ -1,8 +1,8 @@
-"""How large a job may be: its replicas together, and what each of their pods repeats.
+"""Limits on a job's size: its total replicas, and the parts that its pods repeat.
 
 The controller and its standby, the API server and etcd serve every namespace: one job must not fill them.
-The limits hold for a job that hasn't begun; one that an earlier version started goes on. The figures behind
-them are in ADR 0019.
+The limits apply to a job that hasn't begun; a job that an earlier version started continues. ADR 0019 has
+the figures behind the limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainjob.api.rules.rule import Rule
 from trainjob.api.types import RoleCounts, count_raw_roles
 
 MOST_REPLICAS = 1000
-"""Of chief, workers and parameter servers together; one evaluator may come on top."""
+"""Of chief, workers and parameter servers together; one evaluator may be added."""
 
 LARGEST_PART = 64 * 1024
 """Bytes as JSON of each part of a job that its pods repeat."""
@@ -41,7 +41,7 @@ def _sum_in_cel(spec: str) -> str:
 
 _TOTAL_MESSAGE = f"worker, chief and ps may have {MOST_REPLICAS} replicas together; ask for fewer"
 
-# The API server drops the status of a new job; one with a status may have been started by an earlier version.
+# The API server drops the status of a new job; a job with a status may be from an earlier version.
 TOTAL = Rule(
     at="",
     cel=f"has(self.status) || {_sum_in_cel('self.spec')} <= {MOST_REPLICAS}",
@@ -59,10 +59,10 @@ RULES = (TOTAL, GROWTH)
 
 
 class TooLarge(dict[str, Any]):
-    """Stands in a job for a part that is too large to be kept: it is empty.
+    """An empty replacement for a part of a job that is too large to be kept.
 
     Attributes:
-        error: what is said of that part.
+        error: the error about that part.
     """
 
     def __init__(self, error: FieldError) -> None:
@@ -71,7 +71,7 @@ class TooLarge(dict[str, Any]):
 
 
 def find_too_large(raw: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Yield an error for each part that is over its limit, with the innermost field that is by itself."""
+    """Yield an error for each part over its limit, with the innermost field that alone is over it."""
     for path in _PARTS:
         part = value_at(raw, *path)
         if isinstance(part, TooLarge):
@@ -82,7 +82,7 @@ def find_too_large(raw: Mapping[str, Any]) -> Iterator[FieldError]:
 
 
 def without_too_large(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job without the parts that are over their limit; what is said of them stays the same."""
+    """Return a job without the parts over their limit; `find_too_large` yields the same errors for it."""
     errors = list(find_too_large(raw))
     if not errors:
         return dict(raw)
@@ -94,7 +94,7 @@ def without_too_large(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check the number of replicas, and the size of their pods together."""
+    """Check the number of replicas and the total size of their pods."""
     counts = count_raw_roles(raw)
     if counts is None:
         return
@@ -105,7 +105,7 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
 
 def _check_pods(raw: Mapping[str, Any], counts: RoleCounts) -> Iterator[FieldError]:
     if counts.training * 3 * LARGEST_PART <= LARGEST_PODS:
-        return  # also with the largest template, role and output
+        return  # within the limit even with the largest template, role and output
     spec = mapping_at(raw, "spec")
     shared, output = _size_of(spec.get("template")), _size_of(spec.get("output"))
     sizes: dict[str, int] = {}
@@ -123,7 +123,7 @@ def _check_pods(raw: Mapping[str, Any], counts: RoleCounts) -> Iterator[FieldErr
 
 
 def _size_of(value: object) -> int:
-    """Return the bytes of a value as JSON; what can't be written as JSON is refused by other rules."""
+    """Return the bytes of a value as JSON; other rules refuse values that can't be written as JSON."""
     if value is None:
         return 0
     try:
@@ -134,7 +134,7 @@ def _size_of(value: object) -> int:
 
 
 def _largest_in(part: object, size: int) -> tuple[tuple[Step, ...], int]:
-    """Return the way to the innermost value that is over the limit by itself, and its size."""
+    """Return the path of the innermost value that alone is over the limit, and its size."""
     path: tuple[Step, ...] = ()
     while len(path) < _DEEPEST_NAMED:
         inner: Iterable[tuple[Step, object]] = ()

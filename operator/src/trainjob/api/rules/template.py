@@ -1,4 +1,4 @@
-"""What must hold in a pod template for the job to work; the rest of it is the API server's to check."""
+"""What a job needs in its pod templates; the API server checks the rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the commands for a cluster share: the connection, its answers in words, watching, and logs.
+"""Shared parts of the commands for a cluster: connection, error messages, watching, logs.
 
-Only `server` and `connection` import the Kubernetes client, and they are imported when a command first asks
-the cluster: help, and mistakes in files, don't wait for it.
+Only `server` and `connection` import the Kubernetes client. A command imports them for its first request:
+help, and messages about mistakes in files, don't wait for that.
 """

@@ -1,4 +1,4 @@
-"""Which cluster and namespace a command is about: --kubeconfig, --context, the environment."""
+"""The cluster and namespace of a command, from --kubeconfig, --context and the environment."""
 
 import logging
 import os
@@ -23,15 +23,12 @@ from trainjob.cli.cluster.options import ClusterOptions
 from trainjob.cli.cluster.server import Server
 from trainjob.cluster.protocol import allow_deep_objects
 
-# From --kubeconfig, --context and the environment to an API server and a namespace.
-
-
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A cluster to ask.
+    """An API server, and the namespace of a command.
 
     Attributes:
         namespace: that of the context, or `default`.
@@ -42,12 +39,12 @@ class Connection:
 
 
 def connect(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> Connection:
-    """Return the cluster that is meant; nothing is asked yet.
+    """Return the connection that the options select; no request is sent yet.
 
     Raises:
         NoCluster: there is no usable kubeconfig.
     """
-    # What it would say about retries and certificates is told by our own messages.
+    # Our own messages cover what urllib3 would log about retries and certificates.
     logging.getLogger("urllib3").setLevel(logging.CRITICAL)
     allow_deep_objects()
     configuration = Configuration()
@@ -69,7 +66,7 @@ def connect(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> C
             words = "it doesn't have the form of one"
         raise NoCluster(f"the kubeconfig {files} can't be used: {words}") from error
     if not configuration.verify_ssl:
-        # The kubeconfig says so itself; a warning at each request would bury what is asked for.
+        # The kubeconfig turns verification off; a warning at each request would bury the output.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     client = ApiClient(configuration)
     client.user_agent = "trainjob"
@@ -94,10 +91,10 @@ def _load(files: str, where: ClusterOptions, environ: Mapping[str, str], configu
 
 
 class _Complaints(logging.Handler):
-    """Raises what the client would only log: that a program gave it no credentials, for one."""
+    """Raises errors that the client only logs, such as an exec plugin without credentials."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Raise one record."""
+        """Raise the record as an exception."""
         raise ConfigException(record.getMessage())
 
 

@@ -1,4 +1,4 @@
-"""Whether an API server would take a job and its pods: it is asked for each of them, and creates nothing."""
+"""Server-side dry run of a job and its pods: whether the API server would accept them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob.api import Document, TrainJob
 from trainjob.cli.cluster.errors import Answer, Exit, Refused, describe_problem, lacks_api
-from trainjob.cli.cluster.server import PODS, TRAINJOBS
+from trainjob.cli.cluster.resources import PODS, TRAINJOBS
 from trainjob.cli.submit import describe_refusal
 from trainjob.cluster.agents import preview_source
 from trainjob.core.manifests import build_pod
@@ -23,11 +23,11 @@ _NAMES = "{replicas}"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the API server says about one job.
+    """The API server's verdict on one job.
 
     Attributes:
-        lines: one for each mistake, or for what couldn't be asked.
-        code: good when there are none.
+        lines: one for each mistake, or for a check that wasn't possible.
+        code: `GOOD` without mistakes.
     """
 
     lines: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Complaint:
-    """What is said of one or several pods; of the first one in the API server's own words.
+    """The same mistakes of one or several pods, in the message for the first pod.
 
     Attributes:
-        lines: with a place for the replicas' names.
+        lines: with a placeholder for the replicas' names.
     """
 
     lines: tuple[str, ...]
@@ -54,10 +54,10 @@ class _Complaint:
 
 
 def check_on_cluster(server: Server, document: Document, namespace: str) -> Verdict:
-    """Ask for the job itself, and for every pod of its first attempt.
+    """Check the job, and every pod of its first attempt.
 
     Raises:
-        ServerProblem: nothing can be asked: no answer, no namespace, no permission for TrainJobs.
+        ServerProblem: no check is possible: no response, no namespace, no permission for TrainJobs.
     """
     return _check_job(server, document, namespace) + _check_pods(server, document, namespace)
 
@@ -74,7 +74,7 @@ def _check_job(server: Server, document: Document, namespace: str) -> Verdict:
 
 
 def _check_change(server: Server, document: Document, namespace: str) -> Verdict:
-    """The job exists: what counts is whether it may be changed into this."""
+    """Check whether the existing job may be changed into this one."""
     name = str(document.raw["metadata"]["name"])
     try:
         server.try_change(TRAINJOBS, namespace, name, {"spec": document.raw["spec"]})
@@ -105,7 +105,7 @@ def _check_pods(server: Server, document: Document, namespace: str) -> Verdict:
                 raise
             root = template_of(document, replica.role)
             lines = describe_refusal(refused.answer, document, root, about=f"{_NAMES}: ")
-            # The pods of a role differ in their names only, and so does what is said of them.
+            # The pods of a role, and so the messages about them, differ only in the pods' names.
             plain = tuple(line.replace(pod["metadata"]["name"], "") for line in lines)
             found.setdefault(plain, _Complaint(lines)).replicas.append(replica.name)
     lines = tuple(line for complaint in found.values() for line in complaint.told)
@@ -113,7 +113,7 @@ def _check_pods(server: Server, document: Document, namespace: str) -> Verdict:
 
 
 def pods_to_ask_for(job: TrainJob, namespace: str) -> Iterator[tuple[Replica, Manifest]]:
-    """Yield the pods of the first attempt; without an owner, which isn't there yet."""
+    """Yield the pods of the first attempt, without an owner, which doesn't exist yet."""
     placed = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
     source = preview_source(placed.metadata)
     for replica in desired_replicas(job.spec):
@@ -125,14 +125,14 @@ def pods_to_ask_for(job: TrainJob, namespace: str) -> Iterator[tuple[Replica, Ma
 
 
 def template_of(document: Document, role: str) -> str:
-    """Return where in the document the template of a role's pods is."""
+    """Return the field of the document that has the template of a role's pods."""
     own = (document.raw["spec"].get(role) or {}).get("template")
     return f"spec.{role}.template" if own else "spec.template"
 
 
 def is_verdict(answer: Answer) -> bool:
-    """Tell whether the answer is about the object, and not about who asks or when."""
-    # 403 is also what admission says: a quota, Pod Security, a webhook.
+    """Return whether the response is about the object, and not about the user or the moment."""
+    # Admission (a quota, Pod Security, a webhook) also responds with 403.
     return answer.code in (400, 413, 422) or (answer.code == 403 and _NO_PERMISSION not in answer.message)
 
 

@@ -1,4 +1,4 @@
-"""How commands for a cluster end: what an API server answers, in a sentence, and an exit code."""
+"""Errors of commands for a cluster: the API server's responses as messages, and exit codes."""
 
 import difflib
 import json
@@ -11,7 +11,7 @@ import click
 
 from trainjob.api.constants import API_VERSION, PLURAL
 
-# How commands for a cluster end: one table for all of them, which docs/cli.md shows.
+# Exit codes of all commands for a cluster, as docs/cli.md lists them.
 
 
 class Exit(IntEnum):
@@ -25,22 +25,22 @@ class Exit(IntEnum):
     NO_JOB = 3
     """There is no such job, or it was deleted meanwhile."""
     NO_CLUSTER = 4
-    """The cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API."""
+    """The cluster can't be used: no kubeconfig, no response, no permission, no TrainJob API."""
     TIMEOUT = 124
-    """The time given by --timeout is over; what `timeout` of coreutils says."""
+    """The time given by --timeout is over; the code of `timeout` in coreutils."""
     INTERRUPTED = 130
     """Ctrl-C."""
     NOBODY_READS = 141
-    """The program that read the output has gone, as after `| head`."""
+    """The program that read the output has exited, as after `| head`."""
 
 
 def describe_exits(meanings: Mapping[Exit, str]) -> str:
-    """Return the part of a command's help that says what its exit codes mean."""
+    """Return the part of a command's help that explains its exit codes."""
     rows = (f"  {code.value:<4} {meaning}" for code, meaning in meanings.items())
     return "\n".join(["\b", "Exit codes:", *rows])
 
 
-# What an API server answers when it doesn't do what it was asked, and what to make of it.
+# Error responses of an API server.
 
 
 _TRANSIENT = frozenset([408, 429, 500, 502, 503, 504])
@@ -49,10 +49,10 @@ _SHOWN_BODY = 300
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked, as far as messages name it.
+    """The parts of a request that messages name.
 
     Attributes:
-        verb: in Kubernetes' words: `get`, `list`, `watch`, `create`, `patch`.
+        verb: of Kubernetes: `get`, `list`, `watch`, `create`, `patch`.
         resource: the plural, such as `pods`; `pods/log` for logs.
         namespace: None for all of them.
     """
@@ -65,14 +65,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A `Status` that isn't Success, read from whatever came.
+    """A `Status` other than Success, read from any response.
 
     Attributes:
-        code: of HTTP.
-        reason: Kubernetes' word, such as `NotFound`; empty when it isn't Kubernetes that speaks.
-        message: the API server's own sentence.
+        code: HTTP status code.
+        reason: of Kubernetes, such as `NotFound`; empty when something else responds.
+        message: of the API server.
         details: which object it is about, and the causes.
-        retry_after: seconds that it asks to wait, or None.
+        retry_after: seconds that the API server asks to wait, or None.
     """
 
     code: int
@@ -83,30 +83,30 @@ class Answer:
 
     @property
     def is_passing(self) -> bool:
-        """Tell whether the same request may do better a little later."""
+        """Return whether the same request may succeed a little later."""
         return self.code in _TRANSIENT
 
     @property
     def causes(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the single mistakes, where it names them."""
+        """Return the single mistakes, if the response names them."""
         return tuple(cause for cause in self.details.get("causes") or () if isinstance(cause, Mapping))
 
 
 class ServerProblem(Exception):
-    """The API server did not do what it was asked.
+    """The API server did not carry out a request.
 
     Attributes:
-        request: what that was.
+        request: the request.
     """
 
     request: Request
 
 
 class Refused(ServerProblem):
-    """It answered, and the answer is no.
+    """The API server refused the request.
 
     Attributes:
-        answer: what it said.
+        answer: its response.
     """
 
     def __init__(self, request: Request, answer: Answer) -> None:
@@ -115,10 +115,10 @@ class Refused(ServerProblem):
 
 
 class Unreachable(ServerProblem):
-    """It did not answer, or the answer broke off.
+    """The API server did not respond, or the response broke off.
 
     Attributes:
-        why: in the words of the network.
+        why: message of the network.
         server: its address.
     """
 
@@ -128,7 +128,7 @@ class Unreachable(ServerProblem):
 
 
 def read_answer(code: int, body: str | bytes | None, retry_after: str | None = None) -> Answer:
-    """Return the answer; a body that isn't a `Status` (a proxy's page, say) is shortened to its beginning."""
+    """Return the response; of a body that isn't a `Status` (a proxy's page, say), only the beginning."""
     wait = float(retry_after) if retry_after and retry_after.isdecimal() else None
     text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
     try:
@@ -141,7 +141,7 @@ def read_answer(code: int, body: str | bytes | None, retry_after: str | None = N
 
 
 def read_status(status: Mapping[str, Any], *, code: int = 0, retry_after: float | None = None) -> Answer:
-    """Return the answer of a `Status` object, which a watch may also bring."""
+    """Return the response in a `Status` object, which may also come from a watch."""
     details = status.get("details")
     return Answer(
         code=code or int(status.get("code") or 0),
@@ -153,27 +153,27 @@ def read_status(status: Mapping[str, Any], *, code: int = 0, retry_after: float 
 
 
 def is_passing(problem: ServerProblem) -> bool:
-    """Tell whether the same request may do better a little later."""
+    """Return whether the same request may succeed a little later."""
     return isinstance(problem, Unreachable) or (isinstance(problem, Refused) and problem.answer.is_passing)
 
 
 def is_missing(problem: ServerProblem) -> bool:
-    """Tell whether the object that was asked for is not there, while its kind is."""
+    """Return whether the requested object doesn't exist, while its kind does."""
     if not isinstance(problem, Refused) or problem.answer.code != 404:
         return False
     return bool(problem.request.name) and problem.answer.details.get("name") == problem.request.name
 
 
 def lacks_api(problem: ServerProblem) -> bool:
-    """Tell whether the cluster doesn't know TrainJobs at all: its CRD is not installed."""
+    """Return whether the cluster doesn't know TrainJobs at all: the CRD is not installed."""
     if not isinstance(problem, Refused) or problem.request.resource != PLURAL:
         return False
-    # A missing object is named by the answer, and so is a missing namespace.
+    # The response names a missing object, and a missing namespace.
     return problem.answer.code == 404 and not problem.answer.details.get("name")
 
 
 def describe_problem(problem: ServerProblem) -> str:
-    """Return one sentence, and what to do about it."""
+    """Return the problem in one sentence, with what to do about it."""
     if isinstance(problem, Unreachable):
         return f"the API server {problem.server} can't be reached: {problem.why}"
     assert isinstance(problem, Refused)  # noqa: S101 - there are two kinds
@@ -199,11 +199,11 @@ def _describe(request: Request, answer: Answer) -> str:
     return f"the API server refuses to {request.verb} {request.resource}: {words}"
 
 
-# What ends a command for a cluster: one sentence on stderr and an exit code.
+# Exceptions that end a command: one sentence on stderr and an exit code.
 
 
 class ClusterProblem(click.ClickException):
-    """Printed without a traceback, and without what a cluster or a pod may say to drive the terminal."""
+    """Printed without a traceback, and without terminal control characters from a cluster or a pod."""
 
     exit_code = Exit.FAILED
 
@@ -216,25 +216,25 @@ class ClusterProblem(click.ClickException):
 
 
 class NoCluster(ClusterProblem):
-    """The cluster can't be asked."""
+    """The cluster can't be used."""
 
     exit_code = Exit.NO_CLUSTER
 
 
 class NoJob(ClusterProblem):
-    """There is no such job, or no more."""
+    """The job doesn't exist, or no longer exists."""
 
     exit_code = Exit.NO_JOB
 
 
 class TimeIsOver(ClusterProblem):
-    """What was waited for has not come in time."""
+    """The awaited event did not happen in time."""
 
     exit_code = Exit.TIMEOUT
 
 
 def explain(problem: ServerProblem) -> ClusterProblem:
-    """Return what to tell about a problem that nobody has dealt with."""
+    """Return the exception that ends a command for an unhandled problem."""
     sentence = describe_problem(problem)
     if isinstance(problem, Unreachable) or lacks_api(problem):
         return NoCluster(sentence)
@@ -245,12 +245,12 @@ def explain(problem: ServerProblem) -> ClusterProblem:
 
 
 def no_such_job(name: str, namespace: str, here: Collection[str] | None, elsewhere: Iterable[str]) -> str:
-    """Return the sentence for a job that isn't there, with what may be meant.
+    """Return the message for a job that doesn't exist, with suggestions.
 
     Args:
-        name: what was asked for.
-        namespace: where.
-        here: names of the jobs there, None if they may not be known.
+        name: of the requested job.
+        namespace: of the requested job.
+        here: names of the jobs in it, None if they can't be listed.
         elsewhere: other namespaces with a job of this name.
     """
     sentence = f"there is no TrainJob {name!r} in namespace {namespace}"

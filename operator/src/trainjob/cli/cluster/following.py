@@ -1,4 +1,4 @@
-"""Objects as they change: list, then watch, through dropped connections, expired versions and restarts."""
+"""Follows objects: list, then watch, through dropped connections, expired versions and restarts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from trainjob.cli.cluster.errors import Refused, Request, ServerProblem, is_passing, read_status
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Manifest, Resource, Server
+    from trainjob.cli.cluster.resources import Resource
+    from trainjob.cli.cluster.server import Manifest, Server
 
 
 # Intervals between retries, and their deadline.
@@ -23,11 +24,11 @@ _MOST = 10.0
 
 @dataclass(frozen=True)
 class RetryTimes:
-    """Time, as it is measured and spent.
+    """Clock, pause and deadline of retries.
 
     Attributes:
-        clock: seconds, from any beginning.
-        pause: lets seconds pass.
+        clock: seconds since any start.
+        pause: sleeps for a number of seconds.
         deadline: by the clock, or None.
     """
 
@@ -36,7 +37,7 @@ class RetryTimes:
     deadline: float | None = None
 
     def within(self, seconds: float | None) -> RetryTimes:
-        """Return the same pace with a deadline this far from now; None: none."""
+        """Return the same times with a deadline this far from now; None: no deadline."""
         return RetryTimes(self.clock, self.pause, None if seconds is None else self.clock() + seconds)
 
     @property
@@ -46,25 +47,25 @@ class RetryTimes:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether the deadline has passed."""
+        """Return whether the deadline has passed."""
         return self.left <= 0
 
     def hold_off(self, failures: int, asked: float | None = None) -> None:
-        """Let some time pass after this many failures in a row, but none beyond the deadline.
+        """Pause after this many failures in a row, at most until the deadline.
 
         Args:
             failures: from 1.
-            asked: what the API server itself asks to wait.
+            asked: seconds that the API server asks to wait.
         """
         self.pause(max(0.0, min(asked if asked is not None else backoff(failures), self.left)))
 
 
 def backoff(failures: int) -> float:
-    """Return the seconds to wait after this many failures in a row: twice as long each time, to 10."""
+    """Return the seconds to wait after this many failures in a row: doubled each time, at most 10."""
     return float(min(_MOST, _FIRST * 2 ** min(failures - 1, 16)))
 
 
-# The API server ends a watch when it is told to; one that is silent for longer is dead.
+# The API server ends a watch at its timeout; a watch that is silent for longer is dead.
 _WATCH_SECONDS = 50.0
 _SILENCE_SECONDS = 60.0
 _LIST_SECONDS = 30.0
@@ -75,33 +76,33 @@ EXPIRED = 410
 
 @dataclass(frozen=True)
 class Seen:
-    """An object is there, or has changed."""
+    """An object exists, or has changed."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Gone:
-    """An object has been deleted; `manifest` is the last that was seen of it."""
+    """An object was deleted; `manifest` is its last known state."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Listed:
-    """All that is there now has been seen."""
+    """All objects that exist now have been reported."""
 
 
 @dataclass(frozen=True)
 class Troubled:
-    """The API server doesn't answer as it should; it will be asked again."""
+    """A request failed; it will be repeated."""
 
     problem: ServerProblem
 
 
 @dataclass(frozen=True)
 class TimeOver:
-    """The deadline has passed; nothing comes after this."""
+    """The deadline has passed; this is the last change."""
 
 
 Change = Seen | Gone | Listed | Troubled | TimeOver
@@ -109,7 +110,7 @@ Change = Seen | Gone | Listed | Troubled | TimeOver
 
 @dataclass
 class Known:
-    """What is known of a list of objects; turns what the API server says into changes.
+    """The known objects of a list; turns lists and watch events into changes.
 
     Attributes:
         version: to watch from, or None when a list is due.
@@ -120,7 +121,7 @@ class Known:
     objects: dict[str, Manifest] = field(default_factory=dict)
 
     def take_list(self, answer: Mapping[str, Any]) -> Iterator[Change]:
-        """Take a whole list: what is missing in it has been deleted meanwhile."""
+        """Take a whole list; known objects that are missing in it were deleted."""
         items = {_uid(item): item for item in answer.get("items") or ()}
         for uid in [uid for uid in self.objects if uid not in items]:
             yield Gone(self.objects.pop(uid))
@@ -136,7 +137,7 @@ class Known:
         """Take one event of a watch.
 
         Raises:
-            Refused: it is an error; an expired version is none, a list is due then.
+            Refused: it is an error other than an expired version, after which a list is due.
         """
         kind, item = event.get("type"), event.get("object") or {}
         if kind == "ERROR":
@@ -161,10 +162,10 @@ def follow(
     selectors: Mapping[str, str],
     pace: RetryTimes | None = None,
 ) -> Iterator[Change]:
-    """Yield what is there and then what changes, until the deadline, or for as long as somebody asks.
+    """Yield the existing objects and then their changes, until the deadline if there is one.
 
     Raises:
-        Refused: for good: it may not be asked, or there is no such thing.
+        Refused: permanently: no permission, or no such resource.
     """
     rounds = _Rounds(server, resource, namespace, selectors, pace or RetryTimes())
     while not rounds.pace.is_over:
@@ -200,7 +201,7 @@ class _Rounds:
         self._failures = 0
 
     def next(self) -> Iterator[Change]:
-        """Ask until the watch ends or a list is due."""
+        """List if due, then watch until the watch ends or a list is due."""
         known = self._known
         if known.version is None:
             seconds = min(_LIST_SECONDS, self._left())
@@ -214,16 +215,16 @@ class _Rounds:
                     break
                 self._failures = 0
         if self.pace.clock() - began < _SHORT_SECONDS:
-            # Some proxies end it as soon as it has begun: they must not be asked without end.
+            # Some proxies end a watch at once; without a pause this would be a busy loop.
             self._failures += 1
             self.pace.hold_off(self._failures)
 
     def recover(self, problem: ServerProblem) -> Iterator[Change]:
-        """Hold off, and say so unless it is nothing to tell."""
+        """Report the problem unless it is expected, then hold off."""
         self._failures += 1
         if isinstance(problem, Refused):
             self._known.version = None
-        # Proxies end long connections all the time.
+        # Proxies often end long connections.
         if not _is_expired(problem) and (problem.request.verb != "watch" or self._failures > 1):
             yield Troubled(problem)
         asked = problem.answer.retry_after if isinstance(problem, Refused) else None

@@ -1,4 +1,4 @@
-"""The logs of a job, up to now or while it runs."""
+"""The logs of a job, until now or while it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainjob.cli.cluster.errors import Exit, NoJob, Refused, describe_problem
 from trainjob.cli.cluster.following import Change, Gone, Listed, RetryTimes, Seen, Troubled, follow
 from trainjob.cli.cluster.jobs import Job, Outcome, find_job, pods_of, read_job
 from trainjob.cli.cluster.pod_log import LogLine, LogLost, LogSource, PodLog
-from trainjob.cli.cluster.server import PODS, TRAINJOBS, Resource
+from trainjob.cli.cluster.resources import PODS, TRAINJOBS, Resource
 from trainjob.cli.cluster.waiting import LogPrinter, conclude, describe_deletion
 from trainjob.core.names import LABEL_JOB, TRAINING_ROLES, Replica, is_training
 from trainjob.core.pods import Pod, PodState, read_pod
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
 
 
-# The logs of several pods as one, in the order in which lines were written.
+# Merged logs of several pods.
 
 
 Stamped = tuple[str, LogLine]
@@ -32,14 +32,14 @@ Stamped = tuple[str, LogLine]
 
 
 def merge_logs(logs: Iterable[Iterator[Stamped]]) -> Iterator[Stamped]:
-    """Yield the lines of all logs by their time, reading no further ahead than it takes."""
+    """Yield the lines of all logs in order of time, reading no further ahead than necessary."""
     return heapq.merge(*logs, key=lambda line: line[1].nanoseconds)
 
 
 def pod_lines(
     server: Server, pods: Iterable[Pod], namespace: str, tail: int | None, complain: Callable[[str], None]
 ) -> list[Iterator[Stamped]]:
-    """Return the lines of each pod as far as they are written by now; what can't be read is complained of."""
+    """Return the lines that each pod has written so far; `complain` reports logs that can't be read."""
     return [_lines(server, pod, namespace, tail, complain) for pod in pods]
 
 
@@ -56,41 +56,41 @@ def _lines(
         complain(f"the log of {pod.replica.title} can't be read to its end: {lost}")
 
 
-# Which of a job's pods a command for logs is about.
+# Selection of a job's pods.
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The replicas that are asked for; None: all of them."""
+    """The requested replicas; None: all of them."""
 
     role: str | None = None
     index: int | None = None
 
     def takes(self, replica: Replica) -> bool:
-        """Tell whether this one is asked for."""
+        """Return whether this replica is requested."""
         return self.role in (None, replica.role) and self.index in (None, replica.index)
 
 
 def own_pods(manifests: Iterable[Mapping[str, Any]], job_uid: str) -> tuple[Pod, ...]:
-    """Return the pods that this very job owns, not those of an earlier one of its name; in order of roles."""
+    """Return the pods that this job owns, not an earlier one of its name; in order of roles."""
     own = (m for m in manifests if _owner(m) == job_uid)
     return tuple(sorted(filter(None, map(read_pod, own)), key=lambda p: (_rank(p), p.incarnation)))
 
 
 def newest_pods(pods: Iterable[Pod], wanted: Wanted) -> tuple[Pod, ...]:
-    """Return the newest pod of each replica that is asked for."""
-    newest = {pod.replica: pod for pod in pods if wanted.takes(pod.replica)}  # the last of a seat wins
+    """Return the newest pod of each requested replica."""
+    newest = {pod.replica: pod for pod in pods if wanted.takes(pod.replica)}  # the last of a replica wins
     return tuple(newest.values())
 
 
 def earlier_pods(pods: Iterable[Pod], wanted: Wanted, attempt: int | None) -> tuple[Pod, ...]:
-    """Return what is left of the pods before, for each replica that is asked for.
+    """Return the newest remaining earlier pod of each requested replica.
 
     Args:
         pods: of one job.
         wanted: which replicas.
         attempt: of a job whose training replicas are replaced together, so that their incarnation is the
-            attempt; None where agents restart them in place. An evaluator counts its own in any case.
+            attempt; None where agents restart them in place. An evaluator always counts its own.
     """
     every = tuple(pods)
     newest = newest_pods(every, wanted)
@@ -99,12 +99,12 @@ def earlier_pods(pods: Iterable[Pod], wanted: Wanted, attempt: int | None) -> tu
 
 
 def has_log(pod: Pod) -> bool:
-    """Tell whether its training container has been started."""
+    """Return whether its training container has started."""
     return pod.state is PodState.RUNNING or pod.exit_code is not None
 
 
 def why_no_log(pod: Pod) -> str:
-    """Return what keeps its container from having a log."""
+    """Return why its container has no log."""
     if pod.state is PodState.FAILED:
         return f"failed before it started ({pod.reason or pod.message or 'the cluster does not say why'})"
     if pod.waiting is not None:
@@ -124,17 +124,17 @@ def _owner(manifest: Mapping[str, Any]) -> str | None:
     return next((owner.get("uid") for owner in owners if owner.get("controller")), None)
 
 
-# Which pods' logs are to be read while a job is followed, decided as pods come and go.
+# The pods whose logs are read while a job is followed.
 
 
 @dataclass
 class FollowedPods:
-    """The pods of one job.
+    """The pods of one job, as they are created and deleted.
 
     Attributes:
         job_uid: owner of the pods that count.
-        wanted: replicas that are asked for.
-        complete: all pods that were there at the start have been seen.
+        wanted: requested replicas.
+        complete: all pods that existed at the start have been seen.
     """
 
     job_uid: str
@@ -146,15 +146,15 @@ class FollowedPods:
     _known_waits: dict[str, str] = field(default_factory=dict)
 
     def see(self, manifest: dict[str, Any]) -> None:
-        """Take a pod as it is now."""
+        """Store the current state of a pod."""
         self._pods[manifest["metadata"]["uid"]] = manifest
 
     def lose(self, manifest: dict[str, Any]) -> None:
-        """Take note that a pod is gone."""
+        """Remove a deleted pod."""
         self._pods.pop(manifest["metadata"]["uid"], None)
 
     def begin(self) -> None:
-        """All that is there has been seen: pods of earlier attempts are left to `--previous`."""
+        """End the initial list; pods of earlier attempts are left to `--previous`."""
         if self.complete:
             return
         own = self._own()
@@ -164,7 +164,7 @@ class FollowedPods:
         self.complete = True
 
     def due(self) -> tuple[Pod, ...]:
-        """Return the pods whose reading is to begin now, each once: as soon as it has a log."""
+        """Return the pods that have a log which isn't read yet, each pod once."""
         if not self.complete:
             return ()
         found = tuple(pod for pod in self._own() if has_log(pod) and pod.name not in self._begun)
@@ -172,11 +172,11 @@ class FollowedPods:
         return found
 
     def was_there(self, pod: Pod) -> bool:
-        """Tell whether this pod was there before we were."""
+        """Return whether this pod existed at the start."""
         return pod.name in self._from_the_start
 
     def new_waits(self) -> dict[str, str]:
-        """Return which replicas have no log yet, and why, as far as that hasn't been told before."""
+        """Return the replicas without a log and the reasons, unless reported before."""
         newest = newest_pods(self._own(), self.wanted)
         waits = {pod.replica.title: why_no_log(pod) for pod in newest if not has_log(pod)}
         fresh = {title: why for title, why in waits.items() if self._known_waits.get(title) != why}
@@ -189,7 +189,7 @@ class FollowedPods:
 
 
 def describe_waits(waits: dict[str, str]) -> str:
-    """Return `worker 0 and worker 1: Unschedulable: no nodes`, replicas with one cause together."""
+    """Return `worker 0 and worker 1: Unschedulable: no nodes`, with replicas grouped by cause."""
     titles = dict[str, list[str]]()
     for title, why in waits.items():
         titles.setdefault(why, []).append(title)
@@ -202,7 +202,7 @@ def _listed(names: list[str]) -> str:
     return " and ".join(", ".join(names).rsplit(", ", maxsplit=1))
 
 
-# All logs of a job while it runs: pods as they come, each read by a thread, printed by one.
+# All logs of a running job: one thread reads each pod, one thread prints.
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Ended:
-    """The reading of a log; `lost` says why, if it wasn't the log's end."""
+    """The reading of a log has ended; `lost` says why, if before the log's end."""
 
     lost: str = ""
 
@@ -238,9 +238,9 @@ class LogFollowing:
     Args:
         server: that has the job.
         job: as it is now.
-        wanted: replicas that are asked for.
+        wanted: requested replicas.
         printer: for lines and notes.
-        tail: of pods that are there already, begin with this many lines before the end.
+        tail: lines before the end to begin with, for pods that exist already.
     """
 
     def __init__(
@@ -261,10 +261,10 @@ class LogFollowing:
         """Print until the job is over and all its logs have been read.
 
         Returns:
-            The job as it was last seen, and whether it was deleted.
+            The last known state of the job, and whether it was deleted before its end.
 
         Raises:
-            ServerProblem: something may not be asked.
+            ServerProblem: a request failed permanently.
         """
         self._tell_state(self._job)
         for resource in (TRAINJOBS, PODS):
@@ -278,7 +278,7 @@ class LogFollowing:
         return self._job, deleted
 
     def _take(self, message: _Message) -> bool:
-        """Deal with a message; tell whether it says that the job was deleted."""
+        """Handle a message; return whether it reports that the job was deleted before its end."""
         if isinstance(message, _Line):
             self._printer.line(message.replica, message.line)
         elif isinstance(message, _Ended):
@@ -320,15 +320,15 @@ class LogFollowing:
                 self._end()
             return False
         if ours:
-            # What it became in its last moments is told by the event of its deletion.
+            # The deletion event has the job's last state.
             self._job = job
-        if ours or isinstance(change, Seen):  # another job of that name: ours is gone
+        if ours or isinstance(change, Seen):  # another job of that name: ours was deleted
             self._end()
             return not self._job.is_over
         return False
 
     def _end(self) -> None:
-        """The watch of pods may lag behind the job's: what was there when it ended is to be read, too."""
+        """List the pods once more, as their watch may lag behind the job's; then mark the job as over."""
         for change in follow(self._server, PODS, self._job.namespace, self._selectors[PODS], self._pace()):
             self._take_pods(change)
             if isinstance(change, Listed):
@@ -336,7 +336,7 @@ class LogFollowing:
         self._is_over.set()
 
     def _tell_state(self, job: Job) -> None:
-        if not job.is_over:  # the end is told at the end
+        if not job.is_over:  # the end is reported separately
             message = f": {job.status.message}" if job.status.message else ""
             self._tell(f"{job.name}: {job.state}{message}")
 
@@ -383,7 +383,7 @@ class LogFollowing:
         return RetryTimes(pause=self._stop.wait)
 
 
-# The logs of a job, up to now or while it runs, and what there is to say around them.
+# The logs of a job, with notes about it.
 
 
 class LogShowing:
@@ -393,9 +393,9 @@ class LogShowing:
         server: that has the job.
         namespace: of the job.
         name: of the job.
-        wanted: replicas that are asked for.
+        wanted: requested replicas.
         printer: for lines and notes.
-        tail: of each replica, begin with this many lines before the end.
+        tail: lines before the end to begin with, for each replica.
     """
 
     def __init__(
@@ -412,10 +412,10 @@ class LogShowing:
         self._wanted, self._printer, self._tail = wanted, printer, tail
 
     def follow(self) -> Exit:
-        """Show what is written until the job is over, then what came of it.
+        """Show the logs until the job is over, then its result.
 
         Raises:
-            NoJob: there is none, or it was deleted.
+            NoJob: the job doesn't exist, or was deleted.
         """
         job = self._find()
         last, deleted = LogFollowing(self._server, job, self._wanted, self._printer, self._tail).run()
@@ -424,7 +424,7 @@ class LogShowing:
         return conclude(last)
 
     def show(self) -> Exit:
-        """Show what is written by now."""
+        """Show the logs so far."""
         job = self._find()
         pods = newest_pods(
             own_pods(pods_of(self._server, self._namespace, self._name), job.uid), self._wanted
@@ -441,7 +441,7 @@ class LogShowing:
         return Exit.GOOD
 
     def show_previous(self) -> Exit:
-        """Show what was written in the attempt before, or in place by the pods before."""
+        """Show the logs of the previous attempt, or of earlier pods if the job restarts in place."""
         job = self._find()
         every = own_pods(pods_of(self._server, self._namespace, self._name), job.uid)
         attempt = None if job.in_place else job.status.attempt or 1
@@ -453,7 +453,7 @@ class LogShowing:
         return Exit.GOOD
 
     def _show_what_is_kept(self, job: Job, pods: set[str]) -> None:
-        """Show the end of a log that the status has, where nothing else is left of a failure."""
+        """Show the end of the log that the status keeps of a failure, if no earlier pod is left."""
         attempt, first = job.status.attempt or 1, job.status.first_failure
         lives_on = job.in_place and first is not None and first.pod in pods
         if attempt < 2 or job.is_over or first is None or not first.log_tail or lives_on:

@@ -1,4 +1,4 @@
-"""A job as commands find and read it: by its name, leniently."""
+"""Finds jobs for commands, and reads them leniently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trainjob.api import TrainJobStatus
 from trainjob.cli.cluster.errors import NoJob, ServerProblem, is_missing, no_such_job
-from trainjob.cli.cluster.server import PODS, TRAINJOBS
+from trainjob.cli.cluster.resources import PODS, TRAINJOBS
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import LABEL_JOB
 from trainjob.core.pods import read_time
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Manifest, Server
 
 
-# A job as commands read it: leniently, whoever wrote it.
+# A job as commands read it.
 
 
 PENDING = "Pending"
 
 
 class Outcome(Enum):
-    """How far a job is."""
+    """Whether a job has finished, and how."""
 
     GOING_ON = "going on"
     COMPLETE = "complete"
@@ -38,13 +38,13 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Job:
-    """What commands show of a job.
+    """The parts of a job that commands use.
 
     Attributes:
-        uid: tells it from an earlier or later one of its name.
+        uid: distinguishes it from earlier and later jobs of its name.
         spec: as it is stored.
         created_at: by the API server's clock, or None.
-        deleting: it has been asked to go.
+        deleting: its deletion has been requested.
     """
 
     name: str
@@ -57,19 +57,19 @@ class Job:
 
     @property
     def in_place(self) -> bool:
-        """Tell whether its training restarts in pods that live on."""
+        """Return whether its training restarts in the existing pods."""
         return self.spec.get("restartStrategy") != "Recreate"
 
     @property
     def outcome(self) -> Outcome:
-        """Return how far it is."""
+        """Return whether it has finished, and how."""
         if is_true(self.status, COMPLETE):
             return Outcome.COMPLETE
         return Outcome.FAILED if is_true(self.status, FAILED) else Outcome.GOING_ON
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nothing happens to it any more."""
+        """Return whether it has finished."""
         return self.outcome is not Outcome.GOING_ON
 
     @property
@@ -79,7 +79,7 @@ class Job:
 
 
 def read_job(manifest: Mapping[str, Any]) -> Job:
-    """Return what can be read; a status that was damaged by hand counts as none."""
+    """Return the job; an invalid status, as after an edit by hand, counts as empty."""
     meta = manifest.get("metadata") or {}
     spec = manifest.get("spec")
     return Job(
@@ -100,17 +100,17 @@ def _status(raw: object) -> TrainJobStatus:
         return TrainJobStatus()
 
 
-# Finding a job by its name, or what else may be meant.
+# Finding a job by its name.
 
 
 def find_job(server: Server, namespace: str, name: str) -> Manifest:
     """Return the job.
 
     Raises:
-        NoJob: there is none of that name; the sentence says what may be meant.
+        NoJob: there is none of that name; the message has suggestions.
     """
     if not name:
-        # An unset variable of the shell, mostly; the API server would take it for all jobs.
+        # Mostly an unset shell variable; the API server would return all jobs.
         raise NoJob("the job's name is empty")
     try:
         return server.get(TRAINJOBS, namespace, name)
@@ -121,7 +121,7 @@ def find_job(server: Server, namespace: str, name: str) -> Manifest:
 
 
 def missing_job(server: Server, namespace: str, name: str) -> NoJob:
-    """Return what to tell about a job that isn't there."""
+    """Return the error for a job that doesn't exist."""
     here = _listed(server, namespace)
     elsewhere = _listed(server, None, name) or []
     names = None if here is None else [metadata["name"] for metadata in here]
@@ -129,12 +129,12 @@ def missing_job(server: Server, namespace: str, name: str) -> NoJob:
 
 
 def pods_of(server: Server, namespace: str, name: str) -> tuple[Manifest, ...]:
-    """Return every pod that is labelled as this job's."""
+    """Return every pod with this job's label."""
     return tuple(server.list(PODS, namespace, {"labelSelector": f"{LABEL_JOB}={name}"}).get("items") or ())
 
 
 def _listed(server: Server, namespace: str | None, name: str | None = None) -> list[dict[str, Any]] | None:
-    # A hint only: who may not list gets none.
+    # Only for suggestions: without permission to list there are none.
     query = {"fieldSelector": f"metadata.name={name}"} if name else {}
     with suppress(ServerProblem):
         return [item["metadata"] for item in server.list(TRAINJOBS, namespace, query).get("items") or ()]

@@ -1,4 +1,4 @@
-"""Which cluster and namespace a command is about: the options, and how commands that use them end."""
+"""The options for a command's cluster and namespace, and how commands with them end."""
 
 import functools
 import os
@@ -18,14 +18,14 @@ from trainjob.cli.files import RefusedFile
 if TYPE_CHECKING:
     from trainjob.cli.cluster.connection import Connection
 
-# Which namespace a document goes into.
+# The namespace of a document.
 
 
 def namespace_of(document: Document, asked: str | None, context: str) -> str:
-    """Return the namespace: what is asked for, else what the file says, else the context's.
+    """Return the namespace of the option, else of the file, else of the context.
 
     Raises:
-        RefusedFile: the file says another one than is asked for.
+        RefusedFile: the file and the option differ.
     """
     own = document.raw["metadata"].get("namespace")
     if asked and own and asked != own:
@@ -39,7 +39,7 @@ def namespace_of(document: Document, asked: str | None, context: str) -> str:
     return str(asked or own or context)
 
 
-# Lengths of time on the command line.
+# Durations on the command line.
 
 
 _PARTS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
@@ -59,12 +59,12 @@ class Duration(click.ParamType[float]):
         return 3600 * hours + 60 * minutes + seconds
 
 
-# Which cluster and namespace a command is about, and the options that say so.
+# The options for cluster and namespace.
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What the options say; None: not given."""
+    """Values of the options; None: not given."""
 
     namespace: str | None = None
     context: str | None = None
@@ -72,8 +72,8 @@ class ClusterOptions:
 
     @contextmanager
     def connected(self) -> "Iterator[Connection]":
-        """Open the cluster, and end whatever still reads from it afterwards."""
-        # The Kubernetes client is slow to import: only what needs it pays for it.
+        """Connect to the cluster, and end all open streams afterwards."""
+        # The Kubernetes client is slow to import: only commands that need it import it.
         try:
             from trainjob.cli.cluster.connection import connect  # noqa: PLC0415
         except ModuleNotFoundError as missing:
@@ -91,7 +91,7 @@ class ClusterOptions:
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say which cluster; the command gets them as `where: Where`."""
+    """Add the options that select the cluster; the command gets them as `where: ClusterOptions`."""
 
     @click.option("-n", "--namespace", help="The namespace; without it, that of the kubeconfig's context.")
     @click.option("--context", help="The kubeconfig's context; without it, the current one.")
@@ -109,7 +109,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a command end in one sentence: what the cluster answers, Ctrl-C, and nobody who reads."""
+    """End a command without a traceback on a cluster's error, Ctrl-C, or a closed output pipe."""
 
     @functools.wraps(command)
     def ending(*arguments: Any, **options: Any) -> Any:
@@ -120,7 +120,7 @@ def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
         except KeyboardInterrupt:
             sys.exit(Exit.INTERRUPTED)
         except BrokenPipeError:
-            # Python would complain once more when it flushes at its exit.
+            # Otherwise Python reports the error again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.NOBODY_READS)
 

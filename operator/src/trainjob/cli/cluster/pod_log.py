@@ -1,4 +1,4 @@
-"""The log of one pod's training container, through dropped streams, to its end."""
+"""Reads the log of a pod's training container to its end, through dropped streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.cli.cluster.errors import Refused, ServerProblem, is_missing, is_passing
 from trainjob.cli.cluster.following import RetryTimes
-from trainjob.cli.cluster.server import PODS
+from trainjob.cli.cluster.resources import PODS
 from trainjob.cluster.local.process import LineSplitter
 from trainjob.core.pods import read_pod
 
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
 
 
-# Where the reading of one log stands: after a dropped stream nothing is lost and nothing comes twice.
+# The position in one log: a dropped stream neither loses nor repeats lines.
 #
-# A log can only be asked for from a whole second on (the fraction of `PodLogOptions.sinceTime` is dropped),
-# and stdout and stderr are stamped by two writers, so that stamps go back a little at times. So reading
-# goes on from a second before the last line, and lines of that time that were taken already are left out,
-# each as often as it was there.
+# A log can only be requested from a whole second on (the fraction of `PodLogOptions.sinceTime` is dropped).
+# Two writers stamp stdout and stderr, so stamps sometimes go back a little. So reading resumes one second
+# before the last line, and skips lines of that time that were read already, each as often as it was read.
 
 
 _STAMPED = re.compile(
@@ -44,7 +43,7 @@ class LogLine:
     Attributes:
         nanoseconds: since 1970, when it was written; of a line without a stamp, that of the line before.
         stamp: as the API server gives it.
-        text: what was written, without what drives terminals.
+        text: without terminal control characters.
     """
 
     nanoseconds: int
@@ -53,18 +52,18 @@ class LogLine:
 
 
 class LogCursor:
-    """Takes the pieces of a log's streams, one stream after the other."""
+    """Turns the pieces of a log's streams into lines, one stream after the other."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._latest = 0
         self._stamp = ""
         self._taken = deque[tuple[int, int]]()  # of this stream: (nanoseconds, hash of the line)
-        self._before = Counter[int]()  # of the streams before, in the time that is asked for again
+        self._before = Counter[int]()  # of earlier streams, in the time that is read again
 
     @property
     def since(self) -> str | None:
-        """Return what to ask for as `sinceTime`; None: from the beginning."""
+        """Return the `sinceTime` of the next stream; None: from the beginning."""
         if not self._latest:
             return None
         start = max(0, self._latest - _OVERLAP) // _SECOND
@@ -76,16 +75,16 @@ class LogCursor:
         return [line for raw in lines if (line := self._take(raw)) is not None]
 
     def finish(self) -> list[LogLine]:
-        """Return a last line without an end; the log is over."""
+        """Return a last line without a line end, when the log is over."""
         raw, self._rest = self._rest, b""
         line = self._take(raw) if _STAMPED.fullmatch(raw) else None
         return [line] if line is not None else []
 
     def reopen(self) -> None:
-        """Get ready for another stream of the log, from `since` on; a line cut in the middle comes again."""
+        """Prepare for another stream of the log, from `since` on, which repeats a line cut in the middle."""
         self._rest = b""
         self._forget()
-        # What a stream brings again is counted off and taken anew, and it may break off before all has come.
+        # Repeated lines moved from `_before` to `_taken`; those left in `_before` may still be repeated.
         self._before = +self._before + Counter(line for _, line in self._taken)
         self._taken.clear()
 
@@ -121,16 +120,16 @@ def _clean(text: bytes) -> str:
     return "".join(LineSplitter(_LONGEST).feed(text + b"\n"))
 
 
-# Silence is a log's right; asking anew costs little and finds connections that are dead.
+# A log may be silent; a new request costs little and detects dead connections.
 _SILENCE_SECONDS = 60.0
 _MOST_FAILURES = 4
 _WITHOUT_NEWS = 1.0
-"""Seconds to wait when a log has ended but its container has not, as far as the API server knows."""
+"""Seconds to wait when a log has ended, but the API server doesn't report its container as ended."""
 
 
 @dataclass(frozen=True)
 class LogSource:
-    """Whose log.
+    """The pod whose log is read.
 
     Attributes:
         ended: the container has ended already: its log is whole.
@@ -150,11 +149,11 @@ class PodLog:
 
     Args:
         server: that has it.
-        source: whose.
-        follow: go on until the container has ended.
-        tail: begin with this many lines before the end; None: with the first.
-        pace: for waiting between streams.
-        gives_up: tells whether failures are no longer worth any patience.
+        source: its pod.
+        follow: read until the container has ended.
+        tail: lines before the end to begin with; None: from the first line.
+        pace: for pauses between streams.
+        gives_up: returns whether repeated failures end the reading.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class PodLog:
 
         Raises:
             LogLost: the rest can't be read.
-            Refused: nobody may read it.
+            Refused: the API server refuses the log permanently.
         """
         ended = self._source.ended
         while True:
@@ -192,7 +191,7 @@ class PodLog:
                     self._pace.pause(_WITHOUT_NEWS)
             except ServerProblem as problem:
                 if is_missing(problem):
-                    break  # the pod has gone, and its log with it
+                    break  # the pod was deleted, and its log with it
                 self._bear(problem)
             self._cursor.reopen()
         yield from self._cursor.finish()
@@ -217,7 +216,7 @@ class PodLog:
 
     def _bear(self, problem: ServerProblem) -> None:
         self._failures += 1
-        # A container that has only just been made has no log yet: the kubelet's answer is 400 then.
+        # A container that was just created has no log yet: the kubelet responds with 400.
         early = isinstance(problem, Refused) and problem.answer.code == 400
         if not is_passing(problem) and not early:
             raise problem

@@ -1,4 +1,4 @@
-"""The API server, asked through the official client: plain JSON in and out, two kinds of problems."""
+"""Requests to the API server through the official client: plain JSON, and two kinds of problems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
-from urllib.parse import quote
 
 import urllib3
 import websocket
@@ -18,45 +17,19 @@ from kubernetes.client import ApiClient, ApiException
 from kubernetes.stream import ws_client
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.api.constants import API_VERSION, PLURAL
 from trainjob.cli.cluster.errors import Refused, Request, ServerProblem, Unreachable, read_answer
-
-# The kinds of objects that commands ask for, and where the API server keeps them.
-
-
-@dataclass(frozen=True)
-class Resource:
-    """One kind.
-
-    Attributes:
-        root: where its API version begins.
-        plural: its name in addresses and messages.
-    """
-
-    root: str
-    plural: str
-
-    def path(self, namespace: str | None, name: str = "", part: str = "") -> str:
-        """Return the path of an object, of its `part` (`log`, say), or of the list; None: all namespaces."""
-        within = f"/namespaces/{quote(namespace, safe='')}" if namespace is not None else ""
-        tail = "".join(f"/{quote(step, safe='')}" for step in (name, part) if step)
-        return f"{self.root}{within}/{self.plural}{tail}"
-
-
-TRAINJOBS = Resource(f"/apis/{API_VERSION}", PLURAL)
-PODS = Resource("/api/v1", "pods")
-
+from trainjob.cli.cluster.resources import PODS, Resource
 
 # A program run in a pod's container, as `kubectl exec` does it.
 
 
 _SECONDS = 30.0
-"""That connecting, and then the program, may take."""
+"""Timeout of the connection, and then of the program."""
 
 
 @dataclass(frozen=True)
 class Executed:
-    """What came of it.
+    """The result of a program.
 
     Attributes:
         code: the program's exit code; None where it could not be started.
@@ -73,8 +46,8 @@ def execute(client: ApiClient, namespace: str, pod: str, container: str, command
     """Run a program to its end.
 
     Raises:
-        Refused: the API server doesn't let us.
-        Unreachable: it didn't answer, or the connection broke off.
+        Refused: the API server refuses it.
+        Unreachable: there was no response, or the connection broke off.
     """
     request = Request("create", "pods/exec", namespace, pod)
     address = str(client.configuration.host)
@@ -93,7 +66,7 @@ def execute(client: ApiClient, namespace: str, pod: str, container: str, command
             channels = [stream.read_channel(number) for number in (1, 2, 3)]
         finally:
             stream.close()
-            stream.sock.shutdown()  # after the server's own word of the end, `close` leaves the socket open
+            stream.sock.shutdown()  # after the server's close frame, `close` leaves the socket open
     except websocket.WebSocketBadStatusException as error:
         raise Refused(request, read_answer(error.status_code, error.resp_body)) from error
     except (websocket.WebSocketException, OSError) as error:
@@ -120,7 +93,7 @@ def _parsed(status: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# The client's typed classes are left aside: they drop fields that they don't know, and cost seconds to build.
+# Requests without the client's typed classes, which drop unknown fields and take seconds to build.
 
 
 Manifest = dict[str, Any]
@@ -134,7 +107,7 @@ _TEXT = "text/plain, application/json, */*"
 
 
 class Server:
-    """One API server; several threads may ask it at the same time.
+    """One API server; several threads may use it at the same time.
 
     Every method raises `Refused` or `Unreachable`.
     """
@@ -147,7 +120,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Return where it is."""
+        """Return its URL."""
         return str(self._client.configuration.host)
 
     def get(self, resource: Resource, namespace: str, name: str) -> Manifest:
@@ -163,13 +136,13 @@ class Server:
         query: Query | None = None,
         seconds: float | None = None,
     ) -> Manifest:
-        """Return a list as it comes, with the `resourceVersion` to watch from.
+        """Return a raw list, with the `resourceVersion` to watch from.
 
         Args:
             resource: of what.
             namespace: None for all of them.
             query: selectors.
-            seconds: how long an answer may take.
+            seconds: timeout of the response.
         """
         request = Request("list", resource.plural, namespace)
         return self._json("GET", resource.path(namespace), request, query=query, seconds=seconds)
@@ -177,13 +150,13 @@ class Server:
     def create(
         self, resource: Resource, namespace: str, manifest: Manifest, *, dry_run: bool = False
     ) -> Manifest:
-        """Create an object, fields that its kind doesn't have being refused, and return it as stored."""
+        """Create an object with strict validation of fields, and return it as stored."""
         request = Request("create", resource.plural, namespace, manifest["metadata"].get("name") or "")
         query = {**_STRICT, **(_DRY_RUN if dry_run else {})}
         return self._json("POST", resource.path(namespace), request, query=query, body=manifest)
 
     def try_change(self, resource: Resource, namespace: str, name: str, change: Manifest) -> Manifest:
-        """Return what an object would be after a merge patch; nothing is changed."""
+        """Return an object as it would be after a merge patch, without changing it."""
         request = Request("patch", resource.plural, namespace, name)
         path, query = resource.path(namespace, name), {**_STRICT, **_DRY_RUN}
         kind = "application/merge-patch+json"
@@ -199,7 +172,7 @@ class Server:
             namespace: None for all of them.
             query: selectors and `resourceVersion`.
             seconds: after which the API server ends it.
-            silence: seconds without any word after which the connection counts as dead.
+            silence: seconds without data after which the connection counts as dead.
         """
         request = Request("watch", resource.plural, namespace)
         asked = {
@@ -213,21 +186,21 @@ class Server:
                 try:
                     yield json.loads(line)
                 except ValueError:
-                    return  # broken off in the middle: the next watch brings it again
+                    return  # broken off in the middle: the next watch repeats it
 
     @contextmanager
     def log(self, namespace: str, pod: str, query: Query, *, silence: float) -> Iterator[Iterator[bytes]]:
-        """Open a container's log: pieces of it, cut anywhere."""
+        """Open a container's log, in pieces that are cut anywhere."""
         path = PODS.path(namespace, pod, "log")
         with self._stream(path, Request("get", "pods/log", namespace, pod), query, silence) as pieces:
             yield pieces
 
     def execute(self, namespace: str, pod: str, command: Sequence[str]) -> Executed:
-        """Run a program in the container that trains, to its end."""
+        """Run a program in the training container to its end."""
         return execute(self._client, namespace, pod, TRAINER_CONTAINER, command)
 
     def close(self) -> None:
-        """End all streams, in whatever thread they are read; nothing is asked any more."""
+        """End all streams, in any thread; later requests fail."""
         with self._lock:
             self._closed = True
             streams = tuple(self._open)
@@ -302,12 +275,12 @@ class Server:
         except ServerProblem:
             raise
         except ApiException as error:
-            if not error.status:  # the client's word for what went wrong with TLS
+            if not error.status:  # how the client reports TLS errors
                 raise Unreachable(request, _first_line(str(error.reason)), self.address) from error
             wait = (error.headers or {}).get("Retry-After")
             raise Refused(request, read_answer(error.status, error.body, wait)) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
-            # The last two: the response was closed by another thread while it was read.
+            # The last two: another thread closed the response while it was read.
             raise Unreachable(request, _why(error), self.address) from error
 
 
@@ -319,7 +292,7 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _hang_up(response: Any) -> None:
-    # Its reader wakes up and finds the end; closing it from here would wait for the reader.
+    # The shutdown wakes the reader, which finds the end; closing would wait for the reader.
     with suppress(AttributeError, RuntimeError, ValueError, OSError):
         if hasattr(response, "shutdown"):
             response.shutdown()
@@ -328,7 +301,7 @@ def _hang_up(response: Any) -> None:
 
 
 def _why(error: BaseException) -> str:
-    # Refused and unresolved connections are timeouts, too, by their class.
+    # urllib3 derives the class for refused and unresolved connections from a timeout.
     is_new = isinstance(error, urllib3.exceptions.NewConnectionError)
     if isinstance(error, urllib3.exceptions.ConnectTimeoutError) and not is_new:
         return f"no answer within {_CONNECT_SECONDS:g} s"

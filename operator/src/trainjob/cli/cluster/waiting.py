@@ -1,4 +1,4 @@
-"""Waiting for the end of a job, with one line of progress, and the last lines about it."""
+"""Waits for the end of a job with a progress line, and prints its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainjob.cli.cluster.errors import Exit, NoJob, TimeIsOver, describe_proble
 from trainjob.cli.cluster.following import Change, Gone, Listed, RetryTimes, Seen, TimeOver, Troubled, follow
 from trainjob.cli.cluster.jobs import Job, Outcome, find_job, missing_job, read_job
 from trainjob.cli.cluster.pod_log import LogLine
-from trainjob.cli.cluster.server import TRAINJOBS
+from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.screen import format_metric, format_rate
 from trainjob.cli.summary import ON_CLUSTER, describe_ending, quote_log
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
 
 
-# Log lines and notes on the terminal, or wherever they go.
+# Log lines and notes.
 
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 def wants_colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether the stream is a terminal that shows colours, and nobody has asked for none (NO_COLOR)."""
+    """Return whether the stream is a terminal that shows colours, and NO_COLOR is not set."""
     return stream.isatty() and environ.get("TERM") != "dumb" and not environ.get("NO_COLOR")
 
 
 class LogPrinter:
-    """Prints the lines of replicas behind their names, each replica in a colour of its own.
+    """Prints the lines of replicas after their names, each name in its own colour.
 
     Args:
         stamps: print the time of each line, too.
@@ -62,7 +62,7 @@ class LogPrinter:
         click.echo(f"{self._name(replica)}: {text}", color=self._colours)
 
     def note(self, text: str) -> None:
-        """Say something about the job, apart from its logs."""
+        """Print a message about the job on stderr, apart from its logs."""
         click.echo(f"trainjob: {text}", err=True)
 
     def _name(self, replica: str) -> str:
@@ -74,7 +74,7 @@ class LogPrinter:
         return self._names[replica]
 
 
-# One line on stderr that says how far a job is.
+# The progress line on stderr.
 
 
 _ERASE = "\r\x1b[K"
@@ -88,7 +88,7 @@ def describe_progress(job: Job) -> str:
 
 
 def describe_state(job: Job) -> str:
-    """Return the same without figures, which change all the time."""
+    """Return the progress without figures, which change all the time."""
     message = job.status.message
     return printable(f"{job.name}: {job.state}" + (f": {message}" if message else ""))
 
@@ -109,12 +109,12 @@ def _figures(job: Job) -> list[str]:
 
 
 def _can_redraw() -> bool:
-    # Whoever wants no colours (NO_COLOR) may still want one line instead of many.
+    # NO_COLOR turns off colours, not the redrawn line.
     return wants_colours(sys.stderr, {"TERM": os.environ.get("TERM", "")})
 
 
 class ProgressLine:
-    """Keeps one line up to date on a terminal; elsewhere each new state is a line of its own.
+    """Keeps one line up to date on a terminal; elsewhere prints a line for each new state.
 
     Args:
         redraws: None: if stderr is a terminal.
@@ -126,7 +126,7 @@ class ProgressLine:
         self._is_drawn = False
 
     def show(self, job: Job | None, trouble: str = "") -> None:
-        """Show the job, or trouble with the connection."""
+        """Show the job, or a problem with the connection."""
         if self._redraws:
             text = trouble or (describe_progress(job) if job else "")
             width = shutil.get_terminal_size().columns - 1
@@ -139,23 +139,23 @@ class ProgressLine:
         self._told = text
 
     def clear(self) -> None:
-        """Take the line away: what comes now stays."""
+        """Erase the line before other output."""
         if self._is_drawn:
             click.echo(_ERASE, err=True, nl=False, color=True)
         self._is_drawn = False
 
 
-# The last words about a job in a cluster: what came of it, or what failed and what to do.
+# The final lines about a job: its result, or what failed and what to do.
 
 
 def describe_end(job: Job) -> tuple[str, ...]:
-    """Return the lines for a job that is over."""
+    """Return the lines for a finished job."""
     lines = _success(job) if job.outcome is Outcome.COMPLETE else _failure(job)
     return tuple(lines)
 
 
 def describe_deletion(name: str, last: Job | None, *, replaced: bool = False) -> str:
-    """Return the sentence for a job that was deleted while somebody waited for it."""
+    """Return the sentence for a job that was deleted while a command waited for it."""
     known = f" (last seen: {last.state}{_told(last)})" if last else ""
     again = "; another job of that name is there now" if replaced else ""
     return f"{name} was deleted{known}{again}"
@@ -211,7 +211,7 @@ def _has_evaluator(job: Job) -> bool:
     return not isinstance(role, dict) or role.get("replicas", 1) != 0
 
 
-# Waiting for the end of a job, whatever happens to the connection.
+# Waiting for the end of a job, through failures of the connection.
 
 
 class Reason(Enum):
@@ -226,14 +226,14 @@ class Reason(Enum):
 
 @dataclass(frozen=True)
 class Awaited:
-    """What came of it; `job` is the last that was seen, None if there never was one."""
+    """The result of waiting; `job` is its last known state, None if no job was seen."""
 
     reason: Reason
     job: Job | None
 
 
 class Waiting:
-    """Decides from change to change whether there is anything left to wait for."""
+    """Decides after each change whether the waiting is over."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
@@ -243,7 +243,7 @@ class Waiting:
         if isinstance(change, Seen):
             return self._see(read_job(change.manifest))
         if isinstance(change, Gone):
-            # The event of its deletion has its last state: it may have ended before anybody was told.
+            # The deletion event has the last state: the end of the job may not have been reported before.
             last = read_job(change.manifest)
             if self.job is not None and last.uid != self.job.uid:
                 return None
@@ -276,10 +276,10 @@ def wait_for_end(
         namespace: of the job.
         name: of the job.
         pace: with the deadline.
-        on_change: is given the job whenever it changes, and a word about trouble with the connection.
+        on_change: is called with the job at each change, and with each problem of the connection.
 
     Raises:
-        Refused: it may not be watched.
+        Refused: watching it is not allowed.
     """
     waiting = Waiting()
     for change in follow(server, TRAINJOBS, namespace, {"fieldSelector": f"metadata.name={name}"}, pace):
@@ -293,15 +293,15 @@ def wait_for_end(
     raise AssertionError("the last change of all says that the time is over")
 
 
-# How commands that wait for a job end: the last words on the right stream, and the exit code.
+# The end of commands that wait for a job: its result and the exit code.
 
 
 EXITS = {Outcome.COMPLETE: Exit.GOOD, Outcome.FAILED: Exit.FAILED}
-"""What a command that waits makes of the end."""
+"""Exit codes of commands that wait."""
 
 
 def conclude(job: Job) -> Exit:
-    """Print what came of a job that is over: on stdout if it is good, else on stderr."""
+    """Print the result of a finished job: on stdout if it is complete, else on stderr."""
     code = EXITS[job.outcome]
     for line in describe_end(job):
         click.echo(printable(line), err=code is not Exit.GOOD)
@@ -311,13 +311,13 @@ def conclude(job: Job) -> Exit:
 def wait_and_conclude(
     server: Server, namespace: str, name: str, timeout: float | None, pace: RetryTimes | None = None
 ) -> Exit:
-    """Wait for a job's end with a progress line on stderr, then print what came of it.
+    """Wait for a job's end with a progress line on stderr, then print its result.
 
     Raises:
         NoJob: there is no such job, or it was deleted.
-        TimeIsOver: it goes on after `timeout` seconds.
+        TimeIsOver: the job is not over after `timeout` seconds.
     """
-    # Once, without patience: a wrong context would be waited for without end.
+    # Once, without retries: otherwise the wait for a wrong context would never end.
     find_job(server, namespace, name)
     progress = ProgressLine()
     try:

@@ -1,1 +1,1 @@
-"""Asking a running replica for a profile, wherever it runs."""
+"""Requests for profiles of running replicas."""

@@ -1,4 +1,4 @@
-"""Asking a running replica for a profile, on this machine or in a pod."""
+"""Requests a profile of a running replica, on this machine or in a pod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainjob.cli.cluster.errors import (
 from trainjob.cli.cluster.following import RetryTimes
 from trainjob.cli.cluster.job_logs import Wanted, newest_pods, own_pods, why_no_log
 from trainjob.cli.cluster.jobs import Job, pods_of, read_job
-from trainjob.cli.cluster.server import TRAINJOBS
+from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.profiling import request_files
 from trainjob.cluster.local import is_taken
 from trainjob.core.agent_reports import integer, known, text
@@ -34,40 +34,40 @@ if TYPE_CHECKING:
     from trainjob.cli.cluster.server import Server
 
 
-# Where a replica is asked for a profile: the job's output folder, on this machine or seen from a pod.
+# Requests as files in the job's output folder, on this machine or in a pod.
 
 
 _LONGEST_TEXT = 4096
 
 
 class ReplicaUnavailable(Exception):
-    """The replica can't be asked just now; the sentence says why."""
+    """The replica can't take requests at the moment; the message says why."""
 
 
 class ProfileClient(Protocol):
-    """Where requests of one replica are left. The first three may raise `ReplicaUnavailable`."""
+    """Leaves requests for one replica. The first three methods may raise `ReplicaUnavailable`."""
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Leave a request, instead of any other."""
+        """Leave a request, replacing any other."""
 
     def answer(self) -> Mapping[str, Any]:
-        """Return what has been answered last, empty if nothing has."""
+        """Return the last answer, empty if there is none."""
 
     def withdraw(self, number: str) -> None:
-        """Take the request of this id back."""
+        """Withdraw the request of this id."""
 
     def why_over(self) -> str | None:
-        """Return why nothing will be answered any more, in a sentence; None while something may."""
+        """Return a sentence on why no more answers will come; None while they may come."""
 
 
 LARGEST_ANSWER = 1 << 14
-"""Characters; one has some hundred."""
+"""Characters; an answer has a few hundred."""
 
 
 def read_answer(raw: str) -> Mapping[str, Any]:
-    """Return the answer, empty if it is none.
+    """Return the parsed answer, empty if it is invalid.
 
-    A training image writes it: its texts have one line, and nothing in them drives a terminal.
+    A training image writes it, so its texts become one line without terminal control sequences.
     """
     try:
         answer = json.loads(raw) if len(raw) <= LARGEST_ANSWER else None
@@ -83,17 +83,17 @@ _ANSWER: Mapping[str, Callable[[Any], object]] = {
 }
 
 
-# Replicas of `trainjob run`: found by the lock on the output folder that they train into.
+# Replicas of `trainjob run`, found by the lock on their output folder.
 
 
 FOLDER = "profile"
 _LEVELS = ("", "*/", "*/*/")
-"""Volumes lie in the folder of the runs, and jobs in those, perhaps below a `subPath`."""
+"""The folder of the runs contains volumes, and these contain jobs, perhaps below a `subPath`."""
 
 
 @dataclass(frozen=True)
 class LocalProfileClient:
-    """That of a replica on this machine.
+    """The client for a replica on this machine.
 
     Attributes:
         output: the job's output folder.
@@ -104,22 +104,22 @@ class LocalProfileClient:
     replica: str
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Leave a request, instead of any other."""
+        """Leave a request, replacing any other."""
         try:
             request_files.ask(self.output / FOLDER, self.replica, json.dumps(request))
         except OSError as error:
             raise ReplicaUnavailable(f"can't write into {self.output / FOLDER}: {error.strerror}") from error
 
     def answer(self) -> Mapping[str, Any]:
-        """Return what has been answered last, empty if nothing has."""
+        """Return the last answer, empty if there is none."""
         return read_answer(request_files.answer(self.output / FOLDER, self.replica))
 
     def withdraw(self, number: str) -> None:
-        """Take the request of this id back."""
+        """Withdraw the request of this id."""
         request_files.withdraw(self.output / FOLDER, self.replica, number)
 
     def why_over(self) -> str | None:
-        """Return why nothing will be answered any more, in a sentence; None while something may."""
+        """Return a sentence on why no more answers will come; None while they may come."""
         return None if is_taken(self.output) else f"nothing trains into {self.output} any more"
 
 
@@ -127,7 +127,7 @@ def find_output(folder: Path, name: str) -> Path:
     """Return the output folder of the job that runs here under this name.
 
     Args:
-        folder: the one that `trainjob run` was given.
+        folder: the one given to `trainjob run`.
         name: of the job.
 
     Raises:
@@ -149,14 +149,14 @@ def find_output(folder: Path, name: str) -> Path:
     )
 
 
-# A replica in a cluster, asked by a small program that runs in its pod: training pods have no API token.
+# A replica in a cluster, asked by a program in its pod, as training pods have no API token.
 
 
 _SILENT = "it gives no reason"
 
 
 class PodProfileClient:
-    """That of one replica of a job; its pod may be replaced meanwhile.
+    """The client for one replica of a job in a cluster; its pod may be replaced meanwhile.
 
     Args:
         server: that has the job.
@@ -170,19 +170,19 @@ class PodProfileClient:
         self._pod: str | None = None
 
     def ask(self, request: Mapping[str, Any]) -> None:
-        """Leave a request, instead of any other."""
+        """Leave a request, replacing any other."""
         self._run("ask", json.dumps(request))
 
     def answer(self) -> Mapping[str, Any]:
-        """Return what has been answered last, empty if nothing has."""
+        """Return the last answer, empty if there is none."""
         return read_answer(self._run("answer"))
 
     def withdraw(self, number: str) -> None:
-        """Take the request of this id back."""
+        """Withdraw the request of this id."""
         self._run("withdraw", number)
 
     def why_over(self) -> str | None:
-        """Return why nothing will be answered any more, in a sentence; None while something may."""
+        """Return a sentence on why no more answers will come; None while they may come."""
         try:
             job = read_job(self._server.get(TRAINJOBS, self._job.namespace, self._job.name))
         except ServerProblem as problem:
@@ -192,7 +192,7 @@ class PodProfileClient:
         return describe_end(job)
 
     def _run(self, *words: str) -> str:
-        # Without what PYTHONPATH would bring along: it is meant for the training.
+        # `-I` ignores PYTHONPATH, which is meant for the training.
         command = ["python3", "-I", "-S", "-c", self._program, words[0], self._replica.name, *words[1:]]
         try:
             pod = self._pod = self._pod or self._find_pod()
@@ -224,7 +224,7 @@ class PodProfileClient:
 
 
 def describe_end(job: Job) -> str | None:
-    """Return how the job has ended, in a sentence; None if it hasn't."""
+    """Return how the job ended, in a sentence; None if it hasn't."""
     return f"{job.name} is over: {job.state}" if job.is_over else None
 
 
@@ -233,24 +233,24 @@ def _is_forbidden(problem: ServerProblem) -> bool:
     return answer is not None and answer.code in (401, 403)
 
 
-# One request from its beginning to its end: what is told on the way, and what comes of it.
+# One request from start to end, with progress messages.
 
 
 NO_ANSWER_SECONDS = 60.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_LINES = 30.0
-"""About the same."""
+"""Between two lines about the same state."""
 _LOOKS_BETWEEN_QUESTIONS = 5
-"""Whether the job is over is asked only so often."""
+"""Looks between two checks whether the job is over."""
 
 
 class ProfileRequest:
-    """Leaves a request and waits for what comes of it.
+    """Leaves a request and waits for its result.
 
     Args:
-        desk: of the replica.
+        desk: client for the replica.
         who: the replica, in messages.
-        say: tells how far it is, one line each.
+        say: prints the progress, one line each.
         pace: with the deadline.
     """
 
@@ -262,10 +262,10 @@ class ProfileRequest:
         self._began = pace.clock()
 
     def run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the last answer, which says where the profile is.
+        """Return the last answer, which names the profile's folder.
 
         Raises:
-            ClusterProblem: it can't be had; the sentence says why.
+            ClusterProblem: there will be no profile; the message says why.
             TimeIsOver: the deadline has passed.
         """
         self._leave(request)
@@ -303,7 +303,7 @@ class ProfileRequest:
         if not answer:
             return {}
         if answer.get("id") != number:
-            if not self._answered:  # still the last word to an earlier request
+            if not self._answered:  # still the answer to an earlier request
                 return {}
             raise ClusterProblem(f"{self._who} has been asked by somebody else meanwhile")
         self._answered = True
@@ -332,7 +332,7 @@ class ProfileRequest:
 
 
 def describe(who: str, answer: Mapping[str, Any]) -> str:
-    """Return how far it is, in a line; nothing at the end."""
+    """Return the progress in one line, empty at the end."""
     if answer.get("state") == "waiting":
         return f"{who}: waiting for the step; {answer.get('step')} are done"
     if answer.get("state") == "profiling":

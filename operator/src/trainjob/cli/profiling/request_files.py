@@ -1,6 +1,6 @@
-"""The two files by which a replica is asked for a profile: "Profiles" in docs/contract.md.
+"""The two files that request a profile of a replica: "Profiles" in docs/contract.md.
 
-Also a program, which runs in a pod as it stands: Python 3.9 and nothing but its standard library.
+Also a program that runs in pods: for Python 3.9, with its standard library only.
 """
 
 import sys
@@ -27,7 +27,7 @@ def answer(folder: Path, replica: str) -> str:
 
 
 def withdraw(folder: Path, replica: str, number: str) -> None:
-    """Remove request and answer, if they are those of this id; they may be somebody else's by now."""
+    """Remove request and answer if they have this id; a later request may have replaced them."""
     for name in (f"{replica}.json", f"{replica}.answer.json"):
         with suppress(OSError):
             if number in (folder / name).read_text():

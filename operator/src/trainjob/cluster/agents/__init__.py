@@ -1,6 +1,6 @@
-"""The agents inside the pods, as the controller meets them: what they are given, and how they are asked.
+"""The controller's side of the agents in the pods: their bundle, the protocol, and their reports.
 
-The protocol is written down in `docs/contract.md`; the other side of it is the trainer's.
+`docs/contract.md` describes the protocol; the trainer implements the other side.
 """
 
 from trainjob.cluster.agents.bundle import (

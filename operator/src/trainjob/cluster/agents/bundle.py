@@ -1,6 +1,6 @@
-"""What every pod with an agent is given: agent and trainer library in one zip, or a folder of this machine.
+"""The bundle of every pod with an agent: agent and trainer library in one zip, or a folder of this machine.
 
-The trainer is another package, whose code the controller never runs: it is found and copied, not imported.
+The trainer is another package: the controller finds and copies its code, and never imports or runs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.exit(main())
 """
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
-"""The first moment that a zip can hold: the same files make the same bytes, whenever."""
+"""The earliest time that a zip can hold, so that the same files always make the same bytes."""
 
 _READABLE = 0o100644 << 16
 _UNIX = 3
@@ -38,7 +38,7 @@ class BundleMissing(Exception):
 
 
 def build_bundle() -> bytes:
-    """Return the zip, the same one for the same version of the trainer.
+    """Return the zip, which is the same for the same version of the trainer.
 
     Raises:
         BundleMissing: the trainer is not installed.
@@ -54,7 +54,7 @@ def build_bundle() -> bytes:
 
 
 def preview_source(meta: ObjectMeta) -> AgentSource | None:
-    """Return where a job's agents come from, as far as that is known without the controller's key.
+    """Return the source of a job's agents, as far as it is known without the controller's key.
 
     The program is that of this installation; a controller gives the Secret another name. None: no trainer is
     installed here.
@@ -67,10 +67,10 @@ def preview_source(meta: ObjectMeta) -> AgentSource | None:
 
 
 def lay_out(folder: Path, token: str) -> None:
-    """Create in `folder` what the bundle's volume holds in a pod, for processes of this machine.
+    """Create the files of the bundle's volume in `folder`, for processes of this machine.
 
-    The program is a folder here, which Python runs as it runs a zip. The library is a link to the installed
-    one, so that what Python compiles of it is kept from run to run.
+    The program is a folder here, which Python runs like a zip. The library is a link to the installed one, so
+    that its compiled files are kept from run to run.
 
     Raises:
         BundleMissing: the trainer is not installed.

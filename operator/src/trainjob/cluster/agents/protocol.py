@@ -1,4 +1,4 @@
-"""One question to a job's agent, as bytes, and its answer."""
+"""One request to a job's agent, as bytes, and its report."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-# Frames between the controller and an agent, as bytes: who may write them, and how large they may be.
+# Frames between the controller and an agent, as bytes.
 #
-# One frame is its length, a tag and a JSON object. The tag is an HMAC under a key that only this connection
-# has, over the direction, the frame's number in it and the content: nobody without the job's token can
-# write a frame, and none can be repeated, reordered or turned back.
+# A frame is a length, a tag and a JSON object. The tag is an HMAC over the direction, the frame's number in
+# that direction and the content, with a key that only this connection has. So only a peer with the job's
+# token can write a frame, and no frame can be repeated, reordered or sent back.
 
 
 GREETING = b"TRAINJOB-AGENT/1"
-"""What an agent says first, before its nonce."""
+"""The first bytes from an agent, before its nonce."""
 
 NONCE_BYTES = 32
 LENGTH_BYTES = 4
 TAG_BYTES = 32
 
 LARGEST_FRAME = 1 << 20
-"""Bytes of tag and content, whatever is said."""
+"""Bytes of tag and content of any frame."""
 
 REPORT_BYTES = 1 << 16
-"""Of a report, beside its replicas: a failure with its log, and what the writer and the evaluator say."""
+"""Bytes of a report beside its replicas: a failure with its log, and the reports of writer and evaluator."""
 
 REPLICA_BYTES = 128
-"""Of a report, for each replica that is to be there: one that isn't there takes so many."""
+"""Bytes of a report for each replica that the job should have: a missing replica takes that many."""
 
 MEMBER_BYTES = 1 << 11
-"""Of a report, for each pod: what its training process says of itself."""
+"""Bytes of a report for each pod: the progress report of its training process."""
 
 LARGEST_FIRST_FRAME = 1 << 16
-"""The same, for what an agent takes from somebody it does not know yet."""
+"""Bytes of tag and content of a frame from a peer that the agent has not authenticated yet."""
 
 _PURPOSE = b"trainjob-agent/1"
 
 
 class InvalidFrame(ValueError):
-    """The peer is no agent of this job, or does not keep to the protocol."""
+    """The peer is not an agent of this job, or violates the protocol."""
 
 
 class FrameTooLarge(ValueError):
-    """What is to be said is more than the peer would take."""
+    """The message is larger than the peer accepts."""
 
 
 def session_key(token: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
     """Return the key of one connection.
 
     Args:
-        token: the job's, as its file has it; space around it does not count.
+        token: the job's, as in its file; surrounding whitespace is ignored.
         server_nonce: the agent's 32 random bytes.
         client_nonce: the controller's.
     """
@@ -67,7 +67,7 @@ class Sealer:
 
     Args:
         key: of the connection.
-        direction: `b"C"` from whoever opened the connection, `b"S"` from the other side.
+        direction: `b"C"` from the client, `b"S"` from the server.
     """
 
     def __init__(self, key: bytes, direction: bytes) -> None:
@@ -99,13 +99,13 @@ class Opener:
         self._number = 0
 
     def open(self, body: bytes) -> dict[str, Any]:
-        """Return what the next frame says.
+        """Return the message of the next frame.
 
         Args:
             body: tag and content, without the length.
 
         Raises:
-            InvalidFrame: it was not written by the peer as the next one, or holds no JSON object.
+            InvalidFrame: the peer did not write it as its next frame, or it holds no JSON object.
         """
         tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
         if not hmac.compare_digest(tag, _tag(self._key, self._direction, self._number, payload)):
@@ -115,17 +115,17 @@ class Opener:
 
 
 def largest_report(replicas: int, pods: int) -> int:
-    """Return how many bytes a report may have.
+    """Return the maximum size of a report in bytes.
 
     Args:
-        replicas: of the job, as it is to be.
-        pods: that the job has: they cost their owner something, and replicas that aren't there don't.
+        replicas: number of replicas that the job should have.
+        pods: number of pods that the job has: pods cost their owner something, missing replicas don't.
     """
     return min(REPORT_BYTES + REPLICA_BYTES * replicas + MEMBER_BYTES * pods, LARGEST_FRAME)
 
 
 def read_length(prefix: bytes, largest: int = LARGEST_FRAME) -> int:
-    """Return how many bytes of tag and content follow.
+    """Return the number of bytes of tag and content that follow.
 
     Raises:
         InvalidFrame: no frame has that length.
@@ -147,7 +147,7 @@ def _read(payload: bytes) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> float:
-    # Whatever is read here may end in a status, and Kubernetes knows no NaN.
+    # These values may reach a status, and Kubernetes has no NaN.
     raise ValueError(f"{name} is no JSON number")
 
 
@@ -159,19 +159,19 @@ def _hmac(key: bytes, text: bytes) -> bytes:
     return hmac.new(key, text, hashlib.sha256).digest()
 
 
-# One question to a job's agent, and its answer.
+# One request to a job's agent, and its report.
 
 
 class AgentError(Exception):
-    """An agent could not be asked; the subclass says why."""
+    """A request to an agent failed; the subclass gives the reason."""
 
 
 class AgentUnreachable(AgentError):
-    """Nobody is there, or nobody answered in time: try again."""
+    """No agent listens there, or none answered in time: try again."""
 
 
 class AgentRefused(AgentError):
-    """Somebody is there who does not take what we say: another token, or another protocol."""
+    """The peer rejects the request, or sends invalid frames: another token, or another protocol."""
 
 
 async def sync(
@@ -183,20 +183,20 @@ async def sync(
     timeout: float = 3.0,  # noqa: ASYNC109 - callers have no use for what is left of it
     largest: int = LARGEST_FRAME,
 ) -> Mapping[str, Any]:
-    """Tell an agent what is wanted, and return its report (`docs/contract.md` has the keys of both).
+    """Send an agent target, and return the agent's report (`docs/contract.md` has the keys of both).
 
     Args:
         host: address of the pod.
         port: of its agent.
         token: the job's.
-        order: what the leading agent is to know.
-        timeout: seconds for all of it.
-        largest: bytes of a report; see `largest_report`.
+        order: the agent target.
+        timeout: seconds for the whole request.
+        largest: maximum bytes of the report; see `largest_report`.
 
     Raises:
-        AgentUnreachable: nobody is there, or time is over.
-        AgentRefused: whoever is there does not know the token or the protocol, says more than it may, or
-            would not take as large an order.
+        AgentUnreachable: no agent listens there, or none answered in time.
+        AgentRefused: the peer has another token or protocol, its report is larger than `largest`, or the
+            agent target is larger than an agent accepts.
     """
     where = f"{host}:{port}"
     try:
@@ -215,7 +215,7 @@ async def sync(
 
 
 class _Closed(Exception):
-    """The connection ended before anything was said."""
+    """The connection ended before the greeting and the nonce were complete."""
 
 
 @contextlib.asynccontextmanager
@@ -226,7 +226,7 @@ async def _connected(
     try:
         yield reader, writer
     finally:
-        # Not `close`, which waits until all that was written has been taken: by somebody who reads nothing.
+        # Not `close`: it waits until the peer has read everything, and the peer may read nothing.
         writer.transport.abort()
 
 

@@ -1,4 +1,4 @@
-"""What is known of one job's agents from their own words, and whether the latest of it is news."""
+"""The latest agent reports of one job, and whether they hold news."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Report = Mapping[str, Any]
-"""An agent's answer; its keys are in `docs/contract.md`."""
+"""An agent report; its keys are in `docs/contract.md`."""
 
 _DECISIVE = ("phase", "attempt", "world", "failure", "ledger")
 _SEATED = ("pod", "incarnation", "state")
@@ -15,12 +15,12 @@ _SEATED = ("pod", "incarnation", "state")
 
 @dataclass(frozen=True)
 class _Silence:
-    """The leading agent doesn't answer.
+    """A leading agent that does not answer.
 
     Attributes:
-        pod: its pod's uid.
-        since: when it was first asked in vain.
-        witness: what another agent says, if one was asked.
+        pod: its pod's uid, or its name with `trainjob run`.
+        since: time of the first request without an answer.
+        witness: the report of another agent, if one was asked.
     """
 
     pod: str
@@ -29,12 +29,12 @@ class _Silence:
 
 
 class GangRecord:
-    """See the module. All times are seconds on one clock that only goes forward.
+    """The latest agent reports of one job. All times are seconds of one monotonic clock.
 
-    Reports are kept as they are given: they come from `project_report`, which bounds them.
+    Reports are stored unchanged: they come from `project_report`, which bounds them.
 
     Args:
-        figures_seconds: how often figures alone, such as the step, are worth a look at the job.
+        figures_seconds: interval at which figures alone, such as the step, count as news.
     """
 
     def __init__(self, figures_seconds: float) -> None:
@@ -47,37 +47,37 @@ class GangRecord:
         self._told_at = float("-inf")
 
     def hear(self, report: Report, now: float) -> None:
-        """Take in the leading agent's answer."""
+        """Store the leading agent's report."""
         self._report, self._heard_at, self._silence = report, now, None
         self._said = _digest(report)
 
     def miss(self, pod: str, now: float) -> float:
-        """Take note that the agent of this pod leads and hasn't answered, and return for how long by now."""
+        """Record that this pod's agent leads and did not answer; return the seconds since the first time."""
         if self._silence is None or self._silence.pod != pod:
             self._silence = _Silence(pod, now)
         return self.silent_seconds(now)
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether the leading agent hasn't answered the latest call."""
+        """Return whether the leading agent did not answer the latest request."""
         return self._silence is not None
 
     def silent_seconds(self, now: float) -> float:
-        """Return for how long the leading agent hasn't answered."""
+        """Return for how many seconds the leading agent has not answered."""
         return now - self._silence.since if self._silence is not None else 0.0
 
     def testify(self, witnesses: Iterable[Report]) -> None:
-        """Take in what other agents say of the silent one: the one that heard of it last is believed."""
+        """Store the report of the agent that heard from the silent leader last."""
         if self._silence is not None:
             witness = min(witnesses, key=_lost_seconds, default=None)
             self._silence = _Silence(self._silence.pod, self._silence.since, witness)
 
     def rest(self) -> None:
-        """Take note that no agent leads now: nobody is silent."""
+        """Record that no agent leads now, so that none is silent."""
         self._silence = None
 
     def gang(self, now: float) -> dict[str, Any] | None:
-        """Return all of it for a snapshot; None while no agent has said anything."""
+        """Return the reports for a snapshot; None while no agent has reported."""
         silence = self._silence
         witness = silence.witness if silence is not None else None
         if self._report is None and witness is None:
@@ -90,7 +90,7 @@ class GangRecord:
         }
 
     def has_news(self, now: float) -> bool:
-        """Tell whether the job is worth a look since this was last said; figures alone are only at times."""
+        """Return whether there is news since the last True; figures alone count every `figures_seconds`."""
         state = self._state(now)
         is_decisive = self._told is None or self._told[0] != state[0]
         is_due = now - self._told_at >= self._figures_seconds and self._told != state
@@ -99,16 +99,16 @@ class GangRecord:
         return is_decisive or is_due
 
     def _state(self, now: float) -> tuple[object, object]:
-        """Return what decides something, and the mere figures."""
+        """Return the decisive part of the state, and its figures."""
         if self._silence is not None:
             witness = self._silence.witness
             is_lost = None if witness is None else witness.get("leaderLostSeconds") is not None
-            return (self._silence.pod, is_lost), now  # how long it lasts is a figure
+            return (self._silence.pod, is_lost), now  # its duration is a figure
         return self._said
 
 
 def _digest(report: Report) -> tuple[object, object]:
-    """Return what of a report decides something, and the mere figures."""
+    """Return the decisive part of a report, and its figures."""
     members = [(seat, member) for seat, member in _members(report) if isinstance(member, Mapping)]
     seats = [(seat, *(m.get(key) for key in _SEATED), _has_stepped(m)) for seat, m in members]
     return ([report.get(key) for key in _DECISIVE], seats), [m.get("report") for _, m in members]
@@ -120,7 +120,7 @@ def _members(report: Report) -> Iterable[tuple[str, Any]]:
 
 
 def _has_stepped(member: Mapping[str, Any]) -> bool:
-    """Tell whether training has got to a first step there: somebody is waiting for it."""
+    """Return whether training has reported a first step there, which a user waits for."""
     report = member.get("report")
     return isinstance(report, Mapping) and report.get("step") is not None
 

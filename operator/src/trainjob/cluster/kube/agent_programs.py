@@ -1,6 +1,6 @@
-"""The ConfigMaps with the agent's program: there before pods mount them, and gone when nobody needs them.
+"""The ConfigMaps with the agent's program: created before pods mount them, deleted when no job needs them.
 
-They are found by their names and one label, so nothing has to be remembered from one start to the next.
+They are found by their names and one label, so no state has to survive a restart of the controller.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _log = logging.getLogger(__name__)
 _CONTENT = ("binaryData", "data", "immutable")
 
 Unneeded = frozenset[tuple[NamespacedName, str]]
-"""Places and uids."""
+"""Namespaced names and uids."""
 
 
 class AgentPrograms:
-    """See the module.
+    """Creates and deletes the ConfigMaps with the agent's program.
 
     Args:
         api: the API server.
-        namespace: where jobs are looked after; None is everywhere.
-        jobs: returns those that are known.
-        pods: likewise.
+        namespace: of the jobs; None for every namespace.
+        jobs: returns the known jobs.
+        pods: returns the known pods.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class AgentPrograms:
         self._scope = Scope(CONFIG_MAPS, namespace, LABEL_PROGRAM)
         self._jobs = jobs
         self._pods = pods
-        self._checked: dict[NamespacedName, str] = {}  # the uid of what was seen to hold what it should
+        self._checked: dict[NamespacedName, str] = {}  # uids of those with the expected content
 
     async def provide(self, manifest: Manifest) -> None:
-        """Make sure that this ConfigMap is there: whatever else has its name is deleted.
+        """Ensure that this ConfigMap exists; one of its name with other content is deleted.
 
-        An immutable one that was looked at is known by its uid: most calls cost one small request.
+        A checked ConfigMap is immutable and known by its uid, so most calls cost one small request.
 
         Raises:
-            Conflict: somebody else keeps creating another one of the name.
+            Conflict: another client keeps creating another one of that name.
         """
         place = place_of(manifest)
         may_be_there = place in self._checked
@@ -87,15 +87,15 @@ class AgentPrograms:
             _log.warning("ConfigMap %s/%s isn't what its name says: replacing it", *place)
             await self._api.delete(CONFIG_MAPS, *place, uid=uid)
         except (NotFound, Conflict):
-            pass  # it went just now, or is another one by now
+            pass  # it was just deleted or replaced
         return False
 
     async def collect(self, bundle: Bundle, seconds: float) -> None:
-        """Delete what nobody needs, until cancelled.
+        """Delete the programs that no job needs, until cancelled.
 
         Args:
-            bundle: with the program of new pods.
-            seconds: between two looks.
+            bundle: contains the program of new pods.
+            seconds: between two sweeps.
         """
         unneeded: Unneeded = frozenset()
         while True:
@@ -108,10 +108,10 @@ class AgentPrograms:
                 _log.exception("agents' programs: the look at them failed; looking again in %.0f s", seconds)
 
     async def sweep(self, bundle: Bundle, before: Unneeded) -> Unneeded:
-        """Delete what wasn't needed at the sweep before and isn't now; return what isn't needed now.
+        """Delete what the previous sweep found unneeded and still is; return what is unneeded now.
 
-        A job that came while something was being deleted may count on it: its program is created again. It is
-        known by then, since it is in the cache before anything is created for it.
+        A job that arrives during a deletion may need the program, which is then created again. The job is
+        known by then: it is in the cache before any object is created for it.
         """
         listed: list[Manifest] = []
         await walk(self._api, self._scope, listed.append, limit=PAGE, metadata_only=True)

@@ -1,4 +1,4 @@
-"""Asks the leading agent of each job that it has a target for, and keeps its reports."""
+"""Polls the leading agent of each job that has an agent target, and keeps its reports."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from trainjob.core.agent import job_token
 from trainjob.core.agent_reports import project_report, replica_names
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, JobKey
 
-# Which of a job's agents can be asked, and which one leads.
+# The running agents of a job, and which one leads.
 
 
 _ROLES = ("chief", "worker", "ps", "evaluator")
-"""In the order in which members are asked for what the leading agent doesn't tell."""
+"""The order in which the other agents are asked when the leading agent doesn't answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSeat:
-    """An agent that runs.
+    """A running agent.
 
     Attributes:
         pod: its pod's uid.
@@ -42,11 +42,11 @@ class AgentSeat:
 
 @dataclass(frozen=True, slots=True)
 class AgentSeats:
-    """The agents of one job.
+    """The running agents of one job.
 
     Attributes:
-        leader: the leading one, or None while it doesn't run.
-        others: those of the other seats that run.
+        leader: the leading agent, or None while it doesn't run.
+        others: the agents of the other replicas.
     """
 
     leader: AgentSeat | None
@@ -54,11 +54,11 @@ class AgentSeats:
 
 
 def find_agents(pods: Iterable[Manifest], world: Mapping[str, Any]) -> AgentSeats:
-    """Return the agents of these pods.
+    """Return the running agents of these pods.
 
     Args:
-        pods: of the job; of two in one seat the later one counts.
-        world: replicas of each training role: a job with a chief is led by the chief's agent.
+        pods: of the job; of two pods of one replica the later incarnation counts.
+        world: number of replicas of each training role; if the job has a chief, the chief's agent leads.
     """
     leading = ("chief" if "chief" in world else "worker", 0)
     newest: dict[tuple[str, int], tuple[int, Manifest]] = {}
@@ -75,7 +75,7 @@ def find_agents(pods: Iterable[Manifest], world: Mapping[str, Any]) -> AgentSeat
 
 
 def _seat_of(pod: Manifest) -> tuple[tuple[str, int], int] | None:
-    """Return role and index, and the incarnation, of a pod that the job still counts on."""
+    """Return the replica (role and index) and the incarnation of a live pod, or None."""
     labels = pod["metadata"].get("labels") or {}
     if labels.get(LABEL_LIVE) != "true":
         return None
@@ -107,54 +107,54 @@ def names_of(pods: Iterable[Manifest]) -> Iterator[str]:
         yield f"{labels.get(LABEL_ROLE)}-{labels.get(LABEL_INDEX)}"
 
 
-# Asks the leading agent of each job that it has an order for, again and again, and keeps what it says.
+# Polling of the leading agents.
 
 
 _log = logging.getLogger(__name__)
 
 CALLS = 64
-"""At once, over all jobs; half of them for one namespace."""
+"""Concurrent calls over all jobs; one namespace may have half of them."""
 
 DOUBTFUL_CALLS = 32
-"""Of those, for jobs whose agents haven't answered lately; half of them for one namespace.
+"""The part of them for jobs whose leading agent didn't answer the latest call; one namespace may have half.
 
-Such a call keeps its place until its time is over, one that is answered for some milliseconds.
+Such a call holds its slot until its timeout, an answered call for some milliseconds.
 """
 
 CALLS_A_SECOND = 250.0
-"""Over all jobs, after a burst of as many as may be at once: each takes half a millisecond of a processor.
+"""Over all jobs, after a burst of at most `CALLS`: each call takes half a millisecond of CPU time.
 
-A thousand jobs need 200 in the long run; more jobs than that, or many that change at once, wait longer.
+A thousand jobs need 200 in the long run; more jobs, or many that change at once, wait longer.
 """
 
 WITNESSES = 3
 
 FIGURES_SECONDS = 5.0
-"""How often figures alone, such as the step, are worth a look at a job."""
+"""The interval at which a change of figures alone, such as the step, causes a pass over a job."""
 
 Order = Mapping[str, Any]
 Outcome = Literal["answered", "unreachable", "refused"]
 
 
 class Sync(Protocol):
-    """One call of an agent; see `trainjob.cluster.agents.protocol.sync`."""
+    """One call to an agent; see `trainjob.cluster.agents.protocol.sync`."""
 
     def __call__(
         self, host: str, port: int, token: str, order: Order, *, timeout: float, largest: int
     ) -> Coroutine[Any, Any, Mapping[str, Any]]:
-        """Return the agent's answer."""
+        """Return the agent report."""
 
 
 @dataclass(frozen=True)
 class AgentPolling:
-    """How agents are asked.
+    """How agents are polled.
 
     Attributes:
         token_of: returns the token of the job with this uid.
-        on_call: told of every call, with its seconds.
+        on_call: called after every call, with its outcome and seconds.
         sync: makes one call.
         port: where agents listen.
-        pace: how often.
+        pace: intervals and timeouts.
     """
 
     token_of: Callable[[str], str] = lambda uid: job_token(b"", uid)
@@ -166,19 +166,19 @@ class AgentPolling:
 
 @dataclass
 class _Watched:
-    """One job that there is an order for.
+    """One job with an agent target.
 
     Attributes:
-        uid: the job's: names are used again.
-        asked_at: when its agent was asked last.
-        is_due: its agent is to be asked at once.
-        hasty_until: until when it is asked more often.
+        uid: the job's, since names are used again.
+        asked_at: when its agent was called last.
+        is_due: whether its agent is called next without the usual wait.
+        hasty_until: until when its agent is called more often.
         credit: how many calls may come early; see `AgentPace.hasty_calls`.
-        credited_at: when that was.
-        spread: what the time between two calls is multiplied by, so that jobs don't stay in step.
-        changed: set when it may be due earlier than it was.
-        refusals: calls in a row that ended so.
-        task: asks for it.
+        credited_at: when `credit` was last updated.
+        spread: factor on the time between two calls, so that jobs don't stay in step.
+        changed: set when the next call may be due earlier.
+        refusals: refused calls in a row.
+        task: polls its agent.
     """
 
     uid: str
@@ -197,11 +197,11 @@ class _Watched:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a report may tell of.
+    """What a report may contain.
 
     Attributes:
-        replicas: names of those that the job is to have, or has pods of.
-        pods: how many there are.
+        replicas: names of the replicas that the job should have or has pods of.
+        pods: the number of the job's pods.
     """
 
     replicas: frozenset[str]
@@ -209,18 +209,18 @@ class _Seen:
 
     @property
     def largest_report(self) -> int:
-        """Return how many bytes it may have."""
+        """Return how many bytes a report may have."""
         return largest_report(len(self.replicas), self.pods)
 
 
 class AgentPoller:
-    """See the module.
+    """Polls the leading agent of each job that has an agent target, and keeps its reports.
 
     Args:
         uid_of: returns the uid of the job of that name; None when there is none.
         pods_of: returns the job's pods.
-        changed: called with each job whose agents have said something new.
-        asking: how they are asked.
+        changed: called with each job whose agents report something new.
+        asking: how agents are polled.
     """
 
     def __init__(
@@ -260,19 +260,19 @@ class AgentPoller:
         self.hasten(key)
 
     def hasten(self, key: JobKey) -> None:
-        """Ask more often for a while: the job's pods or its order have changed."""
+        """Poll more often for a while: the job's pods or its agent target have changed."""
         watched = self._watched.get(key)
         if watched is not None:
             watched.hasty_until = _time() + self._pace.hasty_for
             watched.changed.set()
 
     def gang(self, key: JobKey) -> dict[str, Any] | None:
-        """Return what the agents have said; see `Snapshot.gang`."""
+        """Return the agent report; see `Snapshot.gang`."""
         watched = self._watched.get(key)
         return watched.record.gang(_time()) if watched is not None else None
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
             for key, watched in self._watched.items():
                 self._start(key, watched)
@@ -362,7 +362,7 @@ class AgentPoller:
         return None
 
     async def _turn(self) -> None:
-        """Return when another call may begin."""
+        """Wait until another call may begin."""
         now = _time()
         self._next_call = max(self._next_call + 1 / CALLS_A_SECOND, now - CALLS / CALLS_A_SECOND)
         if self._next_call > now:
@@ -370,7 +370,7 @@ class AgentPoller:
 
     def _tell_refusal(self, key: JobKey, watched: _Watched, agent: AgentSeat, error: AgentRefused) -> None:
         watched.refusals += 1
-        # Once may be an agent that was just ending.
+        # A single refusal may come from an agent that is just ending.
         log = _log.warning if watched.refusals == 2 else _log.debug
         log("%s: the agent at %s can't be spoken to: %s", key, agent.host, error)
 

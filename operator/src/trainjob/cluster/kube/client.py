@@ -1,4 +1,4 @@
-"""The verbs of the API server, on JSON objects."""
+"""The verbs of the API server on JSON objects."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from trainjob.cluster.kube.transport import (
 )
 from trainjob.cluster.protocol import Manifest, Unavailable
 
-# Lines out of a stream of chunks: an object on one line may be longer than any buffer of the transport.
+# Lines from a stream of chunks: an object on one line may be longer than any buffer of the transport.
 
 
 LONGEST_LINE = 16 * 1024 * 1024
-"""Bytes; etcd refuses objects of more than 1.5 MiB, which JSON may blow up some."""
+"""Bytes; etcd refuses objects of more than 1.5 MiB, which are somewhat larger as JSON."""
 
 
 class LineTooLong(ValueError):
-    """No line's end within the limit: this is no watch."""
+    """A line exceeds the limit: this is no watch."""
 
 
 class LineSplitter:
-    """Collects chunks until a line is whole; keeps at most one unfinished line."""
+    """Collects chunks until a line is complete; keeps at most one unfinished line."""
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self._longest = longest
@@ -42,7 +42,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the lines that this chunk completes, without their ends; empty ones are left out.
+        """Yield the lines that this chunk completes, without line ends; empty lines are left out.
 
         Raises:
             LineTooLong: the unfinished line is over the limit.
@@ -65,23 +65,23 @@ class LineSplitter:
             self._parts.append(part)
 
 
-# One line of a watch.
+# The events of a watch.
 
 
 _TYPES = ("ADDED", "MODIFIED", "DELETED", "BOOKMARK")
 
 
 class GarbledWatch(ValueError):
-    """A line that is no event: what comes after it can't be trusted either."""
+    """A line is no event: the lines after it can't be trusted either."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """What happened to one object; a `BOOKMARK` says only how far the watch has come.
+    """A change of one object; a `BOOKMARK` reports only how far the watch has come.
 
     Attributes:
         type: `ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`.
-        object: its state afterwards, or its last one.
+        object: its state after the change, or its last state.
     """
 
     type: str
@@ -89,11 +89,11 @@ class WatchEvent:
 
 
 def read_event(line: bytes) -> WatchEvent:
-    """Read a line.
+    """Return the event on a line.
 
     Raises:
-        GarbledWatch: it is none of the four events.
-        ClusterError: it is an `ERROR` event; `Expired` when the watch's start is too old.
+        GarbledWatch: the line is none of the four events.
+        ClusterError: the line is an `ERROR` event; `Expired` when the watch's start is too old.
     """
     try:
         raw = json.loads(line)
@@ -110,7 +110,7 @@ def read_event(line: bytes) -> WatchEvent:
 TIMEOUT_SECONDS = 30.0
 CONNECTIONS = 48
 INACTIVITY_SECONDS = 90.0
-"""The API server sends a bookmark about each minute, also when nothing happens."""
+"""The API server sends a bookmark about once a minute, even without changes."""
 
 _METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 _METADATA_OF_ONE = f"{JSON};as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
@@ -121,10 +121,10 @@ class ApiClient:
     """One API server; an asynchronous context manager. Every method may raise `ClusterError`.
 
     Args:
-        access: where it is and who we are.
-        on_call: told of every request.
-        timeout: seconds for one whole request, watches aside.
-        connections: how many are open at most, watches included.
+        access: the server's address and the credentials.
+        on_call: called after every request.
+        timeout: seconds for one whole request, except watches.
+        connections: the most open connections, watches included.
 
     Raises:
         InvalidAccess: a certificate or key can't be read.
@@ -168,7 +168,7 @@ class ApiClient:
         continuation: str = "",
         metadata_only: bool = False,
     ) -> Manifest:
-        """Return a page of a list, or all of it without a limit.
+        """Return one page of a list, or the whole list without a limit.
 
         Raises:
             Expired: the continuation is too old.
@@ -183,7 +183,7 @@ class ApiClient:
         return await self._send(Request("list", "GET", resource, path, query=_given(query), accept=accept))
 
     async def create(self, resource: Resource, manifest: Mapping[str, Any]) -> Manifest:
-        """Create an object; a field that the API server doesn't know is refused."""
+        """Create an object; the API server refuses unknown fields."""
         path = resource.path(manifest["metadata"]["namespace"])
         return await self._send(
             Request("create", "POST", resource, path, query=_STRICT, body=_dump(manifest))
@@ -192,7 +192,7 @@ class ApiClient:
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
     ) -> Manifest:
-        """Delete the object that has this uid (empty: any), and return its last state, or a `Status`."""
+        """Delete the object with this uid (empty: any); return its last state or a `Status`."""
         options: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -232,10 +232,10 @@ class ApiClient:
         seconds: int,
         inactivity: float = INACTIVITY_SECONDS,
     ) -> AsyncGenerator[WatchEvent]:
-        """Give what happens after `version`, for so many seconds.
+        """Yield the events after `version`, for so many seconds.
 
         Raises:
-            Expired: `version` is too old, or what came is not to be understood: list anew.
+            Expired: `version` is too old, or the stream can't be read: list again.
             Unavailable: the connection broke, or was silent for longer than `inactivity` seconds.
         """
         query = (

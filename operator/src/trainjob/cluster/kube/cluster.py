@@ -1,4 +1,4 @@
-"""Objects that hold a name which a job needs, though they are no job's: no watch by label shows them."""
+"""The `Cluster` protocol on a Kubernetes API server: reads from caches, writes with preconditions."""
 
 from __future__ import annotations
 
@@ -34,14 +34,19 @@ from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Man
 from trainjob.core.names import LABEL_JOB, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
 
+# Objects of another owner.
+
+
 REMEMBERED_SECONDS = 30.0
 
 
 class ForeignObjects:
-    """What was found in the way lately. It is forgotten soon: nobody tells when such an object goes.
+    """Objects that hold a name which a job needs, but have no job's label.
+
+    Watches by label don't show them or their deletion, so they are remembered for a short time only.
 
     Args:
-        time: seconds on a clock that only goes forward.
+        time: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, time: Callable[[], float]) -> None:
@@ -55,24 +60,24 @@ class ForeignObjects:
         self._found[kind, place_of(manifest)] = now + REMEMBERED_SECONDS, project(manifest)
 
     def get(self, kind: str, place: NamespacedName) -> Manifest | None:
-        """Return the object of that name if it was found lately."""
+        """Return the object of that name if it was found recently."""
         until, manifest = self._found.get((kind, place), (float("-inf"), None))
         return manifest if until > self._time() else None
 
     def forget(self, kind: str, place: NamespacedName) -> None:
-        """The name is ours, or free."""
+        """Forget an object: a job has its name, or the name is free."""
         self._found.pop((kind, place), None)
 
 
-# The Cluster protocol on a Kubernetes API server: reads from caches, writes with preconditions.
+# The cluster.
 
 
 WRITES = 40
-"""At once, over all jobs; the other connections are for watches, events and single objects."""
+"""Concurrent writes over all jobs; the other connections are for watches, events and single objects."""
 
 NAMESPACE_WRITES = 8
-"""At once, for one namespace: an API server whose processors are busy with one namespace's pods keeps all
-others waiting, however many connections are left for them.
+"""Concurrent writes for one namespace: an API server whose CPUs are busy with one namespace's pods delays
+all other namespaces, however many connections are left for them.
 """
 
 
@@ -81,9 +86,9 @@ class Health:
     """Whether the caches are alive.
 
     Attributes:
-        synced: whether each has been filled.
-        silent: by resource, the seconds since its watch last heard or tried something. An API server that
-            can't be reached makes nobody silent; a watch that hangs does.
+        synced: whether each cache has been filled.
+        silent: by resource, the seconds since its watch last received or tried something. They grow while
+            a watch hangs, not while the API server can't be reached.
     """
 
     synced: bool
@@ -93,15 +98,15 @@ class Health:
 class KubeCluster:
     """Jobs on a Kubernetes cluster; see `Cluster` for the methods that aren't documented here.
 
-    The objects of a snapshot are the cache's own: they are read, never changed.
+    The objects of a snapshot are the cache's own: callers read them and never change them.
 
     Args:
         api: the API server, opened by the caller.
-        namespace: whose jobs to look after; None for those of every namespace.
-        on_restart: called with a resource's plural whenever its watch broke.
-        clock: returns the time, with zone.
-        pace: how long to wait for what.
-        asking: how the jobs' agents are asked.
+        namespace: of the jobs; None for every namespace.
+        on_restart: called with a resource's plural whenever its list or watch failed.
+        clock: returns the time, with time zone.
+        pace: intervals and timeouts.
+        asking: how the jobs' agents are polled.
     """
 
     def __init__(
@@ -148,14 +153,14 @@ class KubeCluster:
             group.create_task(self._events.run())
 
     async def ask_agents(self) -> None:
-        """Tell the jobs' agents their orders and hear them, until cancelled: for who leads alone."""
+        """Poll the jobs' agents until cancelled; for the leading controller only."""
         await self._agents.run()
 
     async def collect_programs(self, bundle: Bundle) -> None:
-        """Delete agents' programs that nobody needs, until cancelled; for the replica at work only.
+        """Delete agent programs that no job needs, until cancelled; for the leading controller only.
 
         Args:
-            bundle: with the program of new pods.
+            bundle: contains the program of new pods.
         """
         await self.synced()
         await self._programs.collect(bundle, self._collect_seconds)
@@ -167,19 +172,19 @@ class KubeCluster:
             await informer.synced.wait()
 
     def take_job_event(self, kind: str | None, manifest: Manifest) -> None:
-        """Take in what a watch of TrainJobs tells: `ADDED`, `MODIFIED`, `DELETED`, or None for a list."""
+        """Apply an event of a watch of TrainJobs: `ADDED`, `MODIFIED`, `DELETED`, or None for a list."""
         self._jobs.take(kind, manifest)
 
     def jobs(self) -> tuple[Manifest, ...]:
-        """Return every job that is known."""
+        """Return every known job."""
         return self._jobs.store.items()
 
     def job_keys(self) -> tuple[JobKey, ...]:
-        """Return the keys of all of them."""
+        """Return the keys of all known jobs."""
         return tuple(JobKey(*place_of(job)) for job in self.jobs())
 
     def health(self) -> Health:
-        """Tell how the caches are."""
+        """Return the state of the caches."""
         now = _time()
         return Health(
             self._jobs.synced.is_set() and all(i.synced.is_set() for i in self._informers.values()),
@@ -196,7 +201,7 @@ class KubeCluster:
         self._watchers.append(notify)
 
     async def observe(self, key: JobKey) -> Snapshot | None:
-        """See `Cluster.observe`. Waits for the caches: a plan made from half of them would create twice."""
+        """See `Cluster.observe`. Waits for the caches: a plan from a part of them would create twice."""
         await self.synced()
         job = self._jobs.store.get((key.namespace, key.name))
         if job is None:
@@ -254,7 +259,7 @@ class KubeCluster:
         if resource in UNREAD:
             return
         if answer.get("kind") == ref.kind and "deletionTimestamp" in answer["metadata"]:
-            self._take(resource, answer)  # it goes on for its grace period; its end is the watch's to tell
+            self._take(resource, answer)  # it is still terminating; the watch reports its end
 
     async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
         """See `Cluster.set_labels`."""
@@ -305,7 +310,7 @@ class KubeCluster:
         return self._turn(known or {"metadata": vars(ref)})
 
     def _turn(self, manifest: Manifest) -> AbstractAsyncContextManager[None]:
-        """Return the turn to write of the job that this object belongs to."""
+        """Return the write slot of the job that this object belongs to."""
         meta, job = manifest["metadata"], _job_of_label(manifest)
         return self._writes.place(meta["namespace"], job.name if job is not None else meta["name"])
 
@@ -314,7 +319,7 @@ class KubeCluster:
         return job["metadata"]["uid"] if job is not None else None
 
     def _pods_of(self, key: JobKey) -> tuple[Manifest, ...]:
-        """Return the pods that the job owns: another's with its labels must hear no order, nor answer."""
+        """Return the pods that the job owns: agents in pods of another owner must not be called."""
         uid = self._uid_of(key)
         return tuple(pod for pod in self._stores[PODS].of_job(key) if controller_uid(pod) == uid)
 
@@ -329,7 +334,7 @@ class KubeCluster:
         return self._stores[resource].get(place) or self._foreign.get(resource.kind, place)
 
     def _take(self, resource: Resource, manifest: Manifest) -> None:
-        """What was written is known at once: the watch may tell of it later."""
+        """Cache a written object at once: the watch may report it later."""
         if resource == TRAINJOBS or _job_of_label(manifest) is not None:
             self._store(resource).put(manifest)
             self._foreign.forget(resource.kind, place_of(manifest))
@@ -339,16 +344,16 @@ class KubeCluster:
     async def _put_right(
         self, resource: Resource, place: NamespacedName, uid: str, error: ClusterError
     ) -> None:
-        """A write met another object than the cache's, or none."""
+        """Correct the cache: a write found another object than the cached one, or none."""
         if isinstance(error, Conflict):
             await self._look(resource, place)
             return
         self._store(resource).discard(place, uid)
         if resource == TRAINJOBS:
-            self._jobs.ask_for_sweep()  # where one end was missed there may be more
+            self._jobs.ask_for_sweep()  # more deletions may have been missed
 
     async def _look(self, resource: Resource, place: NamespacedName) -> None:
-        with suppress(ClusterError):  # what the write said matters more
+        with suppress(ClusterError):  # the error of the write matters more
             self._take(resource, await self._api.get(resource, *place))
 
     def _notify(self, key: JobKey) -> None:

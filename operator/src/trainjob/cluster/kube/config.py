@@ -1,4 +1,4 @@
-"""Where the API server is, and how the controller proves who it is."""
+"""The address of the API server, and the credentials for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-# The bearer token, read again while it is in use: the kubelet rotates it.
+# The bearer token: the kubelet rotates it, so its file is read again.
 
 
 REREAD_SECONDS = 30.0
@@ -25,7 +25,7 @@ class TokenFile:
 
     Args:
         path: the file.
-        time: seconds on a clock that only goes forward.
+        time: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, path: Path, time: Callable[[], float]) -> None:
@@ -41,12 +41,12 @@ class TokenFile:
         return self._token
 
     def reread(self) -> bool:
-        """Read the file now, and tell whether it holds another token; one that can't be read stays."""
+        """Read the file now and return whether the token changed; the old one stays if this fails."""
         self._read_at = self._time()
         try:
             token = self._path.read_text().strip()
         except (OSError, UnicodeDecodeError):
-            return False  # the kubelet is about to replace it, or the API server will say 401
+            return False  # the kubelet is about to replace it, or the API server will respond with 401
         changed = token != self._token
         self._token = token
         return changed
@@ -56,18 +56,18 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class InvalidAccess(ValueError):
-    """What is given doesn't say how to reach an API server; the message says what is missing."""
+    """The settings don't say how to reach an API server; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach one API server. Of each pair of file and data one is given at most.
+    """How to reach one API server. At most one of each pair of file and data is set.
 
     Attributes:
         server: its address, such as `https://10.96.0.1:443`.
-        ca_file: PEM file of the authorities that sign for it; without one the system's are asked.
+        ca_file: PEM file of the authorities that sign its certificate; the system's are used without one.
         ca_data: the same as PEM text.
-        token_file: file with the bearer token; it is read again and again, since tokens are rotated.
+        token_file: file with the bearer token; it is read repeatedly, since tokens are rotated.
         token: the token itself.
         certificate_file: PEM file with the client's certificate.
         certificate_data: the same as PEM text.
@@ -75,7 +75,7 @@ class Access:
         key_data: the same as PEM text.
         server_name: the name that the server's certificate must have, if not the address's.
         insecure: whether to trust any server.
-        namespace: the namespace that whoever gave this access works in.
+        namespace: the namespace of the pod or of the kubeconfig's context.
     """
 
     server: str
@@ -96,7 +96,7 @@ def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = SERVI
     """Return the access that every pod with a service account has.
 
     Raises:
-        InvalidAccess: this is no such pod.
+        InvalidAccess: this process runs in no such pod.
     """
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     token, ca = folder / "token", folder / "ca.crt"
@@ -114,18 +114,18 @@ def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = SERVI
     )
 
 
-# The TLS side of an access.
+# TLS.
 
 
 def build_tls(access: Access) -> ssl.SSLContext:
-    """Return the context to connect with.
+    """Return the TLS context of the connections.
 
     Raises:
         InvalidAccess: a certificate or key can't be read.
     """
     try:
         context = ssl.create_default_context(cafile=_path(access.ca_file), cadata=access.ca_data)
-        # Clusters' own authorities are often older than the rules for public ones.
+        # Clusters' own authorities are often older than the strict rules for public ones.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if access.insecure:
             context.check_hostname = False
@@ -139,7 +139,7 @@ def build_tls(access: Access) -> ssl.SSLContext:
 def _load_client_certificate(context: ssl.SSLContext, access: Access) -> None:
     if access.certificate_file is None and access.certificate_data is None:
         return
-    # Python's ssl reads keys from files only: this one is the owner's alone, and gone at once.
+    # Python's ssl reads keys from files only: only the owner can read this one, and it is deleted at once.
     with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
         certificate = access.certificate_file or _write(folder, "certificate", access.certificate_data)
         key = access.key_file or (_write(folder, "key", access.key_data) if access.key_data else None)
@@ -158,7 +158,7 @@ def _path(file: Path | None) -> str | None:
     return str(file) if file is not None else None
 
 
-# The part of a kubeconfig file that says how to reach one API server.
+# Kubeconfig files.
 
 
 Entry = Mapping[str, Any]
@@ -169,11 +169,11 @@ def from_kubeconfig(path: Path, context: str | None = None) -> Access:
 
     Args:
         path: the file; names of files in it are relative to its folder.
-        context: which of its contexts; None takes the current one.
+        context: name of the context; None for the current one.
 
     Raises:
-        InvalidAccess: the file can't be read, lacks something, or proves who it is in a way that only
-            kubectl can (a plugin).
+        InvalidAccess: the file can't be read, lacks something, or needs what only kubectl supports, such as
+            a credential plugin.
     """
     config = _read(path)
     name = context or config.get("current-context")
@@ -236,7 +236,7 @@ def _refuse_unknown_ways(cluster: Entry, user: Entry, path: Path) -> None:
 
 
 def _file(entry: Entry, key: str, path: Path) -> Path | None:
-    # The data wins over the file, as with kubectl.
+    # The data takes precedence over the file, as with kubectl.
     if not entry.get(key) or entry.get(f"{key}-data"):
         return None
     return path.parent / str(entry[key])

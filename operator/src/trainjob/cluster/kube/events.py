@@ -20,7 +20,7 @@ from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, Not
 from trainjob.core.queueing import FairQueue
 from trainjob.core.wording import printable
 
-# Kubernetes' Event objects about jobs.
+# Event objects.
 
 
 LONGEST_MESSAGE = 1024
@@ -32,7 +32,7 @@ COMPONENT = "trainjob-controller"
 
 @dataclass(frozen=True)
 class Series:
-    """What makes two events the same one, told again.
+    """The identity of an event: equal events are counted in one Event object.
 
     Attributes:
         namespace: of the job.
@@ -40,7 +40,7 @@ class Series:
         uid: of the job.
         type: `Normal` or `Warning`.
         reason: one word.
-        message: one sentence, no longer than an Event's may be.
+        message: one sentence of at most `LONGEST_MESSAGE` bytes.
     """
 
     namespace: str
@@ -59,7 +59,7 @@ def series_of(job: Manifest, *, type_: str, reason: str, message: str) -> Series
 
 
 def clamp(text: str, limit: int) -> str:
-    """Return the text cut to at most so many bytes, never within a character."""
+    """Return the text cut to at most so many bytes, never inside a character."""
     raw = text.encode(errors="replace")
     if len(raw) <= limit:
         return raw.decode()
@@ -73,9 +73,9 @@ def build_event(
     """Return a new Event.
 
     Args:
-        series: what is told.
-        suffix: makes its name, `<job>.<suffix>`, one of a kind.
-        involved: the job, for `kubectl describe` to find the event by.
+        series: what happened.
+        suffix: makes its name, `<job>.<suffix>`, unique.
+        involved: the job, by which `kubectl describe` finds the event.
         count: how many times it has happened.
         first: when it happened first.
         last: when it happened last.
@@ -107,22 +107,22 @@ def build_event(
 
 
 def build_repetition(count: int, last: datetime) -> dict[str, Any]:
-    """Return the patch of an Event that has happened again."""
+    """Return the patch of an Event for what has happened again."""
     return {"count": count, "lastTimestamp": write_time(last)}
 
 
 def write_time(time: datetime) -> str:
-    """Return a time as Kubernetes writes it, to the second."""
+    """Return a time in Kubernetes' format, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# Events go out in the background: no job waits for them, and none of them is worth an error.
+# Sending in the background: no job waits for an event, and a failure is only logged.
 
 
 _log = logging.getLogger(__name__)
 
 MOST_WAITING = 200
-"""Of one namespace: a storm in one costs no other's events."""
+"""Of one namespace, so that a flood of events in one drops none of another."""
 
 MOST_REMEMBERED = 4096
 TRIES = 5
@@ -130,7 +130,7 @@ TRIES = 5
 
 @dataclass
 class _Waiting:
-    """What happened in a series since it was told last."""
+    """What happened in a series since its Event was last sent."""
 
     job: Manifest
     first: datetime
@@ -140,18 +140,18 @@ class _Waiting:
 
 @dataclass(frozen=True)
 class _Told:
-    """The Event that tells of a series."""
+    """The Event object of a series."""
 
     name: str
     count: int
 
 
 class EventSender:
-    """Tells of each series with one Event, whose count grows; namespaces and their jobs take turns.
+    """Sends one Event with a growing count for each series; namespaces and their jobs take turns.
 
     Args:
-        api: where the events go.
-        clock: returns the time, with zone.
+        api: the API server.
+        clock: returns the time, with time zone.
     """
 
     def __init__(self, api: ApiClient, clock: Callable[[], datetime]) -> None:
@@ -164,7 +164,7 @@ class EventSender:
         self._wakeup = asyncio.Event()
 
     def post(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
-        """Have an event sent soon; what waits already in the same series goes out with it."""
+        """Queue an event; it is sent together with what already waits in the same series."""
         series, now = series_of(job, type_=type_, reason=reason, message=message), self._clock()
         waiting = self._waiting.get(series)
         if waiting is not None:
@@ -184,17 +184,17 @@ class EventSender:
             )
 
     async def run(self) -> None:
-        """Send what is posted until cancelled."""
+        """Send posted events until cancelled."""
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
             while (series := self._queue.take()) is not None:
-                self._queue.release(series.namespace)  # one is sent at a time: nobody holds a place
+                self._queue.release(series.namespace)  # one is sent at a time, so none holds a slot
                 self._of_namespace -= Counter([series.namespace])
                 await self._deliver(series, self._waiting.pop(series))
 
     async def _deliver(self, series: Series, waiting: _Waiting) -> None:
-        suffix = secrets.token_hex(8)  # the same for every try: one that got through unseen isn't repeated
+        suffix = secrets.token_hex(8)  # the same for every try: one that succeeded unseen isn't repeated
         backoff = Backoff()
         for _ in range(TRIES):
             try:
@@ -204,7 +204,7 @@ class EventSender:
             except NotFound:
                 if self._told.pop(series, None) is None:
                     return  # its namespace is gone
-                # The Event has expired: it is told anew.
+                # The Event has expired: the next try creates a new one.
             except ClusterError as error:
                 _log.info("the event %s about %s can't be sent: %s", series.reason, series.name, error)
                 return
@@ -228,7 +228,7 @@ class EventSender:
             first=waiting.first,
             last=waiting.last,
         )
-        with suppress(AlreadyExists):  # an earlier try got through
+        with suppress(AlreadyExists):  # an earlier try succeeded
             await self._api.create(EVENTS, event)
         self._remember(series, _Told(event["metadata"]["name"], waiting.count))
 

@@ -1,4 +1,4 @@
-"""Keeps a store equal to what the API server has: list once, then watch, and list again when in doubt."""
+"""Keeps a store equal to the API server: list once, then watch, and list again when in doubt."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from trainjob.cluster.protocol import ClusterError, Manifest, Unavailable
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How a cache is kept up to date, in seconds.
+    """Intervals and timeouts of the caches, in seconds.
 
     Attributes:
-        watch: how long one watch goes on before it is opened anew; a random part comes on top.
-        inactivity: how long a watch may be silent; the API server sends a bookmark about each minute.
-        resync: how old a list may get before another one is compared with the store, for deletions lost.
-        sweep: how often the jobs, whose watch is kopf's, are held against a list anyway.
-        collect: between two looks for agents' programs that nobody needs; what is found twice goes. Longer
-            than any pass over a job, which may be about to create pods with such a program.
+        watch: how long one watch lasts before it is opened again; a random part is added.
+        inactivity: how long a watch may be silent; the API server sends a bookmark about once a minute.
+        resync: how old a list may get before a new one is compared with the store, to find lost deletions.
+        sweep: how often the jobs, which kopf watches, are compared with a list in any case.
+        collect: between two sweeps for agent programs that no job needs; a program found twice is deleted.
+            Longer than any pass over a job, which may be about to create pods with such a program.
         first_retry: the wait after a failure; see `Backoff`.
         longest_retry: the limit of the waits after failures in a row.
     """
@@ -43,19 +43,19 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class AgentPace:
-    """How often the jobs' agents are asked, in seconds.
+    """Intervals and timeouts of the calls to agents, in seconds.
 
     Attributes:
-        steady: between two calls for one job; a random part, up to a tenth, comes on top.
-        hasty: the same for a while after something changed.
-        hasty_for: how long that while is.
-        hasty_calls: how many calls for one job may come before the steady pace has them; each steady interval
-            earns another. An agent that says something new whenever it is asked, so that its order changes
-            at every look, is asked twice as often as others in the long run.
-        witness: how long a leading agent may be silent before others are asked about it.
+        steady: between two calls for one job; a random part, up to a tenth, is added.
+        hasty: between two calls shortly after a change.
+        hasty_for: how long `hasty` applies after a change.
+        hasty_calls: how many calls for one job may come earlier than `steady` allows; each steady interval
+            earns another. An agent that reports something new at every call, so that its target changes at
+            every pass, is called twice as often as others in the long run.
+        witness: how long a leading agent may be silent before other agents are asked about it.
         timeout: of one call.
-        patience: how long a job's agent may be silent and still be asked as often as any. It is longer than
-            what it takes to find out that a node is gone (`UNREACHABLE`, as others see it, too).
+        patience: how long a job's agent may be silent without being called less often. It is longer than it
+            takes to find that a node is gone (`UNREACHABLE`, also as other agents see it).
         longest: between two calls for a job that has been silent for long.
     """
 
@@ -72,14 +72,14 @@ class AgentPace:
         """Return the time from one call for a job to the next.
 
         Args:
-            is_hasty: something has changed a short while ago.
-            silent: for how long its agent hasn't answered, since then.
+            is_hasty: whether something has changed recently.
+            silent: for how long its agent hasn't answered since that change.
         """
         usual = self.hasty if is_hasty else self.steady
         return usual if silent <= self.patience else max(usual, min(silent / 2, self.longest))
 
 
-# How long to wait after failures in a row, so that many clients don't come back at once.
+# Waits after failures, random so that many clients don't retry at once.
 
 
 FIRST_SECONDS = 0.2
@@ -87,7 +87,7 @@ LONGEST_SECONDS = 30.0
 
 
 class Backoff:
-    """Doubles with each failure, up to a limit; each wait is a random part, at least half, of that.
+    """Waits that double with each failure, up to a limit; a random part, at least half, of each is used.
 
     Args:
         first: seconds after the first failure, before the random part is taken.
@@ -108,7 +108,7 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """How many there have been in a row."""
+        """The number of failures in a row."""
         return self._failures
 
     def next(self, asked: float | None = None) -> float:
@@ -118,17 +118,17 @@ class Backoff:
         return max(limit * (0.5 + self._rand() / 2), asked or 0.0)
 
     def reset(self) -> None:
-        """Forget the failures: something went well."""
+        """Forget the failures after a success."""
         self._failures = 0
 
 
-# Whole lists, a page at a time.
+# Complete lists, page by page.
 
 
 PAGE = 500
 JOBS_A_PAGE = 10
 PODS_A_PAGE = 100
-"""A page is in memory whole: its text, and its objects before they are cut down to what is kept. A job has up
+"""A whole page is in memory: its text, and its objects before they are reduced to what is kept. A job has up
 to 1.5 MB, as much as etcd stores; a pod of a large job some 100 kB.
 """
 
@@ -142,8 +142,8 @@ class Scope:
 
     Attributes:
         resource: their kind.
-        namespace: where they are; None is everywhere.
-        selector: by their labels; empty takes all.
+        namespace: their namespace; None for every namespace.
+        selector: label selector; empty for all objects.
     """
 
     resource: Resource
@@ -152,10 +152,10 @@ class Scope:
 
 
 async def fill(api: ApiClient, scope: Scope, store: Store) -> str:
-    """Make a store equal to what the API server has, and return the list's resourceVersion.
+    """Make a store equal to the API server, and return the list's resourceVersion.
 
     Raises:
-        ClusterError: the list could not be had; the store may hold some of it.
+        ClusterError: the list failed; the store may hold a part of it.
     """
     return await compare(api, scope, store, store.put)
 
@@ -168,23 +168,23 @@ async def compare(
     *,
     metadata_only: bool = False,
 ) -> str:
-    """List everything, drop from the store what is gone, and return the list's resourceVersion.
+    """List all objects, drop deleted ones from the store, and return the list's resourceVersion.
 
     Args:
         api: the API server.
         scope: what is listed.
-        store: what is compared with it.
-        take: given each object as its page comes, so that only one page is held in memory.
+        store: the store that is compared with the list.
+        take: called with each object when its page arrives, so that only one page is in memory.
         metadata_only: whether the objects come without spec and status.
 
     Raises:
-        ClusterError: the list could not be had.
+        ClusterError: the list failed.
     """
     try:
         limit = PAGE if metadata_only else _PAGES.get(scope.resource, PAGE)
         seen, version = await walk(api, scope, take, limit=limit, metadata_only=metadata_only)
     except Expired:
-        # The list was compacted away between two pages; all at once it can't be.
+        # The list was compacted away between two pages; this can't happen to a list in one page.
         seen, version = await walk(api, scope, take, limit=None, metadata_only=metadata_only)
     store.retain(seen, version)
     return version
@@ -198,11 +198,11 @@ async def walk(
     limit: int | None,
     metadata_only: bool,
 ) -> tuple[list[tuple[NamespacedName, str]], str]:
-    """Give every object to `take`, and return their places and uids, and the list's resourceVersion.
+    """Pass every object to `take`; return their namespaced names and uids, and the list's resourceVersion.
 
     Raises:
         Expired: the list was compacted away between two pages.
-        ClusterError: it could not be had.
+        ClusterError: the list failed.
     """
     seen: list[tuple[NamespacedName, str]] = []
     continuation = ""
@@ -216,7 +216,7 @@ async def walk(
             metadata_only=metadata_only,
         )
         for item in page.get("items") or ():
-            # Lists of Kubernetes' own kinds leave out on each item what the list says once.
+            # In lists of Kubernetes' own kinds, the items lack these fields.
             item.setdefault("apiVersion", scope.resource.api_version)
             item.setdefault("kind", scope.resource.kind)
             seen.append((place_of(item), item["metadata"]["uid"]))
@@ -226,28 +226,28 @@ async def walk(
             return seen, version_of(page)
 
 
-# Keeps a store equal to what the API server has: list once, then watch, and list anew when in doubt.
+# The informer.
 
 
 _log = logging.getLogger(__name__)
 
 FAILURES_BEFORE_LIST = 3
-"""In a row: the API server may be unable to go on from the version it is asked for, and not say so."""
+"""In a row: the API server may fail to continue from the requested version without reporting that."""
 
 
 class Informer:
-    """Looks after one store.
+    """Keeps one store up to date.
 
     Args:
         api: the API server.
         scope: which objects the store holds.
         store: what to keep up to date.
-        restarted: called when a watch ended in any other way than by its time running out.
-        pace: how long to wait for what.
+        restarted: called when a list or a watch failed; the regular end of a watch is no failure.
+        pace: intervals and timeouts.
 
     Attributes:
         synced: set once the store has been filled for the first time.
-        active_at: when, on the loop's clock, it last heard or tried something.
+        active_at: when, on the loop's clock, it last received or tried something.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Informer:
         self._restarted = restarted
         self._pace = pace
         self._backoff = Backoff(pace.first_retry, pace.longest_retry)
-        self._version = ""  # of the list or event that was seen last; empty: list first
+        self._version = ""  # of the latest list or event; empty: list first
         self._listed_at = 0.0
         self.synced = asyncio.Event()
         self.active_at: float | None = None

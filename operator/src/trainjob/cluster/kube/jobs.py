@@ -1,7 +1,7 @@
-"""The cache of TrainJobs: listed once, then fed by somebody else's watch and held against lists.
+"""The cache of TrainJobs: listed once, then fed by kopf's watch and compared with lists.
 
-That watch (kopf's) hands over old and new jobs of one name in any order, and after it had to list anew it
-doesn't tell which jobs are gone.
+That watch delivers old and new jobs of one name in any order, and after it has listed again it doesn't
+report which jobs are gone.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from trainjob.core.names import JobKey
 _log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.5
-"""A relist arrives as one event a job: one sweep serves them all."""
+"""A new list arrives as one event for each job: one sweep serves them all."""
 
 
 class JobCache:
-    """The jobs of one namespace, or (None) of all of them.
+    """The jobs of one namespace or of all.
 
     Args:
         api: the API server.
-        namespace: where.
+        namespace: of the jobs; None for every namespace.
         changed: called with each job that changed.
-        sweep_seconds: how often the cache is held against a list although nothing calls for it.
-        gather_seconds: how long a sweep waits for what else may call for it.
+        sweep_seconds: how often the cache is compared with a list without a request.
+        gather_seconds: how long a sweep waits for further requests.
 
     Attributes:
         store: the jobs.
@@ -58,7 +58,7 @@ class JobCache:
         self.synced = asyncio.Event()
 
     def take(self, kind: str | None, manifest: Manifest) -> None:
-        """Take in an event of the watch; None for what it had to list."""
+        """Apply an event of the watch; `kind` is None for a listed job."""
         if kind == "DELETED":
             self.store.remove(manifest)
             return
@@ -67,11 +67,11 @@ class JobCache:
             self.ask_for_sweep()
 
     def ask_for_sweep(self) -> None:
-        """Hold the cache against a list soon: it may have missed a job's end."""
+        """Compare the cache with a list soon: it may have missed a deletion."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Fill the cache, then keep it free of jobs that are gone, until cancelled."""
+        """Fill the cache, then remove deleted jobs from it, until cancelled."""
         await self._insist(self._fill)
         while True:
             if await happens_within(self._asked, self._sweep_seconds):
@@ -96,7 +96,7 @@ class JobCache:
         self.synced.set()
 
     async def _sweep(self) -> None:
-        """Compare by metadata alone; of the few jobs that the watch hasn't brought yet, get the whole."""
+        """Compare by metadata only; get the few jobs in full that the watch hasn't delivered yet."""
         outdated: set[NamespacedName] = set()
 
         def look(listed: Manifest) -> None:

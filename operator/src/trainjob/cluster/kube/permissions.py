@@ -1,6 +1,6 @@
-"""Everything that the controller may do at the API server, and why: RBAC manifests are generated from this.
+"""The controller's permissions at the API server, with reasons: RBAC manifests are generated from them.
 
-A test holds the table against the calls that are really made, and runs the controller with no more than it.
+A test compares the table with the actual calls, and runs the controller with these permissions only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of one kind of objects: the parts that are read, the newest state of each."""
+"""A cache of the objects of one kind: the newest state of each, reduced to the fields that are read."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainjob.api.rules.size import without_too_large
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.names import JobKey, shorten_tf_config
 
-# Which of two resourceVersions is the newer one.
+# Comparison of resourceVersions.
 #
-# They are decimal numbers that grow with every write to a resource (KEP-5504 says so officially since
-# Kubernetes 1.35; etcd has always made it so).
+# They are decimal numbers that grow with every write to a resource (KEP-5504 guarantees it since Kubernetes
+# 1.35; with etcd it has always been so).
 
 
 def version_of(manifest: Mapping[str, Any]) -> str:
@@ -25,17 +25,16 @@ def version_of(manifest: Mapping[str, Any]) -> str:
 
 
 def is_newer(version: str, other: str) -> bool:
-    """Tell whether `version` is newer than `other`; of two that can't be compared, each is."""
+    """Return whether `version` is newer than `other`; of two that differ but have no order, each is."""
     if version.isdecimal() and other.isdecimal():
         return int(version) > int(other)
     return version != other
 
 
-# What is kept of each object in the caches: what the rules, the agents' poller and the metrics read.
+# The fields that the caches keep: what the rules, the agent poller and the metrics read.
 #
-# A pod of a job with a thousand workers has 45 kB of TF_CONFIG beside its template. With every pod of every
-# job whole in the caches, of the controller and of its standby, one job would take more memory than either
-# has.
+# A pod of a job with a thousand workers has 45 kB of TF_CONFIG beside its template. If the caches of the
+# controller and of its standby kept whole pods, one such job would take more memory than either has.
 
 
 _METADATA = (
@@ -52,7 +51,7 @@ _CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget")
 
 
 def project(manifest: Manifest) -> Manifest:
-    """Return what is kept of an object; the object itself stays as it is."""
+    """Return what is kept of an object; the object itself is not changed."""
     parts = _PARTS.get(manifest.get("kind", ""), _no_parts)(manifest)
     return {**_picked(manifest, ("apiVersion", "kind")), "metadata": _project_metadata(manifest), **parts}
 
@@ -68,7 +67,7 @@ def _project_metadata(manifest: Manifest) -> Manifest:
     if owners:
         kept["ownerReferences"] = owners
     labels = meta.get("labels") or {}
-    if manifest.get("kind") != "TrainJob":  # a queue's name on a job has a prefix of its own
+    if manifest.get("kind") != "TrainJob":  # the queue label of a job has another prefix
         labels = {name: value for name, value in labels.items() if name.startswith(RESERVED_LABEL_PREFIX)}
     return {**kept, "labels": labels} if labels else kept
 
@@ -120,7 +119,7 @@ def _picked(source: Mapping[str, Any], names: Iterable[str]) -> Manifest:
 
 
 def _lists(**parts: Iterable[Mapping[str, Any]]) -> Manifest:
-    """Return those that aren't empty."""
+    """Return the lists that aren't empty."""
     return {name: items for name, part in parts.items() if (items := list(part))}
 
 
@@ -131,7 +130,7 @@ _PARTS: Mapping[str, Callable[[Manifest], Manifest]] = {
 }
 
 
-# What is known of one kind of objects: the newest state of each, from whichever source told of it first.
+# The store.
 
 
 NamespacedName = tuple[str, str]
@@ -151,12 +150,12 @@ def place_of(manifest: Manifest) -> NamespacedName:
 class Store:
     """Objects of one kind by namespace and name, and by the job that they belong to.
 
-    Watches, lists and answers to writes come in any order. The newest resourceVersion wins, and one that is
-    older than an object's known end brings nothing back.
+    Watch events, lists and responses to writes come in any order. The newest resourceVersion wins, and a
+    state that is older than an object's known deletion is ignored.
 
     Args:
-        job_of: the job that an object belongs to, or None.
-        changed: called with the job of every object that became another one, appeared or went.
+        job_of: returns the job that an object belongs to, or None.
+        changed: called with the job of every object that is added, changed or deleted.
     """
 
     def __init__(self, job_of: Callable[[Manifest], JobKey | None], changed: Changed) -> None:
@@ -164,7 +163,7 @@ class Store:
         self._changed = changed
         self._objects: dict[NamespacedName, Manifest] = {}
         self._by_job: defaultdict[JobKey, dict[NamespacedName, Manifest]] = defaultdict(dict)
-        self._ends: OrderedDict[str, str] = OrderedDict()  # uid: the resourceVersion it ended at
+        self._ends: OrderedDict[str, str] = OrderedDict()  # uid: the resourceVersion of its deletion
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -183,7 +182,7 @@ class Store:
         return tuple(self._objects.values())
 
     def put(self, manifest: Manifest) -> bool:
-        """Take an object in, as far as anybody reads it, and tell whether it was news."""
+        """Store the fields of an object that are read, and return whether the object was new or newer."""
         meta = manifest["metadata"]
         version, ended_at = version_of(manifest), self._ends.get(meta["uid"])
         if ended_at is not None and not is_newer(version, ended_at):
@@ -204,19 +203,19 @@ class Store:
         return True
 
     def remove(self, manifest: Manifest) -> None:
-        """Take note of an object's end, as told by a watch: the manifest is its last state."""
+        """Record a deletion that a watch reported; the manifest is the object's last state."""
         self._end(place_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
 
     def discard(self, place: NamespacedName, uid: str) -> None:
-        """Take note that the object is gone, as learned from a write that didn't find it."""
+        """Record that an object is gone: a write didn't find it."""
         known = self._objects.get(place)
         if known is not None and known["metadata"]["uid"] == uid:
             self._end(place, uid, version_of(known))
 
     def retain(self, listed: Iterable[tuple[NamespacedName, str]], version: str) -> int:
-        """Drop every object that a whole list of places and uids, taken at `version`, no longer has.
+        """Drop every object that is missing in a complete list of namespaced names and uids at `version`.
 
-        Objects that are newer than the list stay. Returns the number of those dropped.
+        Objects that are newer than the list stay. Returns the number of dropped objects.
         """
         there = set(listed)
         lost = [

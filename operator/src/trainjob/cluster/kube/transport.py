@@ -1,4 +1,4 @@
-"""Requests to the API server over one shared session: TLS, token, time limits, errors by their meaning."""
+"""Requests to the API server over one shared session: TLS, token, timeouts, error classes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from trainjob.api.constants import GROUP, KIND, PLURAL, VERSION
 from trainjob.cluster.kube.config import Access, TokenFile, build_tls
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, NotFound, Refused, Unavailable
 
-# What was asked of the API server, for metrics and for the test of the permissions.
+# Finished requests, for metrics and for the test of the permissions.
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that was answered, or got no answer; one that we cancelled is not told of.
+    """One request, answered or not; one that the caller cancelled before an answer is not reported.
 
     Attributes:
         verb: as RBAC writes it: `get`, `list`, `watch`, `create`, `update`, `patch` or `delete`.
         group: the API group.
         resource: the plural, with the subresource behind a slash.
         code: the HTTP status; 0 when there was no answer.
-        seconds: until the whole answer was there, for a watch until it began.
+        seconds: until the whole answer arrived; for a watch, until it began.
     """
 
     verb: str
@@ -50,7 +50,7 @@ def ignore(_call: Call) -> None:
     """Do nothing."""
 
 
-# The kinds of objects that jobs are made of, and their addresses at the API server.
+# Kinds of objects, and their paths at the API server.
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Resource:
     Attributes:
         group: the API group; empty for the core group.
         version: the group's version.
-        plural: the word in the address.
-        kind: the word in a manifest.
+        plural: the name in the path.
+        kind: the `kind` of a manifest.
     """
 
     group: str
@@ -71,11 +71,11 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """The word in a manifest's `apiVersion`."""
+        """The `apiVersion` of a manifest."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Return the address of one object, or of all of a namespace or (None) of every namespace."""
+        """Return the path of one object, or of all in a namespace or (None) in every namespace."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         place = f"/namespaces/{namespace}" if namespace is not None else ""
         rest = "".join(f"/{part}" for part in (name, subresource) if part)
@@ -92,26 +92,26 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 EVENTS = Resource("", "v1", "events", "Event")
 
 DEPENDENTS = (PODS, SERVICES, CLAIMS, NETWORK_POLICIES)
-"""What a job is made of: each is watched by its label."""
+"""The kinds of a job's objects that are watched by label."""
 
 UNREAD = (SECRETS,)
-"""What is created for jobs and never looked at again: whoever can read one Secret can read all."""
+"""Created for jobs and never read: a permission to read one Secret is one to read all."""
 
 BY_KIND = {resource.kind: resource for resource in (TRAINJOBS, *DEPENDENTS, *UNREAD, CONFIG_MAPS, EVENTS)}
 
 
-# What an answer of the API server that isn't a success means to the caller.
+# Errors of the API server, by their meaning to the caller.
 
 
 LONGEST_WAIT = 60.0
-"""Seconds, whatever is asked for: a proxy that says a day must not stop a job for one."""
+"""Seconds, the limit of a requested wait: a proxy that asks for a day must not stop a job for a day."""
 
 LONGEST_EXCERPT = 200
-"""Characters of an answer that is no JSON, for the log."""
+"""Bytes of an answer that is no `Status`, for the message."""
 
 
 class Expired(Unavailable):
-    """The resourceVersion or the continuation of a list is too old (HTTP 410): list anew."""
+    """The resourceVersion or the continuation of a list is too old (HTTP 410): list again."""
 
 
 class Unauthorized(Unavailable):
@@ -119,11 +119,11 @@ class Unauthorized(Unavailable):
 
 
 def error_of(code: int, body: bytes, retry_after: str | None = None) -> ClusterError:
-    """Return the error that an answer stands for.
+    """Return the error for a response that is no success.
 
     Args:
         code: the HTTP status, outside 200-299.
-        body: a `Status` object as JSON; anything else comes from something before the API server.
+        body: a `Status` object as JSON, or anything else from a proxy or for a missing API.
         retry_after: the header of that name.
     """
     status = _status_object(body)
@@ -133,7 +133,7 @@ def error_of(code: int, body: bytes, retry_after: str | None = None) -> ClusterE
 
 
 def error_of_status(code: int, status: Mapping[str, Any], retry_after: float | None = None) -> ClusterError:
-    """Return the error that a `Status` object stands for; the HTTP status is given beside it."""
+    """Return the error for a `Status` object and the HTTP status beside it."""
     reason = str(status.get("reason") or "")
     message = str(status.get("message") or reason or f"HTTP {code}")
     given = status.get("details")
@@ -150,14 +150,14 @@ def error_of_status(code: int, status: Mapping[str, Any], retry_after: float | N
         case 408 | 429:
             return Unavailable(message, _wait(retry_after, details))
     if code == 422 and "metadata.uid" in _causes(details, "field"):
-        return Conflict(message)  # so it answers a patch whose uid is another object's
+        return Conflict(message)  # the response to a patch with the uid of another object
     if 400 <= code < 500:
         return Refused(_cause(details) or reason or f"HTTP {code}", message)
     return Unavailable(message, _wait(retry_after, details))
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """Return the seconds of a Retry-After header; dates, which the API server never sends, are no number."""
+    """Return the seconds of a Retry-After header; None for a date, which the API server never sends."""
     try:
         seconds = float(retry_after) if retry_after is not None else None
     except ValueError:
@@ -174,7 +174,7 @@ def _status_object(body: bytes) -> dict[str, Any] | None:
 
 
 def _foreign_error(code: int, body: bytes, retry_after: float | None) -> ClusterError:
-    """A proxy's page, or an API that isn't installed: a 404 of theirs says nothing about one object."""
+    """Return the error for a proxy's page or a missing API: their 404 says nothing about one object."""
     excerpt = body[:LONGEST_EXCERPT].decode(errors="replace").strip()
     message = f"HTTP {code}: {excerpt}" if excerpt else f"HTTP {code}"
     if code == 401:
@@ -187,7 +187,7 @@ def _foreign_error(code: int, body: bytes, retry_after: float | None) -> Cluster
 
 
 def _cause(details: Mapping[str, Any]) -> str:
-    """Return the one cause that says more than the reason does: `Forbidden` may be a namespace's end."""
+    """Return the one cause that is more precise than the reason: `Forbidden` may be a namespace's end."""
     return "NamespaceTerminating" if "NamespaceTerminating" in _causes(details, "reason") else ""
 
 
@@ -209,7 +209,7 @@ JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
 _USER_AGENT = f"trainjob-controller/{version('trainjob')}"
-"""Its first word becomes the field manager of what is written."""
+"""The part before the slash becomes the field manager of written objects."""
 
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 60.0
@@ -223,13 +223,13 @@ class Request:
     Attributes:
         verb: as RBAC writes it.
         method: as HTTP writes it.
-        resource: what it is about.
-        path: below the server's address.
+        resource: the kind of the objects.
+        path: of the URL.
         subresource: of an object, such as `status`.
-        query: behind the path.
-        body: what is sent.
-        content_type: how to read `body`.
-        accept: the form of the answer.
+        query: of the URL.
+        body: the content that is sent.
+        content_type: of `body`.
+        accept: the content type of the response.
     """
 
     verb: str
@@ -247,10 +247,10 @@ class Transport:
     """One session with one API server; an asynchronous context manager.
 
     Args:
-        access: where it is and who we are.
-        on_call: told of every request.
-        timeout: seconds for one whole request, watches aside.
-        connections: how many are open at most, watches included.
+        access: the server's address and the credentials.
+        on_call: called after every request.
+        timeout: seconds for one whole request, except watches.
+        connections: the most open connections, watches included.
 
     Raises:
         InvalidAccess: a certificate or key can't be read.
@@ -292,7 +292,7 @@ class Transport:
         if self._session is None:
             return
         await self._session.close()
-        # aiohttp doesn't wait for connections whose requests were cancelled: their TLS says farewell first.
+        # aiohttp doesn't wait for the TLS shutdown of connections whose requests were cancelled.
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 while any(opened.fileno() != -1 for opened in self._sockets):  # noqa: ASYNC110 - aiohttp tells nobody
@@ -305,10 +305,10 @@ class Transport:
         return opened
 
     async def send(self, request: Request) -> bytes:
-        """Send a request and return the body of its answer.
+        """Send a request and return the body of the response.
 
         Raises:
-            ClusterError: it was not a success.
+            ClusterError: the request failed.
         """
         if self._token_file is None:
             return await self._send_once(request)
@@ -316,26 +316,26 @@ class Transport:
         try:
             return await self._send_once(request)
         except Unauthorized:
-            self._token_file.reread()  # by another request, the same new one may have been read already
+            self._token_file.reread()  # another request may have read the same new token already
             if self._token_file.current() == sent:
                 raise
             return await self._send_once(request)
 
     @asynccontextmanager
     async def open(self, request: Request, inactivity: float) -> AsyncIterator[AsyncGenerator[bytes]]:
-        """Send a request whose answer goes on, and give its chunks as they come.
+        """Send a request with a streamed response, and yield the iterator of its chunks.
 
         Args:
             request: what to send.
-            inactivity: seconds without a byte after which the connection is taken for dead.
+            inactivity: seconds without a byte after which the connection counts as dead.
 
         Raises:
-            ClusterError: it was not a success, or the connection broke, also while reading the chunks.
+            ClusterError: the request failed, or the connection broke, also while the chunks were read.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=inactivity)
         async with self._answer(request, limits) as response:
             if response.status == 401 and self._token_file is not None:
-                self._token_file.reread()  # for the next try: a watch is opened again anyway
+                self._token_file.reread()  # for the next try: a failed watch is opened again anyway
             if not response.ok:
                 raise error_of(response.status, await response.read(), response.headers.get("Retry-After"))
             try:
@@ -377,7 +377,7 @@ class Transport:
             code = 0
             raise _unavailable(request, error) from error
         finally:
-            # None: it was cancelled by ourselves before an answer came, and says nothing of the server
+            # None: the caller cancelled it before an answer came, which says nothing about the server
             if code == 0 or (code is not None and limits is self._timeout):
                 self._tell(request, code, loop.time() - began)
 
@@ -402,7 +402,7 @@ class Transport:
 
 
 def _break_off(response: aiohttp.ClientResponse) -> None:
-    """End an answer that goes on, without the farewell of TLS: a peer that is dead never returns it."""
+    """Abort a streamed response without a TLS shutdown, which a dead peer never answers."""
     if response.connection is not None and isinstance(response.connection.transport, asyncio.WriteTransport):
         response.connection.transport.abort()
 
@@ -420,7 +420,7 @@ def _build_headers(content_type: str, accept: str, token: str | None) -> dict[st
         "User-Agent": _USER_AGENT,
         "Content-Type": content_type,
         "Accept": accept,
-        "Accept-Encoding": "identity",  # unpacking costs more than a cluster's network
+        "Accept-Encoding": "identity",  # decompression costs more than a cluster's network
     }
     return {**headers, "Authorization": f"Bearer {token}"} if token else headers
 

@@ -1,7 +1,7 @@
-"""Pods as processes of this machine: what `trainjob run` needs instead of a cluster.
+"""Pods as processes of this machine: `trainjob run` uses them instead of a cluster.
 
-`LocalCluster` keeps the protocol of every cluster for one TrainJob. `survey` looks at the machine,
-`build_launch` translates a pod, and `shim.py` stands over each process so that nothing of it is left behind.
+`LocalCluster` implements the cluster protocol for one TrainJob. `survey` inspects the machine, `build_launch`
+translates a pod, and `shim.py` supervises each process so that no descendant is left behind.
 """
 
 from trainjob.cluster.local.cluster import LocalCluster

@@ -1,4 +1,4 @@
-"""One TrainJob whose pods are processes of this machine, behind the protocol of every cluster."""
+"""One TrainJob whose pods are processes of this machine, behind the cluster protocol."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ from trainjob.core.names import JobKey, ObjectRef
 _KINDS = ("Pod", "Secret", "Service", "PersistentVolumeClaim")
 _PROGRESS_SECONDS = 0.5
 
-# Beyond the grace period: SIGKILL is sent, the rest is the system's work.
+# After the grace period and SIGKILL, the time in which the system ends the processes.
 _KILL_SECONDS = 5.0
 
 
@@ -40,15 +40,15 @@ class LocalCluster:
     """Runs one TrainJob on this machine; use it within one event loop, and `close` it.
 
     Args:
-        job: the TrainJob; it gets a uid of this run's own.
+        job: the TrainJob; this run gives it a new uid.
         place: this machine.
-        base_port: the first replica's port for TensorFlow, or None for any that are free.
-        on_line: gets a replica's name, such as `worker-0`, and each line of its log. Must not raise.
-        on_event: gets type, reason and message of each event about the job.
-        clock: gives the time.
+        base_port: the first replica's port for TensorFlow, or None for any free ports.
+        on_line: receives a replica's name, such as `worker-0`, and each line of its log. Must not raise.
+        on_event: receives type, reason and message of each event about the job.
+        clock: returns the time.
 
     Raises:
-        CannotRunHere: there is no room for temporary files.
+        CannotRunHere: no folder for temporary files can be created.
     """
 
     def __init__(
@@ -82,24 +82,24 @@ class LocalCluster:
 
     @property
     def job(self) -> Manifest:
-        """Return a copy of the job as it is now, with the uid of this run and its status."""
+        """Return a copy of the current job, with the uid of this run and its status."""
         return deepcopy(self._job)
 
     def prepare(self, manifests: Iterable[Manifest]) -> tuple[str, ...]:
-        """Make sure that these objects can be had here, before any of them is created.
+        """Check that this machine can run these objects, before any of them is created.
 
-        Shares out GPUs and ports, creates the output folder, and holds it against other runs.
+        Assigns GPUs and ports, creates the output folder, and locks it against other runs.
 
         Returns:
-            What differs from a cluster, one line each.
+            The differences from a cluster, one line each.
 
         Raises:
-            CannotRunHere: every reason why they can't.
+            CannotRunHere: with every reason why it can't.
         """
         return self._workplace.admit_all([made for made in manifests if made["kind"] == "Pod"])
 
     def snapshot(self) -> Snapshot:
-        """Return the job and all that belongs to it, as copies."""
+        """Return copies of the job and of all its objects."""
         claims = self._store.of_kind("PersistentVolumeClaim")
         services = self._store.of_kind("Service")
         reports = {name: pod.progress for name, pod in self._pods.items()}
@@ -118,11 +118,11 @@ class LocalCluster:
         return self._workplace.root
 
     def log_tail(self, pod: str) -> tuple[str, ...]:
-        """Return the last lines of a pod's log; it may be gone."""
+        """Return the last lines of a pod's log; none if the pod is gone."""
         return self._pods[pod].tail.lines if pod in self._pods else ()
 
     def log_path(self, pod: str) -> Path | None:
-        """Return the file that keeps the log of a pod's replica; the pod may be gone."""
+        """Return the log file of a pod's replica; None if the pod is gone."""
         return self._pods[pod].setting.log_path if pod in self._pods else None
 
     def watch(self, notify: Callable[[JobKey], None]) -> None:
@@ -130,7 +130,7 @@ class LocalCluster:
         self._watchers.append(notify)
 
     async def observe(self, key: JobKey) -> Snapshot | None:
-        """Return the job and all that belongs to it, or None when it is another job or gone."""
+        """Return the job and all its objects, or None if the job is gone or `key` is not its key."""
         if self._store.find("TrainJob", key.namespace, key.name) is None:
             return None
         for pod in self._pods.values():
@@ -141,8 +141,8 @@ class LocalCluster:
         """Create an object; a pod starts its process.
 
         Raises:
-            AlreadyExists: the name is taken, also by a pod that is still terminating.
-            Refused: it can't be had on this machine.
+            AlreadyExists: the name is in use, perhaps by a pod that is still terminating.
+            Refused: this machine can't provide it.
             Unavailable: this run is ending.
         """
         if self._closing:
@@ -157,7 +157,7 @@ class LocalCluster:
             self._store.add(manifest)
 
     async def replace(self, manifest: Manifest) -> None:
-        """Refuse: here nobody changes an object of the run but the run itself.
+        """Refuse: only the run itself changes its objects here.
 
         Raises:
             Refused: always.
@@ -165,11 +165,11 @@ class LocalCluster:
         raise Refused("Invalid", f"{manifest['kind']} can't be replaced on this machine")
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
-        """Ask for the object's end; a pod may go on for its grace period, the job takes all with it.
+        """Delete the object; a pod may run for its grace period, and the job's pods are deleted with it.
 
         Raises:
             NotFound: it is gone already.
-            Conflict: an object of that name with another uid is there.
+            Conflict: the object of that name has another uid.
         """
         found = self._store.get(ref)
         if ref.kind == "Pod":
@@ -189,7 +189,7 @@ class LocalCluster:
 
         Raises:
             NotFound: the job is gone.
-            Conflict: the job has changed since it had `resource_version`, or is another one of that name.
+            Conflict: the job has changed since `resource_version`, or another job has that name.
         """
         job = self._store.get(ObjectRef("TrainJob", key.namespace, key.name, uid))
         if job["metadata"]["resourceVersion"] != resource_version:
@@ -198,22 +198,22 @@ class LocalCluster:
         self._store.touch(job)
 
     def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
-        """Keep telling the job's leading agent this from now on; None: it is not to be asked any more."""
+        """Send this agent target to the leading agent from now on; None stops the requests."""
         if key == self.key and not self._closing:
             self._leading_agent.set_order(deepcopy(order))
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
-        """Hand on what happened to the job; `type_` is `Normal` or `Warning`."""
+        """Pass an event about the job to the caller; `type_` is `Normal` or `Warning`."""
         del job  # there is only one
         self._on_event(type_, reason, message)
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Kill every process at once."""
         for pod in self._live_pods():
             pod.end(0)
 
     async def close(self, grace_seconds: float = 0) -> None:
-        """End what still runs within `grace_seconds`, and let go of the output; nothing starts any more."""
+        """End running processes within `grace_seconds`, and release the output; nothing starts afterwards."""
         self._closing = True
         for pod in self._live_pods():
             pod.end(min(grace_seconds, pod.launch.grace_seconds))
@@ -301,6 +301,6 @@ class LocalCluster:
     async def _poll_progress(self) -> None:
         while True:
             await asyncio.sleep(_PROGRESS_SECONDS)
-            # A list, not a generator: every file is to be looked at.
+            # A list, not a generator: every file must be checked.
             if any([pod.progress.has_changed() for pod in self._live_pods()]):  # noqa: C419
                 self._notify()

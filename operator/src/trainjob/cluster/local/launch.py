@@ -1,4 +1,4 @@
-"""A pod manifest as the one process that it means on this machine."""
+"""The translation of a pod manifest into one process of this machine."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +20,13 @@ from trainjob.core.agent import DEFAULT_GRACE_SECONDS
 from trainjob.core.manifests import TERMINATION_LOG
 from trainjob.core.roles import count_gpus
 
-# Text written for a cluster, reworded for this machine: addresses and the paths of mounted volumes.
+# Addresses and paths of mounted volumes, rewritten for this machine.
 
 
 LOOPBACK = "127.0.0.1"
 
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
-# A path starts where no name, variable or other path leads up to it, and ends where its last part ends.
+# A path starts where no name, variable or other path precedes it, and ends where its last part ends.
 _PATH_START = r"(?:(?<![\w./\-~)}*])|(?<=file://))"
 _PATH_END = r"(?![\w.\-])"
 
@@ -40,10 +40,9 @@ def find_hosts(text: str, *, subdomain: str, namespace: str) -> tuple[str, ...]:
 def rewrite_addresses(text: str, *, subdomain: str, namespace: str, ports: Mapping[str, ReplicaPorts]) -> str:
     """Turn `<host>.<subdomain>.<namespace>.svc:2222` into the loopback address and that host's own port.
 
-    Every pod has an address of its own on a cluster and all share one here, so only the port can tell them
-    apart: TensorFlow's and the agent's are replaced. Another port stays: the program that listens on it does
-    not learn of the change.
-    Hosts missing from `ports` are left alone.
+    On a cluster every pod has its own address. Here all pods share one and differ only by port, so the ports
+    of TensorFlow and the agent are replaced. Other ports stay: the program that listens on one would not know
+    of the change. Hosts missing from `ports` stay too.
     """
 
     def _local(match: re.Match[str]) -> str:
@@ -66,7 +65,7 @@ def rewrite_paths(text: str, folders: Mapping[str, Path]) -> str:
 
     Args:
         text: an argument or the value of a variable.
-        folders: the folder on this machine of each mount path.
+        folders: the folder on this machine for each mount path.
     """
     mounts = {path.rstrip("/"): str(folder) for path, folder in folders.items() if path.strip("/")}
     if not mounts:
@@ -83,7 +82,7 @@ def _address(subdomain: str, namespace: str) -> re.Pattern[str]:
     )
 
 
-# The variables of a container, as its process on this machine gets them.
+# The environment variables of a container on this machine.
 
 
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
@@ -92,13 +91,13 @@ _KEPT_BY_CLUSTER = {"secretKeyRef": "Secret", "configMapKeyRef": "ConfigMap"}
 
 @dataclass(frozen=True)
 class Variables:
-    """What a container's `env` comes to.
+    """The resolved `env` of a container.
 
     Attributes:
-        written: the values written in the manifest, with references expanded; they speak of the cluster's
-            addresses and paths.
-        given: the values that come from this machine, which already are its own.
-        notes: what could not be had, one line each.
+        written: values from the manifest, with references expanded; they hold the cluster's addresses and
+            paths.
+        given: values from this machine, which need no rewriting.
+        notes: what is missing here, one line each.
     """
 
     written: dict[str, str] = field(default_factory=dict)
@@ -106,15 +105,15 @@ class Variables:
     notes: tuple[str, ...] = ()
 
     def all(self) -> dict[str, str]:
-        """Return both kinds together, for references to them."""
+        """Return both kinds together, to expand references."""
         return {**self.written, **self.given}
 
 
 def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], place: Machine) -> Variables:
-    """Return the variables of `container`, later entries seeing and replacing earlier ones.
+    """Return the variables of `container`; later entries can use and replace earlier ones.
 
     Raises:
-        CannotRunHere: a value is kept by a cluster, and the caller's environment has none of that name.
+        CannotRunHere: only a cluster has a value, and the caller's environment has no variable of that name.
     """
     written: dict[str, str] = {}
     given: dict[str, str] = {}
@@ -184,7 +183,7 @@ def _notes_on_env_from(container: Mapping[str, Any]) -> Iterator[str]:
                 yield f"envFrom: {kind} {name} is not here: export its variables before the start if needed"
 
 
-# A year: clocks and timers can't be given every number that a file can hold.
+# A year: clocks and timers don't accept every number that a file can hold.
 _LONGEST_GRACE_SECONDS = 366 * 24 * 3600
 
 _OF_AN_OUTER_JOB = ("TF_CONFIG", "TRAINJOB_")
@@ -198,14 +197,14 @@ class Launch:
         argv: the program and its arguments.
         env: its whole environment.
         cwd: the folder it starts in.
-        folders: what to create before it starts, unless it is there.
-        output: where this replica writes, or None when that is not on this machine.
+        folders: folders to create before it starts, unless they exist.
+        output: the folder this replica writes into, or None if it is not on this machine.
         root: the job's output folder, which all its replicas share, or None likewise.
         grace_seconds: from the request to end until it is killed.
-        progress: the file with what the training process reports.
-        termination_log: the file with the container's last words.
-        has_agent: whether the program is the agent, which starts the user's.
-        notes: what differs from a cluster, one line each.
+        progress: the file with the progress report of the training process.
+        termination_log: the file with the container's termination message.
+        has_agent: whether the program is the agent, which starts the user's program.
+        notes: the differences from a cluster, one line each.
     """
 
     argv: tuple[str, ...]
@@ -224,16 +223,16 @@ class Launch:
 def build_launch(
     pod: Mapping[str, Any], place: Machine, ports: Mapping[str, ReplicaPorts], private: Path
 ) -> Launch:
-    """Translate a pod into a process: pure, the machine speaks through `place`.
+    """Translate a pod into a process, with no facts about the machine but those in `place`.
 
     Args:
-        pod: the manifest as it would go to a cluster.
+        pod: the manifest for a cluster.
         place: this machine.
         ports: the ports of each hostname.
-        private: a folder of the pod's own.
+        private: the pod's own folder.
 
     Raises:
-        CannotRunHere: the pod needs something that is not to be had here; every such thing is named.
+        CannotRunHere: the pod needs something that this machine does not have; every such thing is named.
     """
     container = trainer_of(pod)
     variables, volumes = _resolve(pod, container, place, private)
@@ -275,7 +274,7 @@ def build_launch(
 
 
 def hostnames_in(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return every hostname whose address a pod knows, its own first."""
+    """Return every hostname whose address occurs in a pod, its own first."""
     container = trainer_of(pod)
     texts = [*(container.get("command") or ()), *(container.get("args") or ())]
     texts += [entry.get("value") or "" for entry in container.get("env") or ()]
@@ -288,7 +287,7 @@ def hostnames_in(pod: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def hostname_of(pod: Mapping[str, Any]) -> str:
-    """Return the pod's hostname, which by Kubernetes' rule is its name unless it has another."""
+    """Return the pod's hostname, in Kubernetes by default its name."""
     return str(pod["spec"].get("hostname") or pod["metadata"]["name"])
 
 
@@ -296,7 +295,7 @@ def trainer_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the container that trains.
 
     Raises:
-        CannotRunHere: it is missing, says nothing to start, or is not alone.
+        CannotRunHere: it is missing, has no command, or is not the only one.
     """
     spec = pod["spec"]
     containers = spec.get("containers") or ()
@@ -348,7 +347,7 @@ def _environment(own: Mapping[str, str], place: Machine, gpus: Mapping[str, str]
 
 
 def _with_help(env: Mapping[str, str], place: Machine, progress: Path) -> dict[str, str]:
-    """Add what an agent would give the training process that it starts."""
+    """Add the variables that an agent would set for its training process."""
     helped = {**env, "TRAINJOB_PROGRESS_FILE": str(progress)}
     if place.bootstrap is not None:
         helped["PYTHONPATH"] = _joined(place.bootstrap, env.get("PYTHONPATH"))
@@ -362,7 +361,7 @@ def _joined(first: Path, others: str | None) -> str:
 def _gpu_variables(pod: Mapping[str, Any], place: Machine) -> dict[str, str]:
     if not place.gpus:
         return {}
-    # A pod that asks for no GPU sees none on a cluster either; -1 hides them all.
+    # As on a cluster, a pod that requests no GPU sees none; -1 hides them all.
     return {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus_of.get(hostname_of(pod), ())) or "-1"}
 
 

@@ -1,4 +1,4 @@
-"""The line to the agent that leads a job's training: orders go there, reports come back."""
+"""Requests to a job's leading agent: they send the agent target and return agent reports."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from trainjob.core.names import EVALUATOR, LABEL_INCARNATION, LABEL_INDEX, LABEL
 
 POLL_SECONDS = 0.5
 
-# An agent that is just ending hangs up too.
+# An agent that is ending closes connections too, so a refusal is logged only after this time.
 _REFUSED_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Leader:
-    """The agent to be asked.
+    """The leading agent.
 
     Attributes:
         pod: its pod's name.
-        port: on this machine.
+        port: its port on this machine.
         token: the job's.
     """
 
@@ -38,13 +38,13 @@ class Leader:
 
 
 class LeadingAgent:
-    """Tells the leading agent again and again what is wanted, from the first order on.
+    """Sends the agent target to the leading agent at intervals, from the first target on.
 
     Args:
-        find: returns the agent that leads a world of so many replicas of each role, or None while it does
-            not run.
-        changed: called when its answer says something new, and when it no longer answers.
-        clock: gives seconds, and never goes back.
+        find: returns the agent that leads a world (number of replicas by role), or None while it does not
+            run.
+        changed: called when its report has news, and when it no longer answers.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class LeadingAgent:
 
     @property
     def gang(self) -> Mapping[str, Any] | None:
-        """Return the latest answer, as a snapshot has it."""
+        """Return the latest agent report in the form of a snapshot."""
         return self._record.gang(self._clock())
 
     def set_order(self, order: Mapping[str, Any] | None) -> None:
-        """Tell this from now on; None: nobody is to be asked."""
+        """Send this agent target from now on; None stops the requests."""
         if order == self._order:
             return
         self._order = order
@@ -77,7 +77,7 @@ class LeadingAgent:
             self._task = asyncio.ensure_future(self._keep_asking())
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop the requests."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -90,7 +90,7 @@ class LeadingAgent:
             await happens_within(self._ordered, POLL_SECONDS)
 
     async def _ask(self) -> bool:
-        """Ask once, and tell whether that brought anything new."""
+        """Send one request, and return whether it brought news."""
         order = self._order
         leader = self._find(order.get("world") or {}) if order is not None else None
         if order is None or leader is None:
@@ -120,11 +120,11 @@ class LeadingAgent:
 
 
 def find_leader(pods: Iterable[LocalPod], world: Mapping[str, Any]) -> LocalPod | None:
-    """Return the pod whose agent leads, if it runs: the chief's, or without one that of worker 0.
+    """Return the pod whose agent leads, if it runs: the chief's, or that of worker 0 without a chief.
 
     Args:
-        pods: in any order; of two in one seat the later one counts.
-        world: replicas of each training role.
+        pods: in any order; of two pods of one replica the later incarnation counts.
+        world: number of replicas by training role.
     """
     wanted = {LABEL_ROLE: "chief" if "chief" in world else "worker", LABEL_INDEX: "0", LABEL_LIVE: "true"}
     seated = [pod for pod in pods if pod.launch.has_agent and wanted.items() <= _labels(pod).items()]

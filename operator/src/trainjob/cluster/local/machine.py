@@ -1,4 +1,4 @@
-"""What this machine gives the pods of a job: ports, GPUs, folders for volumes, and the output."""
+"""The resources of this machine for a job's pods: ports, GPUs, folders for volumes, and the output."""
 
 import contextlib
 import fcntl
@@ -18,14 +18,14 @@ from typing import Any
 from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME
 from trainjob.cluster.agents import BundleMissing, find_package
 
-# What this machine cannot do for a job, in sentences for its author.
+# Requests that this machine can't fulfil, as messages for the user.
 
 
 class CannotRunHere(Exception):
-    """The job asks for something that a laptop has no counterpart of.
+    """The job requests something that a single machine does not have.
 
     Attributes:
-        lines: one sentence each: what is asked for, and what to do about it.
+        lines: one sentence each: what is requested, and what to do about it.
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -52,25 +52,25 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(_value, text)
 
 
-# What the translation of a pod must know about this machine.
+# Facts about this machine for the translation of pods.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine, one caller, one run; the pure half of the local cluster sees nothing else of them.
+    """One machine, one caller and one run: the only facts about them that the translation of pods uses.
 
     Attributes:
-        folder: where claims and other volumes become folders.
+        folder: the parent folder of claims and other volumes.
         job_folder: the folder of the job's file, in which its commands are started.
-        programs: the folder of the running interpreter, searched first, so that `python` is this one.
-        bootstrap: the folder that prepares an unmodified script, or None when the trainer is not installed.
+        programs: the folder of the running interpreter, first on `PATH` so that `python` is this one.
+        bootstrap: the folder that prepares an unmodified script, or None if the trainer is not installed.
         environ: the caller's environment.
-        volumes: folders that the caller named for volumes, by volume name.
+        volumes: the caller's folders for volumes, by volume name.
         gpus: the GPUs of this machine.
-        gpus_of: which of them each hostname gets.
-        is_folder: whether a path is a folder here.
+        gpus_of: the GPUs of each hostname.
+        is_folder: returns whether a path is a folder here.
         node: the name of this machine.
-        bundles: where agents lie, each in a folder of its Secret's name.
+        bundles: the parent folder of agents, each in a folder with its Secret's name.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ class Machine:
     bundles: Path = Path("bundles")
 
 
-# The GPUs of this machine, shared out among the pods that ask for some.
+# The GPUs of this machine, and their assignment to pods.
 
 
 _DEVICE = re.compile(r"nvidia(\d+)")
@@ -97,7 +97,7 @@ def find_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         named = [part.strip() for part in chosen.split(",") if part.strip()]
-        # CUDA itself stops at the first name that it doesn't know; -1 is how "none" is written.
+        # CUDA itself stops at the first unknown name; -1 means none.
         return tuple(named[: named.index("-1")] if "-1" in named else named)
     try:
         numbers = sorted(int(m.group(1)) for d in devices.iterdir() if (m := _DEVICE.fullmatch(d.name)))
@@ -107,7 +107,7 @@ def find_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple
 
 
 def share_gpus(wanted: Mapping[str, int], present: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Give each hostname the GPUs that it asks for; nobody gets any when there are too few for all.
+    """Return the GPUs that each hostname requests, or none at all if there are too few.
 
     Workers with and without a GPU can't train together, and two can't share one for their collectives.
     """
@@ -121,19 +121,19 @@ def share_gpus(wanted: Mapping[str, int], present: tuple[str, ...]) -> dict[str,
     return shares
 
 
-# Looks at this machine, once, for the translation of pods.
+# The survey of this machine.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """What the caller of `trainjob run` may choose.
+    """The options of `trainjob run`.
 
     Attributes:
-        folder: where claims and other volumes become folders.
+        folder: the parent folder of claims and other volumes.
         job_folder: the folder of the job's file, in which its commands are started.
         volumes: folders for volumes that only a cluster has, by volume name.
-        base_port: the first replica's port for TensorFlow, the next one's is one higher; None for any that
-            are free.
+        base_port: the first replica's port for TensorFlow, each next one is one higher; None for any free
+            ports.
     """
 
     folder: Path = Path("runs")
@@ -143,11 +143,11 @@ class LocalOptions:
 
 
 def survey(options: LocalOptions, environ: Mapping[str, str]) -> Machine:
-    """Return this machine as the translation of pods sees it."""
+    """Return the facts about this machine for the translation of pods."""
     return Machine(
         folder=options.folder.absolute(),
         job_folder=options.job_folder.absolute(),
-        # Not resolved: in a virtual environment the interpreter is a link, and its folder is what counts.
+        # Not resolved: in a virtual environment the interpreter is a link, and the link's folder counts.
         programs=Path(sys.executable).absolute().parent,
         bootstrap=_find_bootstrap(),
         environ=dict(environ),
@@ -158,31 +158,31 @@ def survey(options: LocalOptions, environ: Mapping[str, str]) -> Machine:
 
 
 def _find_bootstrap() -> Path | None:
-    """Return the trainer's start-up folder without importing the trainer: it is another package's code."""
+    """Return the trainer's bootstrap folder without importing the trainer, which is another package."""
     try:
         return find_package() / "bootstrap"
     except BundleMissing:
         return None
 
 
-# Two ports of this machine for each hostname of a job, kept for the whole run.
+# Two ports of this machine for each hostname of a job, fixed for the whole run.
 
 
-# Below the range that systems take the ports of outgoing connections from: a replica's port must still be
-# free when it starts a second time, while its peers are busy connecting.
+# Below the range of ports for outgoing connections: a replica's port must still be free when it starts a
+# second time, while its peers connect.
 _LOWEST, _HIGHEST = 15000, 32000
 
-# More than a job has replicas: what follows a base port is left to them.
+# More than a job has replicas: so many ports from a base port on are reserved for them.
 _LARGEST_JOB = 5000
 
 
 @dataclass(frozen=True)
 class ReplicaPorts:
-    """Where one replica is reached.
+    """The ports of one replica.
 
     Attributes:
-        tensorflow: by its peers' TensorFlow.
-        agent: by the other agents and the controller.
+        tensorflow: for its peers' TensorFlow.
+        agent: for the other agents and the controller.
     """
 
     tensorflow: int
@@ -190,7 +190,7 @@ class ReplicaPorts:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on `port`; connections that linger after a restart don't count."""
+    """Return whether a server can listen on `port`; connections that linger after a restart don't count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -202,13 +202,13 @@ def is_free(port: int) -> bool:
 
 
 class PortBook:
-    """Gives every hostname its ports, the same ones each time.
+    """Assigns every hostname its ports, which never change.
 
     Args:
-        base_port: the first hostname's port for TensorFlow, the next one's is one higher; None for any that
-            are free, as the agents' always are.
-        chance: where to look for free ones.
-        free: whether a port is free.
+        base_port: the first hostname's port for TensorFlow, each next one is one higher; None for any free
+            ports. Agents always get any free ports.
+        chance: the random source of ports to try.
+        free: returns whether a port is free.
     """
 
     def __init__(
@@ -225,11 +225,11 @@ class PortBook:
 
     @property
     def ports(self) -> Mapping[str, ReplicaPorts]:
-        """Return the ports given out so far, by hostname."""
+        """Return the ports assigned so far, by hostname."""
         return MappingProxyType(self._ports)
 
     def give(self, hostnames: Iterable[str]) -> None:
-        """Choose ports for each hostname that has none yet.
+        """Assign ports to each hostname that has none yet.
 
         Raises:
             OSError: no free port was found.
@@ -256,7 +256,7 @@ class PortBook:
 
 
 def agent_port_in_use_message(port: int) -> str:
-    """Return the same for a port that nobody can choose."""
+    """Return the message for an agent's port in use, which the user can't choose."""
     return (
         f"port {port} of this machine, chosen for an agent, is in use by another program by now "
         f"(`ss -ltnp sport = :{port}` names it): start again, and others are chosen"
@@ -264,7 +264,7 @@ def agent_port_in_use_message(port: int) -> str:
 
 
 def port_in_use_message(port: int, base_port: int | None) -> str:
-    """Return one sentence for the author of the job: what is taken and what to do."""
+    """Return the message for a TensorFlow port in use, with what to do about it."""
     way_out = (
         "choose others with --base-port"
         if base_port is None
@@ -285,11 +285,11 @@ _SHARED_BY_NAME = ("nfs", "csi", "ephemeral")
 
 @dataclass(frozen=True)
 class VolumeFolder:
-    """Where one volume is kept here.
+    """The folder of one volume on this machine.
 
     Attributes:
-        note: what its owner should know about it, or None.
-        ours: whether it is for us to create; what the user pointed at must be there.
+        note: a message about it for the user, or None.
+        ours: whether the run creates it; a folder that the user named must exist.
     """
 
     folder: Path
@@ -303,10 +303,10 @@ def resolve_volumes(spec: Mapping[str, Any], place: Machine, private: Path) -> d
     Args:
         spec: the pod's spec.
         place: this machine.
-        private: the pod's own folder, which goes when it goes.
+        private: the pod's own folder, which is removed with the pod.
 
     Raises:
-        CannotRunHere: some volumes have no counterpart here, and the caller named no folder for them.
+        CannotRunHere: a volume has no counterpart here, and the caller named no folder for it.
     """
     found: dict[str, VolumeFolder] = {}
     refused: list[str] = []
@@ -323,9 +323,9 @@ def resolve_volumes(spec: Mapping[str, Any], place: Machine, private: Path) -> d
 def mounted_folders(
     container: Mapping[str, Any], volumes: Mapping[str, VolumeFolder], variables: Mapping[str, str]
 ) -> dict[str, VolumeFolder]:
-    """Return what each mount path of a container is here; `variables` serve its `subPathExpr`s.
+    """Return the folder of each mount path of a container; `variables` expand its `subPathExpr`s.
 
-    Mounts within mounts need no care: each path maps to its own volume's folder, and the longest path wins.
+    Nested mounts need no special case: each path maps to its own volume's folder, and the longest path wins.
 
     Raises:
         CannotRunHere: a mount names a volume that the pod does not have.
@@ -378,17 +378,17 @@ def _kept(folder: Path, what: str) -> VolumeFolder:
     return VolumeFolder(folder, f"{what} is the folder {folder} here")
 
 
-# The folder that a job writes into: is it writable, and does nobody else train into it?
+# The job's output folder: write check and lock.
 
 
 LOCK_NAME = ".trainjob.lock"
 
 
 def check_writable(folder: Path) -> None:
-    """Create a folder and a file in it, and take the file away again.
+    """Create a folder and a temporary file in it.
 
     Raises:
-        CannotRunHere: that can't be done; the sentence says why.
+        CannotRunHere: the folder can't be written; the message says why.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -407,16 +407,16 @@ def _why_not(folder: Path, error: OSError) -> str:
 
 
 class OutputLock:
-    """Held for as long as anything of one run may write into the folder.
+    """A lock that is held while any process of one run may write into the folder.
 
-    The descriptor is handed on to the launchers of the replicas: should `trainjob run` be killed, the lock
-    stays until the last of them has ended its replica.
+    The launchers of the replicas inherit the descriptor: if `trainjob run` is killed, the lock stays until
+    the last launcher has ended its replica.
 
     Args:
         folder: the job's output folder, which exists.
 
     Raises:
-        CannotRunHere: another run holds it, or there can be none.
+        CannotRunHere: another run holds it, or its file can't be opened.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -431,20 +431,20 @@ class OutputLock:
             os.close(self.fd)
             raise CannotRunHere([_held_message(folder, holder)]) from error
         except OSError:
-            return  # a file system without locks: nothing to hold, nothing to be kept from
-        with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+            return  # a file system without locks: the run goes without one
+        with contextlib.suppress(OSError):  # a full disk: the lock is held without its process id
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let others train into the folder, once all launchers have ended too."""
+        """Release the folder for other runs, once all launchers have ended too."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def is_taken(folder: Path) -> bool:
-    """Tell whether a run holds this folder, which need not be one."""
+    """Return whether a run holds the lock of this folder, which may not exist."""
     try:
         with (folder / LOCK_NAME).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""One pod's life as a process of this machine, and its status in the words of a kubelet."""
+"""The lifecycle of a pod as a process of this machine, and its status as a kubelet writes it."""
 
 import asyncio
 import json
@@ -26,15 +26,15 @@ from trainjob.cluster.protocol import Manifest
 from trainjob.core.agent_reports import project_progress
 from trainjob.core.exits import OUTPUT_UNWRITABLE, PORT_IN_USE
 
-# The last words of a container: a file that whatever runs in it may write.
+# The termination message of a container: a file that any of its processes may write.
 
 
 LARGEST_MESSAGE = 4096
-"""Bytes; of a longer file the end is kept, as a kubelet does."""
+"""Bytes; the end of a longer file is kept, as by a kubelet."""
 
 
 def read_termination_log(path: Path) -> str:
-    """Return what is written there; nothing if that is no file (any more)."""
+    """Return the termination message; empty if there is no regular file (any more)."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -51,19 +51,19 @@ def read_termination_log(path: Path) -> str:
     return text.decode("utf-8", "ignore").strip()
 
 
-# The status of a pod, in the words of a kubelet.
+# The status of a pod, as a kubelet writes it.
 
 
 Status = dict[str, Any]
 
 
 def format_time(moment: datetime) -> str:
-    """Return a time as Kubernetes writes it, with microseconds: they tell which replica failed first."""
+    """Return a time as Kubernetes writes it, with microseconds: they show which replica failed first."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def pending_status(image: str) -> Status:
-    """Return the status of a pod that has a place and does not run yet."""
+    """Return the status of a pod that is scheduled and does not run yet."""
     state = {"waiting": {"reason": "ContainerCreating"}}
     return {"phase": "Pending", **_conditions(ready=False), **_containers(image, state)}
 
@@ -85,7 +85,7 @@ def terminated_status(
     """Return the status of a pod whose process has ended.
 
     Args:
-        image: as the manifest has it.
+        image: as in the manifest.
         exit_code: 0 to 255; 128+n for a death by signal n.
         signal: that signal, or None.
         started: when the process started.
@@ -129,19 +129,19 @@ def _containers(image: str, state: dict[str, Any], *, ready: bool = False) -> St
     return {"containerStatuses": [container]}
 
 
-# The progress file that a training process replaces whole (its keys are in `docs/contract.md`).
+# The progress file, which the training process replaces as a whole (keys: `docs/contract.md`).
 
 
 LARGEST_REPORT = 1 << 16
-"""Bytes; a report is a few hundred."""
+"""Bytes; a report has a few hundred."""
 
 
 class ProgressFile:
     """Reads the file again only when it has been replaced.
 
     Attributes:
-        report: the latest whole report, or None. One that is taken away is forgotten: an agent does that
-            when it starts the training process anew.
+        report: the latest complete report, or None. It is dropped when the file is removed: an agent does
+            that when it restarts the training process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,7 +150,7 @@ class ProgressFile:
         self._seen: tuple[int, int] | None = None
 
     def has_changed(self) -> bool:
-        """Look at the file, take over a new report, and tell whether there was one."""
+        """Check the file, update `report`, and return whether that changed."""
         try:
             stat = self.path.stat()
             seen = (stat.st_ino, stat.st_mtime_ns)
@@ -168,7 +168,7 @@ class ProgressFile:
         return True
 
     def _is_taken_away(self) -> bool:
-        # With its folder gone the pod is gone, and what it said last stays.
+        # If the folder is gone too, the pod is gone, and its last report stays.
         if self.report is None or not self.path.parent.exists():
             return False
         self.report = self._seen = None
@@ -176,32 +176,32 @@ class ProgressFile:
 
     @property
     def error_message(self) -> str | None:
-        """Return what the process said of its own failure, or None."""
+        """Return the failure message that the process reported, or None."""
         error = (self.report or {}).get("error")
         message = error.get("message") if isinstance(error, dict) else None
         return message if isinstance(message, str) and message else None
 
 
-# One pod's life as a process of this machine.
+# The lifecycle of a pod as a process of this machine.
 
 
 _CANNOT_START = 128
-"""What container runtimes report when they can't start a container."""
+"""The exit code that container runtimes report when they can't start a container."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodSetting:
-    """What a pod needs of its surroundings.
+    """What a pod needs from its cluster.
 
     Attributes:
-        replica: such as `worker-0`.
+        replica: its name, such as `worker-0`.
         ports: of its hostname.
-        base_port: what the caller chose, for messages.
+        base_port: the caller's choice, for messages.
         private: the pod's own folder, created here and removed with the pod.
-        log_path: the file that keeps its log.
+        log_path: its log file.
         held: descriptors that its launcher keeps open.
-        clock: gives the time.
-        on_line: gets each line that it prints, with the replica's name. Must not raise.
+        clock: returns the time.
+        on_line: receives the replica's name and each line that it prints. Must not raise.
         changed: called with the manifest after each change of its status.
     """
 
@@ -217,12 +217,12 @@ class PodSetting:
 
 
 class LocalPod:
-    """Starts the process when the seat's earlier pod has gone, and writes the pod's status as a kubelet does.
+    """Starts the process once the replica's earlier pods have ended, and writes the status as a kubelet does.
 
     Args:
         manifest: the stored pod; its status is kept up to date in place.
-        launch: its translation.
-        setting: its surroundings.
+        launch: the process to start.
+        setting: what the pod needs from its cluster.
     """
 
     def __init__(self, manifest: Manifest, launch: Launch, setting: PodSetting) -> None:
@@ -246,25 +246,25 @@ class LocalPod:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether nothing of it runs or will run."""
+        """Return whether none of its processes runs or will run."""
         return self._ended.is_set()
 
     @property
     def is_running(self) -> bool:
-        """Tell whether its process runs."""
+        """Return whether its process runs."""
         return self._process is not None and not self.has_ended
 
     @property
     def is_deleting(self) -> bool:
-        """Tell whether it has been asked to end."""
+        """Return whether it has been asked to end."""
         return "deletionTimestamp" in self.manifest["metadata"]
 
     async def wait_ended(self) -> None:
-        """Return once nothing of it runs or will run."""
+        """Wait until none of its processes runs or will run."""
         await self._ended.wait()
 
     async def run(self, predecessors: Iterable["LocalPod"]) -> None:
-        """Live: wait for the pods that had this seat before, start, and follow the process to its end."""
+        """Wait for the replica's earlier pods to end, start the process, and follow it to its end."""
         try:
             for earlier in predecessors:
                 await earlier.wait_ended()
@@ -286,7 +286,7 @@ class LocalPod:
             self._process.terminate(grace_seconds)
 
     def clear(self) -> None:
-        """Remove what was the pod's own."""
+        """Remove the pod's own folder."""
         shutil.rmtree(self.setting.private, ignore_errors=True)
 
     async def _run(self) -> None:
@@ -296,7 +296,7 @@ class LocalPod:
         except _NotStarted as failure:
             self._set_not_started(started, failure.code, failure.message)
             return
-        except (OSError, ValueError) as error:  # no descriptors, no memory, or a text that no program can get
+        except (OSError, ValueError) as error:  # no descriptors, no memory, or text that no program accepts
             self._set_not_started(started, _CANNOT_START, f"can't start a process: {error}")
             return
         self._set_status(running_status(self._image, started))
@@ -323,7 +323,7 @@ class LocalPod:
         raise _NotStarted(PORT_IN_USE, message)
 
     def _header(self) -> str:
-        # An agent starts training more than once, and says so by itself.
+        # An agent starts training more than once, and logs each attempt itself.
         attempt = "" if self.launch.has_agent else f"attempt {self.launch.env.get('TRAINJOB_ATTEMPT', '1')}, "
         return f"--- {attempt}pod {self.name}, {format_time(self.setting.clock())} ---"
 
@@ -347,7 +347,7 @@ class LocalPod:
         said = read_termination_log(self.launch.termination_log)
         if said or not end.code:
             return said
-        # What a training process said under an agent may be of an earlier attempt.
+        # With an agent, the report may be from an earlier attempt.
         explained = None if self.launch.has_agent else self.progress.error_message
         if explained and not self.tail.lines:
             self._take_line(f"trainjob: {explained}")

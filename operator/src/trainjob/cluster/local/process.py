@@ -1,4 +1,4 @@
-"""One running replica: its launcher, what it prints, and how it ended."""
+"""One running replica: its launcher, its output, and its exit."""
 
 import asyncio
 import codecs
@@ -18,21 +18,21 @@ from typing import Any, BinaryIO, TextIO
 from trainjob.cluster.local.launch import Launch
 from trainjob.cluster.protocol import happens_within
 
-# The bytes that a process writes, as lines that a person can read.
+# The output of a process as readable lines.
 
 
 LONGEST_LINE = 4096
 """Characters of one line that are kept."""
 
 TAIL_BYTES = 3072
-"""Of the last lines, what goes into a termination message (the kubelet keeps the last 4,096 bytes)."""
+"""Bytes of the last lines in a termination message (the kubelet keeps the last 4,096 bytes)."""
 
 _TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines: UTF-8 with mistakes replaced, colours and cursor moves taken out.
+    """Splits a stream of bytes into lines; replaces invalid UTF-8, and removes colours and cursor moves.
 
     A progress bar that redraws itself with carriage returns counts as one line: its last state.
     """
@@ -49,7 +49,7 @@ class LineSplitter:
         return self._take(self._decoder.decode(data))
 
     def end(self) -> list[str]:
-        """Return what is left when the stream has ended, a last line without an end included."""
+        """Return the rest when the stream has ended, including a last line without a line end."""
         lines = self._take(self._decoder.decode(b"", final=True))
         if self._open:
             lines.append(self._close())
@@ -72,7 +72,7 @@ class LineSplitter:
         start = body.rfind("\r") + 1
         if self._returned or start:
             self._open, self._cut = "", 0
-        # A carriage return at the very end may yet prove to be half of a "\r\n".
+        # A carriage return at the end may be the first half of a "\r\n".
         self._returned = len(body) < len(text)
         merged = self._open + body[start:]
         self._cut += max(0, len(merged) - self._longest)
@@ -99,7 +99,7 @@ class LogTail:
         self._bytes = 0
 
     def add(self, line: str) -> None:
-        """Take one more line and forget the oldest ones that no longer fit."""
+        """Add a line, and drop the oldest ones that no longer fit."""
         self._lines.append(line)
         self._bytes += _length(line)
         while self._bytes > self._size and len(self._lines) > 1:
@@ -121,11 +121,11 @@ def _length(line: str) -> int:
     return len(line.encode()) + 1
 
 
-# What a replica prints, read a little at a time.
+# The reader of a replica's output.
 
 
-# Small, so that a replica that prints without end keeps nobody waiting, Ctrl-C least of all; the pipe holds
-# the rest, and a full pipe holds the replica.
+# Small, so that a replica that prints without end does not delay other tasks or Ctrl-C. The pipe buffers
+# the rest, and a full pipe blocks the replica.
 _CHUNK = 4096
 
 
@@ -133,8 +133,8 @@ class LogReader:
     """Reads lines from a pipe within the running event loop, and closes it at its end.
 
     Args:
-        fd: the pipe; it belongs to the reader from now on.
-        on_line: gets each line. Must not raise.
+        fd: the pipe, which the reader owns from now on.
+        on_line: receives each line. Must not raise.
     """
 
     def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
@@ -147,7 +147,7 @@ class LogReader:
         self._loop.add_reader(fd, self._read)
 
     async def wait_ended(self, seconds: float) -> None:
-        """Return at the end of the pipe; close it if that does not come in time."""
+        """Wait for the end of the pipe; close it if that does not come in time."""
         if not await happens_within(self._ended, seconds):
             self._end()
 
@@ -173,20 +173,20 @@ class LogReader:
             self._on_line(line)
 
 
-# The log of each replica, kept as a file beside what the job puts out.
+# The log file of each replica in the job's output folder.
 
 
 def replica_log_path(root: Path, replica: str) -> Path:
-    """Return where the log of a replica such as `worker-0` is kept under the job's output folder."""
+    """Return the log file of a replica such as `worker-0` under the job's output folder."""
     return root / "logs" / "replicas" / f"{replica}.log"
 
 
 class ReplicaLog:
-    """Appends lines to a file. A log that can't be written never stops the training: `problem` says why.
+    """Appends lines to a file. A write error never stops the training: `problem` describes it.
 
     Args:
         path: the file; its folder is created.
-        header: a first line that sets this attempt apart from earlier ones.
+        header: a first line that separates this attempt from earlier ones.
     """
 
     def __init__(self, path: Path, header: str) -> None:
@@ -210,7 +210,7 @@ class ReplicaLog:
             self._give_up(error)
 
     def close(self) -> None:
-        """End the file; more calls do nothing."""
+        """Close the file; more calls do nothing."""
         file, self._file = self._file, None
         if file is not None:
             try:
@@ -228,7 +228,7 @@ class ReplicaLog:
 
 _SHIM = Path(__file__).with_name("shim.py")
 
-# Whatever could still hold the log open has been killed by then; on a system without subreapers it may not.
+# All processes that could hold the log open have been killed by then, except on systems without subreapers.
 _LAST_WORDS_SECONDS = 2.0
 
 
@@ -239,7 +239,7 @@ class Exit:
     Attributes:
         code: 0 to 255; 128+n for a death by signal n.
         signal: that signal, or None.
-        time: when.
+        time: when it ended.
     """
 
     code: int
@@ -248,16 +248,16 @@ class Exit:
 
 
 class ReplicaProcess:
-    """A replica that runs below a launcher of its own, which ends with it and with us.
+    """A replica that runs below its own launcher, which ends with the replica and with this process.
 
     Args:
         launch: what to start.
-        on_line: gets every line that it prints.
+        on_line: receives every line that it prints.
         held: descriptors that the launcher keeps open until everything below it has ended.
 
     Raises:
         OSError: the launcher could not be started.
-        ValueError: the command or the environment holds what no program can get, such as a NUL character.
+        ValueError: the command or the environment holds text that no program accepts, such as a NUL.
     """
 
     def __init__(self, launch: Launch, on_line: Callable[[str], None], held: Iterable[int] = ()) -> None:
@@ -277,7 +277,7 @@ class ReplicaProcess:
             *keep,
         ]
         try:
-            # A session of its own: Ctrl-C in the terminal is ours to hear, and replicas are told in our way.
+            # In its own session: Ctrl-C in the terminal reaches only this process, which ends the replicas.
             self._shim = subprocess.Popen(
                 [*shim, "--", *launch.argv],
                 cwd=launch.cwd,
@@ -299,11 +299,11 @@ class ReplicaProcess:
         self._exit = asyncio.ensure_future(self._follow())
 
     async def wait(self) -> Exit:
-        """Return how it ended, once nothing of it is left; cancelling this does not end it."""
+        """Return its exit once all its processes have ended; cancelling this call does not end it."""
         return await asyncio.shield(self._exit)
 
     def terminate(self, grace_seconds: float) -> None:
-        """Ask it to end, and have it killed after `grace_seconds`; the earliest deadline counts."""
+        """Ask it to end, and kill it after `grace_seconds`; the earliest deadline counts."""
         self._order(f"TERM {grace_seconds}\n" if grace_seconds > 0 else "KILL\n")
 
     def kill(self) -> None:
@@ -352,7 +352,7 @@ async def _open_reader(fd: int) -> tuple[asyncio.StreamReader, asyncio.ReadTrans
 
 
 def _kill_group(leader: int) -> None:
-    """End what is left of a replica whose launcher was itself killed; its leader died with the launcher."""
+    """Kill the rest of a replica whose launcher was killed; the group's leader died with the launcher."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""What the pods of one run share on this machine: ports, GPUs, the output and room for private files."""
+"""The resources that the pods of one run share: ports, GPUs, the output and a folder for private files."""
 
 import base64
 import shutil
@@ -25,20 +25,20 @@ from trainjob.core.roles import count_gpus
 
 
 class Sandbox:
-    """Translates pods, and keeps what they have been given until `leave`.
+    """Translates pods, and holds their resources until `leave`.
 
     Args:
         place: this machine.
-        base_port: the first replica's port for TensorFlow, or None for any that are free.
+        base_port: the first replica's port for TensorFlow, or None for any free ports.
 
     Attributes:
-        root: the job's output folder, once a pod with one has been admitted and it is on this machine.
-        folder: where volumes become folders.
+        root: the job's output folder, once a pod with one on this machine has been admitted.
+        folder: the parent folder of volumes.
         base_port: as given.
-        token: what the job's agents and the controller know each other by, once there are to be any.
+        token: the secret that the job's agents and the controller share, once it is unpacked.
 
     Raises:
-        CannotRunHere: there is no room for temporary files.
+        CannotRunHere: no folder for temporary files can be created.
     """
 
     def __init__(self, place: Machine, base_port: int | None) -> None:
@@ -52,13 +52,13 @@ class Sandbox:
         self._place = replace(place, bundles=self._private / "bundles")
 
     def admit_all(self, pods: list[Manifest]) -> tuple[str, ...]:
-        """Share out GPUs and ports, create the output folder and hold it against other runs.
+        """Assign GPUs and ports, create the output folder and lock it against other runs.
 
         Returns:
-            What differs from a cluster, one line each.
+            The differences from a cluster, one line each.
 
         Raises:
-            CannotRunHere: every reason why these pods can't be had here, with the replicas that it concerns.
+            CannotRunHere: with every reason why these pods can't run here, and the replicas concerned.
         """
         self._share_gpus(pods)
         refused: dict[str, list[str]] = {}
@@ -74,10 +74,10 @@ class Sandbox:
         return tuple(dict.fromkeys(note for launch in launches for note in launch.notes))
 
     def admit(self, pod: Manifest) -> Launch:
-        """Return the process that a pod means, with its port and its output at hand.
+        """Return a pod's process, after assigning its ports and locking its output.
 
         Raises:
-            CannotRunHere: every reason why it can't be had here.
+            CannotRunHere: with every reason why it can't run here.
         """
         try:
             self._book.give(hostnames_in(pod))
@@ -91,10 +91,10 @@ class Sandbox:
         return launch
 
     def unpack(self, secret: Manifest) -> None:
-        """Lay out what a job's pods are given: this machine's own agent, and the token.
+        """Create the bundle of a job's pods: this machine's own agent, and the token.
 
         Raises:
-            CannotRunHere: it is another Secret, or the bundle can't be had.
+            CannotRunHere: it is another Secret, or the bundle can't be created.
         """
         name, data = secret["metadata"]["name"], secret.get("data") or {}
         if set(data) != {TOKEN}:
@@ -108,7 +108,7 @@ class Sandbox:
             raise CannotRunHere([f"can't lay out the agent: {error}"]) from error
 
     def private_folder(self, pod: Manifest) -> Path:
-        """Return the folder of a pod's own, which whoever runs it creates."""
+        """Return the pod's own folder, which `LocalPod` creates."""
         return self._private / str(pod["metadata"]["name"])
 
     def ports_of(self, pod: Manifest) -> ReplicaPorts:
@@ -117,11 +117,11 @@ class Sandbox:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Return the descriptors that a pod's launcher must keep open as long as it runs."""
+        """Return the descriptors that a pod's launcher must keep open while it runs."""
         return (self._lock.fd,) if self._lock is not None else ()
 
     def leave(self) -> None:
-        """Let others train into the output, and remove private files; more calls do nothing."""
+        """Release the output for other runs, and remove private files; more calls do nothing."""
         if self._lock is not None:
             self._lock.release()
         shutil.rmtree(self._private, ignore_errors=True)
@@ -132,7 +132,7 @@ class Sandbox:
 
 
 def replica_name(pod: Manifest) -> str:
-    """Return the name of the pod's seat, such as `worker-0`."""
+    """Return the name of the pod's replica, such as `worker-0`."""
     labels = pod["metadata"].get("labels") or {}
     if LABEL_ROLE in labels and LABEL_INDEX in labels:
         return f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"

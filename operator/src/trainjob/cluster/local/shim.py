@@ -1,16 +1,16 @@
-"""Starts one replica and leaves nothing of it behind: run as a program, standard library only.
+"""Starts one replica and ends all its descendants: a program that uses only the standard library.
 
     python -I -S shim.py CONTROL STATUS GRACE [HELD...] -- PROGRAM [ARGUMENT...]
 
-CONTROL is a descriptor to read orders from, one a line: `TERM SECONDS` (end it, kill it after SECONDS) or
-`KILL`. Its end means that whoever started this process is gone, so everything is killed. STATUS is one to
-write to: a line of JSON when the program has started and one when it has ended. HELD are descriptors to keep
+CONTROL is a descriptor to read requests from, one per line: `TERM SECONDS` (end it, kill it after SECONDS)
+or `KILL`. Its end means that the parent process is gone, so everything is killed. STATUS is a descriptor to
+write to: a line of JSON when the program has started, and one when it has ended. HELD are descriptors to keep
 open until the end. The program inherits none of them. The exit code is the program's, 128+n after a death by
 signal n.
 
 A program's descendants may leave its process group and session, and outlive it. On Linux they then become
-children of this process (PR_SET_CHILD_SUBREAPER), which kills them and waits for them, as a kernel does for a
-container.
+children of this process (PR_SET_CHILD_SUBREAPER), which kills them and waits for them, as the kernel does for
+a container.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and so by whatever it starts, unless restored
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and so by its child processes, unless restored
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
-# A descendant that can't be killed (another user's, or stuck in the kernel) must not keep this process.
+# A descendant that can't be killed (another user's, or stuck in the kernel) must not block this process.
 _PATIENCE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
@@ -47,9 +47,9 @@ class Shim:
     """One program and all its descendants.
 
     Args:
-        control: descriptor to read orders from.
+        control: descriptor to read requests from.
         status: descriptor to write reports to.
-        grace: seconds between SIGTERM and SIGKILL when this process is itself asked to end by a signal.
+        grace: seconds between SIGTERM and SIGKILL when a signal asks this process to end.
         command: the program and its arguments.
     """
 
@@ -83,7 +83,7 @@ class Shim:
         return code
 
     def _start(self) -> int:
-        # Blocked until the child has the default handlers: a request to end must not fall between the two.
+        # Blocked until the child has the default handlers, so that no request to end is lost.
         shim = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
         child = os.fork()
@@ -135,7 +135,7 @@ class Shim:
                 self._deadline = time.monotonic()
 
     def _terminate(self, grace: float) -> None:
-        # The program alone is told, as the first process of a container is; its children are its own affair.
+        # Only the program gets SIGTERM, like the first process of a container; it ends its children itself.
         if self._deadline is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._child, signal.SIGTERM)
@@ -143,7 +143,7 @@ class Shim:
         self._deadline = latest if self._deadline is None else min(self._deadline, latest)
 
     def _reap(self) -> bool:
-        """Take leave of ended children; tell whether any are left."""
+        """Reap ended children, and return whether any are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -182,7 +182,7 @@ class Shim:
 
 
 def _descendants() -> set[int]:
-    """Return the processes below this one, however deep, from /proc; none where there is no /proc."""
+    """Return all descendants of this process, from /proc; none where there is no /proc."""
     children: dict[int, list[int]] = {}
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would cost a third of the start-up time
@@ -202,7 +202,7 @@ def _descendants() -> set[int]:
 def _parent_of(pid: str) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
-            # The second field is the program's name in parentheses, which may hold anything.
+            # The second field is the program's name in parentheses, which may contain anything.
             return int(file.read().rpartition(b")")[2].split()[1])
     except (OSError, IndexError, ValueError):
         return None
@@ -222,7 +222,7 @@ def _explain(program: str, error: OSError) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the module's description says."""
+    """Run with the arguments that the module's docstring describes."""
     split = arguments.index("--")
     control, status, grace, *held = arguments[:split]
     for fd in (control, status, *held):
@@ -231,5 +231,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Not sys.exit: nothing may come between the last report and the end.
+    # Not sys.exit: nothing may run between the last report and the exit.
     os._exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The objects of one run, kept in memory as an API server keeps them."""
+"""The objects of one run, in memory, with the rules of an API server."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ class ObjectStore:
     """Objects by kind, namespace and name, with uid, resourceVersion and preconditions.
 
     Args:
-        clock: gives the time for `creationTimestamp`.
+        clock: returns the time for `creationTimestamp`.
         changed: called after every change.
     """
 
@@ -29,13 +29,13 @@ class ObjectStore:
         self._version = 0
 
     def add(self, manifest: Manifest) -> Manifest:
-        """Keep a copy, and return that copy: whoever changes it calls `touch`.
+        """Store a copy, and return that copy; call `touch` after each change of it.
 
-        What is the server's to write (a status, the time of a deletion) is left out, as a server does: the
-        manifest may have been read from a cluster.
+        Fields that only a server writes (status, deletion time) are left out, as by a server: the manifest
+        may come from a cluster.
 
         Raises:
-            AlreadyExists: the name is taken.
+            AlreadyExists: the name is in use.
         """
         added = _as_created(manifest)
         metadata = added["metadata"]
@@ -51,13 +51,13 @@ class ObjectStore:
         return added
 
     def touch(self, manifest: Manifest) -> None:
-        """Give a changed object its new version and tell whoever watches."""
+        """Give a changed object its new version, and notify watchers."""
         self._version += 1
         manifest["metadata"]["resourceVersion"] = str(self._version)
         self._changed()
 
     def remove(self, manifest: Manifest) -> None:
-        """Forget the object; its name is free again."""
+        """Remove the object; its name is free again."""
         if self._objects.get(_key(manifest)) is manifest:
             del self._objects[_key(manifest)]
             self._changed()
@@ -74,8 +74,8 @@ class ObjectStore:
         """Return the object itself.
 
         Raises:
-            NotFound: there is none of that name.
-            Conflict: the one of that name has another uid.
+            NotFound: no object has that name.
+            Conflict: the object of that name has another uid.
         """
         found = self.find(ref.kind, ref.namespace, ref.name)
         if found is None:

@@ -1,4 +1,4 @@
-"""What is missing is created, once what is left of the attempt before has gone."""
+"""Creation of missing objects, once the pods of the previous attempt are gone."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from trainjob.core.queueing import LOOK_AGAIN, restart_delay, soonest, time_left
 from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)
-"""How long a pod may take to end before the user is told that the job waits for it."""
+"""How long a pod may take to end before the status reports that the job waits for it."""
 
 OVERDUE = timedelta(seconds=10)
-"""How long after its grace period the end of a pod may still be told; after that its node is cut off."""
+"""How late after its grace period the end of a pod may be reported; after that its node is unreachable."""
 
 POD_OVERDUE = "PodOverdue"
 
 
 def incomplete(observed: Observed, now: datetime) -> Plan:
-    """Bring the job's objects about, and say whether all its training replicas run."""
+    """Create the job's missing objects, and report whether all its training replicas run."""
     if observed.status.start_time is None:
         message = f"starting {count_roles(replica_counts(observed.job.spec))}"
         begun = replace(observed, status=transitions.start(observed, message, now))
@@ -63,7 +63,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     creations = (*_missing_dependents(observed), *agents, *pods, *evaluator.actions)
     refusal = observed.gang_refusal
     if refusal is not None and refusal.patience_left(now) > timedelta(0):
-        # Every event of a pod that is there would ask again for all that are not.
+        # Otherwise every event of an existing pod would retry all the missing ones.
         creations = tuple(action for action in creations if not isinstance(action, Creation))
     running = observed.trains(observed.seats, now)
     plan = _running(observed, evaluator, now) if running else _waiting(observed, now)
@@ -81,7 +81,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
 
 
 def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
-    """Return when something has to be decided about a gang that is getting together."""
+    """Return the time until the next decision about training replicas that are starting, or None."""
     times = (
         start_time_left(observed, now),
         patience_left(observed, now),
@@ -91,10 +91,10 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
 
 
 def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
-    """Return the earlier pods that a successor waits for: in place, only those of its own seat.
+    """Return the earlier pods that a successor waits for: in place, only those of its own replica.
 
-    One whose time to end ran out a while ago has a node that can't be asked. What it still does harms nobody
-    where the output is fenced; elsewhere it is waited for until it has ended, or its object is gone.
+    An overdue pod is on an unreachable node. Where the output is fenced, it can do no harm; elsewhere the job
+    waits until the pod has ended, or its object is gone.
     """
     stale = [p for p in observed.stale_pods if not p.ended]
     if observed.is_fenced:
@@ -107,12 +107,12 @@ def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
 
 
 def _time_to_end(pod: Pod, now: datetime) -> timedelta:
-    """Return how long to wait for this pod's end; for ever until it has been asked to."""
+    """Return how long to wait for this pod's end; without limit while it is not being deleted."""
     return pod.due_at + OVERDUE - now if pod.due_at is not None else timedelta.max
 
 
 def _obstacle(observed: Observed, now: datetime) -> Plan | None:
-    """Return a plan when something in the cluster forbids to create the job's objects."""
+    """Return a plan if something in the cluster prevents the creation of the job's objects, else None."""
     refusal = observed.gang_refusal
     if refusal is not None and refusal.permanent:
         return Plan(transitions.target_failure(observed, "InvalidTemplate", _told(refusal), now))
@@ -120,7 +120,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     created = claim is not None and claim.size is not None and not claim.retain
     for kind, found in (
         ("Service", observed.service),
-        # One of the user's own may have any name, and a retained one is taken over by the next job.
+        # The user's own claim may have any name, and the next job reuses a retained one.
         ("PersistentVolumeClaim", observed.claim if created else None),
         ("NetworkPolicy", observed.network_policy if observed.settings.isolation else None),
     ):
@@ -128,7 +128,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
             message = f"{kind} {found.name} exists and isn't this job's; rename the job, or delete it"
             return _held_up(observed, f"{kind}Conflict", message, now)
     if observed.strangers and not observed.training_pods:
-        # They answer to our addresses, and may still write into our output.
+        # They may answer at the addresses of this job, and may still write into its output.
         stranger = observed.strangers[0]
         if _time_to_end(stranger, now) <= timedelta(0):
             return _overdue(observed, stranger, "an earlier job of this name", now)
@@ -146,7 +146,7 @@ def _told(refusal: Refusal) -> str:
 
 
 def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
-    """Wait for pods of the attempt before; one that takes long is named: its node may be gone."""
+    """Wait for pods of the previous attempt; name one that takes long, since its node may be gone."""
     since, pod = min(((p.deleted_at or now, p) for p in pods), key=lambda each: (each[0], each[1].replica))
     overdue = [p for p in pods if _time_to_end(p, now) <= timedelta(0)]
     if overdue:
@@ -162,7 +162,7 @@ def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
 
 
 def _overdue(observed: Observed, pod: Pod, whose: str, now: datetime) -> Plan:
-    """Wait for the real end of a pod whose node doesn't tell of it: its watch does, or its deletion."""
+    """Wait for the end of a pod whose node doesn't report it; a pod event (end or deletion) ends the wait."""
     name, place = pod.name, f" on node {pod.node}" if pod.node else ""
     message = (
         f"waiting for {whose}: pod {name}{place} hasn't ended in its grace period and may still write into"
@@ -199,7 +199,7 @@ def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
 
 
 def _network_policy(observed: Observed) -> tuple[Action, ...]:
-    """Return what brings the job's NetworkPolicy about; one that was changed is replaced, without a gap."""
+    """Return the action that creates the job's NetworkPolicy, or replaces a changed one without a gap."""
     found, isolation = observed.network_policy, observed.settings.isolation
     if isolation is None:
         return ()
@@ -242,7 +242,7 @@ def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Pla
 
 
 def _waiting(observed: Observed, now: datetime) -> Plan:
-    """Say what keeps the gang from running: a refused creation, or the first pod that tells a reason."""
+    """Report what keeps the training from running: a refused creation, or the first pod that waits."""
     refusal = observed.gang_refusal
     if refusal is not None:
         return Plan(transitions.wait(observed, "CreationRefused", _told(refusal), now))
@@ -255,7 +255,7 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
     if held is not None and held.reason == "Starting":
         return Plan(observed.status)
     if again is not None and again.status == "True" and again.message == observed.status.message:
-        return Plan(observed.status)  # why it restarts is worth more than that it starts
+        return Plan(observed.status)  # the cause of the restart is the more useful message
     return Plan(
         transitions.wait(observed, "Starting", f"starting {len(observed.seats)} training replicas", now)
     )

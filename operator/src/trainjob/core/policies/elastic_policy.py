@@ -1,4 +1,4 @@
-"""The number of workers changes: by the user's word, or because some can't be had."""
+"""Changes of the number of workers: by the user, or because some workers are unavailable."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainjob.core.pods import PodState
 from trainjob.core.policies.startup_policy import waiting_since, who_is_missing
 from trainjob.core.wording import count_roles, listed
 
-# Another number of workers means another world: training is started anew with it.
+# Resizing by the user: another number of workers needs another world, and so another attempt.
 
 
 def resized(observed: Observed, now: datetime) -> Plan | None:
-    """Start a new attempt when training goes on with another world than the spec's."""
+    """Start a new attempt when the training runs with another world than the spec's."""
     wanted = training_counts(observed.job.spec)
     if _is_current(observed, wanted):
         return None
@@ -28,29 +28,29 @@ def resized(observed: Observed, now: datetime) -> Plan | None:
 
 
 def _is_current(observed: Observed, wanted: dict[str, int]) -> bool:
-    """Tell whether this is what is running: agents give a pod that stays its new TF_CONFIG."""
+    """Return whether this world is running; agents give pods that stay their new TF_CONFIG."""
     if observed.in_place:
         size = observed.status.worker.size if observed.status.worker else None
         return size in (None, wanted["worker"])
     return all(pod.world in (None, wanted) for pod in observed.training_pods)
 
 
-# `spec.worker.minReplicas`: training goes on with fewer workers while some can't be had, and grows back.
+# `spec.worker.minReplicas`: training with fewer workers while some are unavailable, and growing back.
 
 
 PATIENCE = timedelta(seconds=60)
-"""How long a worker may be missing before training goes on without it."""
+"""How long a worker may be missing before training continues without it."""
 
 
 def elastic(observed: Observed, now: datetime) -> Plan | None:
-    """Shrink a gang that waits for somebody who can't be had, or grow one whose missing worker has come."""
+    """Shrink a job that waits for an unavailable worker, or grow one whose missing worker has joined."""
     if observed.job.spec.worker.min_replicas is None or not observed.in_place:
         return None
     return _grown(observed, now) if is_true(observed.status, RUNNING) else _shrunk(observed, now)
 
 
 def patience_left(observed: Observed, now: datetime) -> timedelta | None:
-    """Return when a gang that is waiting would go on with fewer workers, or None."""
+    """Return the time until a waiting job may continue with fewer workers, or None."""
     since = waiting_since(observed)
     if observed.job.spec.worker.min_replicas is None or since is None:
         return None
@@ -107,6 +107,6 @@ def _has_joined(observed: Observed, seat: Replica) -> bool:
 
 
 def _divisible(observed: Observed, workers: list[Replica]) -> list[Replica]:
-    """Return as many of these workers as the global batch can be divided by, the first ones."""
+    """Return the first of these workers, as many as can share the global batch."""
     sizes = range(len(workers), 0, -1)
     return workers[: next((n for n in sizes if observed.divides_batch(n)), 0)]

@@ -1,7 +1,7 @@
-"""A failed worker restarts the training where its checkpoint is, as often as `spec.maxRestarts` allows.
+"""Restarts after a failure, from the last checkpoint, as often as `spec.maxRestarts` allows.
 
-Agents restart what they can in the living containers, and tell of it. What they can't mend is decided here: a
-pod that is gone is replaced, alone where there are agents, with its whole gang where there are none.
+Agents restart processes in running containers, and report it. This policy decides on the rest: a pod that is
+gone is replaced, alone where there are agents, else together with all other training pods.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainjob.core.queueing import time_left
 from trainjob.core.stragglers import describe_suspects
 
 CULPRIT_GRACE = timedelta(seconds=10)
-"""How long a process that lost its peer waits to hear which peer failed, and why."""
+"""How long the controller waits, after a process lost its peer, to see which peer failed, and why."""
 
 
 def failed(observed: Observed, now: datetime) -> Plan | None:
@@ -53,12 +53,12 @@ def failed(observed: Observed, now: datetime) -> Plan | None:
 
 
 def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
-    """Put on record what the agents have done by themselves."""
+    """Record in the status a restart that the agents have made."""
     gang, known = observed.gang, observed.status.restarts
     if gang is None or gang.ledger.restarts <= known.charged + known.uncharged or gang.failure is None:
         return None
     failure = describe_child(observed, gang.failure)
-    number = max(1, used(restarts_of(observed)))  # training may have made it good before it is reported
+    number = max(1, used(restarts_of(observed)))  # progress may have reset the count before the report
     count = _count(number, observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
     how = "restarted alone" if gang.failure.alone else f"restarted in place{origin(observed)}"
     message = f"{_what_happened(observed, failure)}; {how} ({count})"
@@ -70,7 +70,7 @@ def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
 
 
 def _replaced(observed: Observed, now: datetime) -> tuple[str, ...]:
-    """Return the pods that go: those that failed, and those whose agents have left after a good end."""
+    """Return the names of the pods to replace: failed ones, and those whose agents have succeeded."""
     if not observed.in_place:
         return ()
     ended = [p for p in observed.training_pods if p.state is PodState.SUCCEEDED]

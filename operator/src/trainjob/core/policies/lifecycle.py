@@ -1,4 +1,4 @@
-"""A job that has ended, is invalid, is failing, is suspended or takes too long."""
+"""Jobs that are finished, invalid, failing, suspended or past their deadline."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trainjob.core.observed import Observed
 from trainjob.core.queueing import time_left
 from trainjob.core.wording import listed
 
-# Terminal states absorb: what has ended is only cleaned up.
+# Finished jobs: only cleanup is left.
 
 
 def finished(observed: Observed, now: datetime) -> Plan | None:
-    """Stop stragglers, and delete the job when its `ttlSecondsAfterFinished` has run out."""
+    """Stop the pods that still run, and delete the job when its `ttlSecondsAfterFinished` has expired."""
     if not is_finished(observed.status):
         return None
     stragglers = stop_pods(observed, observed.unfinished_pods)
@@ -41,7 +41,7 @@ def finished(observed: Observed, now: datetime) -> Plan | None:
     return Plan(observed.status, (*stragglers, Delete(ObjectRef(KIND, meta.namespace, meta.name, meta.uid))))
 
 
-# A job whose spec can't be understood fails, with every error named.
+# Invalid jobs: they fail, and the message has every error.
 
 
 INVALID_REASON = "InvalidSpec"
@@ -50,10 +50,10 @@ _LEFT_ALONE = "its pods go on, but aren't looked after any more: correct that, d
 
 
 def invalid(observed: Observed, now: datetime) -> Plan | None:
-    """Fail a job with errors; one that has ended keeps its outcome whatever is edited into it.
+    """Fail a job with errors; a finished job keeps its outcome after any edit.
 
-    One that was good when it began is read more strictly by now: it is told so, and its pods go on to their
-    end.
+    A job that was valid when it started may be invalid under stricter rules. Its status reports the errors,
+    and its pods run to their end.
     """
     if observed.parsed is not None:
         return None
@@ -83,15 +83,15 @@ def _left_alone(observed: Observed, errors: str, now: datetime) -> Plan:
     return Plan(transitions.leave_alone(observed, INVALID_REASON, message, now), events=events)
 
 
-# A job that is going to fail does so once none of its pods runs.
+# Failing jobs: a job has failed once none of its pods runs.
 
 
 LEAVING = timedelta(seconds=10)
-"""How long agents that have given up may take to end: a pod that is deleted takes its log along."""
+"""How long agents that have given up may take to end; deleting a pod deletes its log."""
 
 
 def failing(observed: Observed, now: datetime) -> Plan | None:
-    """Stop what runs; ended pods stay for their logs until the job's TTL."""
+    """Stop running pods; ended pods stay for their logs until the job's TTL."""
     target = find_condition(observed.status, FAILURE_TARGET)
     if target is None or not is_true(observed.status, FAILURE_TARGET):
         return None
@@ -110,7 +110,7 @@ def failing(observed: Observed, now: datetime) -> Plan | None:
     )
 
 
-# `spec.activeDeadlineSeconds`: a job that takes longer fails.
+# `spec.activeDeadlineSeconds`: a job that runs longer fails.
 
 
 REASON = "DeadlineExceeded"
@@ -126,7 +126,7 @@ def time_left_of_deadline(observed: Observed, now: datetime) -> timedelta | None
 
 
 def overdue(observed: Observed, now: datetime) -> Plan | None:
-    """Fail a job whose time is up."""
+    """Fail a job that is past its deadline."""
     left = time_left_of_deadline(observed, now)
     if left is None or left > timedelta(0):
         return None
@@ -134,11 +134,11 @@ def overdue(observed: Observed, now: datetime) -> Plan | None:
     return Plan(transitions.target_failure(observed, REASON, message, now))
 
 
-# `spec.suspend`: pods go, checkpoints and counts stay; a resumed job goes on from the last checkpoint.
+# `spec.suspend`: pods are deleted, checkpoints and counts stay; a resumed job restores the last checkpoint.
 
 
 def suspended(observed: Observed, now: datetime) -> Plan | None:
-    """Stop a job that is to be suspended, and start a new gang for one that is to go on."""
+    """Stop the pods of a suspended job, or start a new attempt of a resumed one."""
     if not observed.job.spec.suspend:
         return _resumed(observed, now)
     running = observed.unfinished_pods

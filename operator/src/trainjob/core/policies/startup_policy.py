@@ -1,6 +1,6 @@
-"""`spec.startTimeoutSeconds`: a gang that can't get together lets go of what it holds, and tries again.
+"""`spec.startTimeoutSeconds`: a job whose replicas don't all start yields its machines, and retries later.
 
-Otherwise two jobs that each hold half of the machines would block each other for ever.
+Otherwise two jobs that each hold half of the machines would block each other forever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHORTEST_PAUSE = timedelta(seconds=5)
 
 
 def gave_way(observed: Observed, now: datetime) -> Plan | None:
-    """Stop a gang that has been starting for too long, naming who is missing and why."""
+    """Stop an attempt that has been starting for too long; name the missing replicas and the reasons."""
     left = start_time_left(observed, now)
     if left is None or left > timedelta(0) or not observed.training_pods:
         return None
@@ -40,13 +40,13 @@ def gave_way(observed: Observed, now: datetime) -> Plan | None:
 
 
 def start_time_left(observed: Observed, now: datetime) -> timedelta | None:
-    """Return what is left of the time to get together, or None for a gang that is together."""
+    """Return the time left until the start timeout, or None if the job isn't starting."""
     since = waiting_since(observed)
     return since + timedelta(seconds=observed.job.spec.start_timeout_seconds) - now if since else None
 
 
 def waiting_since(observed: Observed) -> datetime | None:
-    """Return since when the gang has been getting together, or None for one that trains."""
+    """Return since when the training replicas have been starting, or None if they aren't."""
     if trains_on(observed):
         return None
     running, status = find_condition(observed.status, RUNNING), observed.status
@@ -54,25 +54,25 @@ def waiting_since(observed: Observed) -> datetime | None:
         return None
     created = min((p.created_at for p in observed.training_pods if p.created_at), default=None)
     since = running.last_transition_time
-    # What had to be waited for before there was any pod takes no time from those that are there now.
+    # The time before the first pod was created doesn't count towards the timeout.
     return active_since(status, max(since, status.restarts.next_time or since, created or since))
 
 
 def pause(observed: Observed, attempt: int) -> timedelta:
-    """Return how long to keep out of others' way: another time for each job, or they would meet again."""
+    """Return how long to yield; it differs by job and attempt, so that the same jobs don't collide again."""
     digest = hashlib.sha256(f"{observed.meta.uid}/{attempt}".encode()).digest()
     spread = int.from_bytes(digest[:4], "big") / 2**32
     return SHORTEST_PAUSE + spread * (LONGEST_PAUSE - SHORTEST_PAUSE)
 
 
 def pause_left(observed: Observed, now: datetime) -> timedelta:
-    """Return what is left of the pause of a gang that gave way."""
+    """Return what is left of the pause of a job that yielded."""
     until = observed.status.restarts.next_time
     return time_left(until - LONGEST_PAUSE, LONGEST_PAUSE, now) if until is not None else timedelta(0)
 
 
 def who_is_missing(observed: Observed) -> list[str]:
-    """Return a clause for each seat that isn't there, with the reason."""
+    """Return a clause for each missing replica, with the reason."""
     pods = {p.replica: p for p in observed.training_pods}
     clauses = []
     for seat in observed.seats:

@@ -1,4 +1,4 @@
-"""Training that has finished, and the evaluator, which never touches it."""
+"""Completion of training, and the evaluator, which never affects the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainjob.core.pods import Pod, PodState
 from trainjob.core.queueing import restart_delay, soonest, time_left
 from trainjob.core.wording import quoted
 
-# The evaluator's seat: its failures restart it alone, and never touch the training.
+# The evaluator: a failure restarts it alone.
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class EvaluatorStep:
     """What the evaluator needs now.
 
     Attributes:
-        done: it has evaluated the final checkpoint, has been given up, or there is none.
-        trouble: what the user should know of it, to stand in a sentence; empty when all is well.
+        done: it has evaluated the final checkpoint, has used up its restarts, or is not part of the job.
+        trouble: its problem, as a clause for the job's message; empty if there is none.
     """
 
     actions: tuple[Action, ...] = ()
@@ -35,7 +35,7 @@ class EvaluatorStep:
 
     @property
     def creating(self) -> bool:
-        """Tell whether it is about to be created: nobody knows yet whether the cluster lets it."""
+        """Return whether it is about to be created, which the cluster may still refuse."""
         return any(isinstance(action, CreatePod) for action in self.actions)
 
 
@@ -72,7 +72,7 @@ def _restarted(observed: Observed, gone: Pod) -> Event:
 
 
 def _pause_left(pod: Pod, now: datetime) -> timedelta:
-    since = pod.finished_at or pod.created_at  # a kubelet that evicts doesn't always say when
+    since = pod.finished_at or pod.created_at  # not every eviction has a finish time
     return time_left(since, restart_delay(pod.incarnation), now) if since else timedelta(0)
 
 
@@ -95,18 +95,18 @@ def _create(
     return EvaluatorStep(actions if due else (), requeue=refusal.next_attempt(now), trouble=trouble)
 
 
-# Training that has finished: the evaluator gets its time, then the job is complete.
+# Finished training: the job completes after the evaluator or its timeout.
 
 
 NO_STEPS = (
     "no step was reported; a Keras model's fit, trainjob_trainer.train_and_evaluate "
     "and trainjob_trainer.init() report steps"
 )
-"""Of a program that has ended well: it may have trained in its own way, or not at all."""
+"""For a program that exits with 0: it may have trained in its own way, or not at all."""
 
 
 def succeeded(observed: Observed, now: datetime) -> Plan | None:
-    """Complete a job whose training replicas have all ended well, after the evaluator or its time-out."""
+    """Complete a job whose training replicas have all succeeded, after the evaluator or its timeout."""
     if not is_true(observed.status, SUCCESS_CRITERIA_MET):
         return _training_finished(observed, now)
     step = evaluator_step(observed, now)
@@ -169,7 +169,7 @@ def _training_done(observed: Observed) -> str:
 
 
 def _has_reported(observed: Observed) -> bool:
-    """Tell whether a step was ever heard of, from whichever replica, or a checkpoint's score."""
+    """Return whether any replica has reported a step, or the score of a checkpoint."""
     status = observed.status
     known = status.progress is not None and status.progress.step is not None
     heard = any(r.step is not None or r.evaluation is not None for r in observed.reports.values())
