@@ -14,8 +14,15 @@ import click
 
 from trainjob.cli.cluster.errors import ClusterProblem, Exit, describe_exits
 from trainjob.cli.cluster.following import RetryTimes
+from trainjob.cli.cluster.jobs import find_job, read_job
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
-from trainjob.cli.profiling.asking import ProfileRequest
+from trainjob.cli.profiling.asking import (
+    LocalProfileClient,
+    PodProfileClient,
+    ProfileRequest,
+    describe_end,
+    find_output,
+)
 from trainjob.core.names import Replica
 
 if TYPE_CHECKING:
@@ -91,8 +98,6 @@ def profile(
 
 
 def _profile_here(name: str, request: Mapping[str, Any], worker: int, folder: Path, pace: RetryTimes) -> None:
-    from trainjob.cli.profiling.asking import LocalProfileClient, find_output  # noqa: PLC0415 - slow to import
-
     output = find_output(folder, name)
     replica = Replica("worker", worker)
     answer = ProfileRequest(LocalProfileClient(output, replica.name), replica.title, _say, pace).run(request)
@@ -107,9 +112,6 @@ def _profile(
     worker: int | None,
     pace: RetryTimes,
 ) -> None:
-    from trainjob.cli.cluster.jobs import find_job, read_job  # noqa: PLC0415
-    from trainjob.cli.profiling.asking import PodProfileClient, describe_end  # noqa: PLC0415
-
     job = read_job(find_job(server, namespace, name))
     over = describe_end(job)
     if over is not None:

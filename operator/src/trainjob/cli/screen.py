@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -276,9 +277,6 @@ class LiveScreen:
     """A live display that is redrawn in place; lines about the run itself scroll above it."""
 
     def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
-        from rich.live import Live  # noqa: PLC0415
-
         self._lines: deque[tuple[str, str]] = deque(maxlen=_SHOWN_LOG_LINES)
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)

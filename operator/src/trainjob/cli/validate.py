@@ -6,7 +6,7 @@ import click
 
 from trainjob.api import Document, TrainJob
 from trainjob.cli.cluster.errors import Exit, describe_exits
-from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
+from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly, namespace_of
 from trainjob.cli.files import RefusedFile, UnreadableFile, read_valid_trainjobs
 from trainjob.core.names import replica_counts
 from trainjob.core.roles import count_gpus, role_template
@@ -64,7 +64,6 @@ def describe_size(job: TrainJob) -> str:
 def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> int:
     # Rendering and the Kubernetes client are slow to import, and only --cluster needs them.
     from trainjob.cli.cluster.dry_run import check_on_cluster  # noqa: PLC0415
-    from trainjob.cli.cluster.options import namespace_of  # noqa: PLC0415
 
     code = 0
     with where.connected() as cluster:
