@@ -1,12 +1,12 @@
-"""The TensorFlow half of TrainJob: one Keras model, one tf.data pipeline, as many workers as the job has.
+"""The TensorFlow half of TrainJob: one Keras model and one tf.data pipeline on all workers of a job.
 
-    train_and_evaluate(model, train, heldout, epochs=20, global_batch=64)      the short way
-    interleaved(files, parse, part=part)                                       examples that lie in many files
+    train_and_evaluate(model, train, heldout, epochs=20, global_batch=64)      a complete training
+    interleaved(files, parse, part=part)                                       examples in many files
     run = init()                                                               a training loop of your own
     Task, Environment, ExitCode, TrainerError ...                              usable without TensorFlow
 
-TensorFlow is imported when the first name that needs it is. The agent, which is in this package too, starts
-without what it doesn't need.
+TensorFlow is imported with the first name that needs it, so the agent, which is in this package too, starts
+without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small files that others read at any moment: they see the old text or the new one, never a part."""
+"""Small files that others may read at any time: readers see the old text or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import os
 from pathlib import Path
 
 TEMPORARY = ".tmp-"
-"""Prefix of what is not there yet, or not any more."""
+"""Prefix of files that are not complete yet, or are being removed."""
 
 
 def temporary_of(path: Path) -> Path:
-    """Where the next text of a file lies until it is whole."""
+    """Return the path of a file's next text while it is incomplete."""
     return path.with_name(TEMPORARY + path.name)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by one with this text; the only one who writes it does so, and follows no link.
+    """Replace a file by one with this text, without following links; each file has only one writer.
 
-    It is not forced down to the disk: a power cut may bring the old text back. Raises OSError if the folder
-    is missing, or can't be written.
+    There is no fsync: a power cut may restore the old text. Raises OSError if the folder is missing or can't
+    be written.
     """
     temporary = temporary_of(path)
     temporary.unlink(missing_ok=True)

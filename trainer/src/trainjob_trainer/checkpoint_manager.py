@@ -1,6 +1,6 @@
-"""What happens between calls of many steps: checkpoints, whether training goes on, and its end.
+"""What happens between executions of many steps: checkpoints, and the decisions to continue or end.
 
-The same wherever the steps are taken: by all workers together, or handed out by a chief.
+It is the same whether all workers take the steps together or a chief hands them out.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
 
-# Checkpoints written beside the training: the host copy is quick, the disk is not.
+# Writes in the background: the host copy is fast, the disk is not.
 
 
 class BackgroundWriter:
-    """At most one write at a time; a failure surfaces at the next call of any method."""
+    """Runs at most one write at a time; the next call of a method raises its failure."""
 
     def __init__(self, store: CheckpointStore, written: Callable[[Checkpoint], None]) -> None:
-        """Write into `store`; `written` is called from the writing thread after each."""
+        """Write into `store`; the writing thread calls `written` after each write."""
         self._store = store
         self._written = written
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainjob-checkpoint")
@@ -38,25 +38,25 @@ class BackgroundWriter:
     def submit(
         self, step: int, epoch: int, groups: HostGroups, job_uid: str, spared: Collection[int] = ()
     ) -> None:
-        """Start a write, after the one before has ended; arguments as `CheckpointStore.save`.
+        """Start a write after the previous one has ended; arguments as `CheckpointStore.save`.
 
-        Raises OutputFull or OutputUnwritable if the one before failed.
+        Raises OutputFull or OutputUnwritable if the previous one failed.
         """
         self.wait()
         self._pending = self._pool.submit(self._write, step, epoch, groups, job_uid, spared)
 
     def check(self) -> None:
-        """Raise the failure of a write that has ended, without waiting for one that has not."""
+        """Raise the failure of a finished write, without waiting for an unfinished one."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     @property
     def is_writing(self) -> bool:
-        """Whether a write is under way."""
+        """Whether a write is in progress."""
         return self._pending is not None and not self._pending.done()
 
     def wait(self) -> None:
-        """Wait for the write under way and raise its failure."""
+        """Wait for the write in progress and raise its failure."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -67,22 +67,22 @@ class BackgroundWriter:
         self._written(self._store.save(step, epoch, groups, job_uid, spared))
 
 
-# When this replica saves: at checkpoints, at the end, and when it is asked to stop. Only the writer does.
+# The writer's saves: at checkpoints, at the end, and when it is asked to stop.
 
 
 WRITER_PATIENCE = 4.5
-"""Seconds from SIGTERM that the writer has to reach a step boundary and save; less than a Ctrl-C waits."""
+"""Seconds from SIGTERM for the writer to reach a step boundary and save; Ctrl-C waits longer."""
 PEER_PATIENCE = 3.5
-"""Seconds that the others keep stepping with it, since its step can't end without them."""
+"""Seconds for which the others continue to step, since the writer's step can't end without them."""
 AGENT_PATIENCE = 3600.0
-"""An agent knows the grace, and ends the process when it is over: a long step and a large checkpoint may
-take all of it."""
+"""An agent knows the grace period and ends the process after it: a long step and a large checkpoint may
+use all of it."""
 SECONDS_BETWEEN_CHECKS = 10.0
-"""Between looks whether a successor has claimed the output, so that a writer that is cut off stops soon."""
+"""Interval of checks for a successor's claim to the output, so that a partitioned writer stops soon."""
 
 
 class CheckpointWriter:
-    """Checkpoints of one training. On replicas other than the writer every method does almost nothing."""
+    """Writes checkpoints of one training; on replicas other than the writer it does almost nothing."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -92,10 +92,10 @@ class CheckpointWriter:
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """While steps are taken, a request to stop waits for a boundary.
+        """While steps are taken, delay a request to stop until a step boundary.
 
-        An agent asks the writer first, and the others when it has ended. It asks them sooner where it doesn't
-        know of the writer, or where it is short of time; so they look for themselves.
+        An agent asks the writer to stop first, and the others when the writer has ended. It asks them sooner
+        if it does not know the writer or is short of time, so they check for the writer themselves.
         """
         task, stop = self._replica.task, self._replica.stop
         own = WRITER_PATIENCE if task.is_writer else PEER_PATIENCE
@@ -106,7 +106,7 @@ class CheckpointWriter:
         try:
             yield
         except Exception:
-            is_leaving = True  # the process is about to end, with more to say than the request to stop has
+            is_leaving = True  # the process ends with an error, which says more than the request to stop
             raise
         finally:
             if not is_leaving:
@@ -122,16 +122,16 @@ class CheckpointWriter:
         *,
         is_stopping: bool,
     ) -> None:
-        """Start a checkpoint if one is due, and end the process if it has been asked to.
+        """Start a checkpoint if one is due, and end the process if it was asked to stop.
 
         The others do not end by themselves here: the writer may be within a step that needs them. `epoch`
         counts whole epochs, `spared` are steps of checkpoints that this one doesn't replace, `is_stopping`
-        says whether the process had been asked to stop when the others were told.
+        says whether the process had been asked to stop when the workers agreed.
 
         Raises:
             OutputFull, OutputUnwritable: this or an earlier write failed.
-            Fenced, OutputTaken: the output is somebody else's by now.
-            Preempted: asked to stop; what was reached is saved.
+            Fenced, OutputTaken: another process writes the output now.
+            Preempted: asked to stop; the reached step is saved.
         """
         if not self._replica.task.is_writer:
             return
@@ -142,7 +142,7 @@ class CheckpointWriter:
             self._leave(step)
 
     def watch_last(self, step: int) -> None:
-        """After the last step, which is saved: raise Preempted if asked to stop; else as `watch`."""
+        """As `watch`, after the last step is saved; raises Preempted too, if asked to stop."""
         self.watch()
         if self._replica.stop.requested:
             self._leave(step)
@@ -153,19 +153,19 @@ class CheckpointWriter:
         return self._writer.is_writing
 
     def settle(self) -> None:
-        """Wait until no checkpoint is being written, and raise the failure of one."""
+        """Wait until no checkpoint is being written, and raise the failure of a write."""
         self._writer.wait()
 
     def watch(self) -> None:
-        """Find out whether training may go on, without saving anything.
+        """Check whether training may continue, without saving anything.
 
-        Raises an earlier write's failure, and Fenced or OutputTaken if the output is somebody else's by now.
+        Raises an earlier write's failure, and Fenced or OutputTaken if another process writes the output now.
         """
         self._writer.check()
         self._check_claim()
 
     def finish(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
-        """Save the end, wait for it, and mark it as final; arguments and errors as `save_last`."""
+        """Save the last step, wait for it, and mark it as final; arguments and errors as `save_last`."""
         if self._replica.task.is_writer:
             self.save_last(step, epoch, snapshot)
             self.mark(FinalMarker(step, self._replica.environment.uid))
@@ -179,7 +179,7 @@ class CheckpointWriter:
         *,
         says_more: bool = False,
     ) -> HostGroups:
-        """Save the end, wait for it, and return what has been saved. The writer alone does.
+        """Save the last step, wait for it, and return what was saved; only the writer calls this.
 
         Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises OutputFull or
         OutputUnwritable.
@@ -193,7 +193,7 @@ class CheckpointWriter:
         return groups
 
     def mark(self, marker: FinalMarker) -> None:
-        """Say that training is finished, with all that it leaves in place. The writer alone does."""
+        """Mark training as finished, once all its results are in place; only the writer calls this."""
         store = self._replica.store
         store.mark_final(marker)
         best = f"; its result is that of step {marker.step}" if marker.step != marker.ended_at else ""
@@ -226,7 +226,7 @@ class Ending:
     """How a training ended.
 
     Attributes:
-        model_step: steps of the checkpoint that is handed over.
+        model_step: step of the checkpoint that is handed over.
         metrics: of the last epoch before that checkpoint, over all workers.
         stopped_early: why training ended before its planned end, on the writer; else empty.
     """
@@ -242,15 +242,15 @@ def _agreed_alone(number: int) -> int:
 
 
 def _not_compared(step: int) -> None:
-    """There is nobody to compare with."""
+    """Do nothing: there is no other worker to compare with."""
 
 
 class CheckpointManager:
-    """Checkpoints of one training, and what is decided by them.
+    """Checkpoints of one training, and the decisions that depend on them.
 
-    `snapshot` reads all that a checkpoint is to hold of the training; the writer calls `export` with what is
-    handed over. All workers call `agree` together, which returns the writer's number, and `compare` with the
-    step before its checkpoint, which raises if there is to be none.
+    `snapshot` reads all training state that a checkpoint holds; the writer calls `export` with what is
+    handed over. All workers call `agree` together; it returns the writer's number. They call `compare` with
+    a step before its checkpoint; it raises if there must be none.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class CheckpointManager:
         self._writer = CheckpointWriter(replica)
 
     def patient(self) -> AbstractContextManager[None]:
-        """While steps are taken; as `CheckpointWriter.patient`."""
+        """As `CheckpointWriter.patient`, while steps are taken."""
         return self._writer.patient()
 
     def watch(self) -> None:
@@ -284,9 +284,10 @@ class CheckpointManager:
         self._writer.watch()
 
     def resume(self, saved: HostGroups, step: int) -> bool:
-        """Go on at `step`, whose checkpoint holds `saved`.
+        """Resume at `step`, whose checkpoint holds `saved`.
 
-        True if there is nothing to go on with: training had ended early, and was cut off in its end.
+        Return whether there is nothing left to train: training had stopped early, and was interrupted at its
+        end.
         """
         self._selection.resume(saved, step)
         if step and step % self._plan.checkpoint_every == 0:
@@ -294,11 +295,11 @@ class CheckpointManager:
         return self._selection.is_over() if step else False
 
     def epoch_ended(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take note of an epoch's metrics, reduced over all workers."""
+        """Record an epoch's metrics, reduced over all workers."""
         self._selection.epoch_ended(step, metrics)
 
     def between_steps(self, step: int) -> bool:
-        """Save if it is time to, and say whether training ends here; the same on all workers.
+        """Save if a checkpoint is due, and return whether training ends here; the same on all workers.
 
         Raises as `CheckpointWriter.between_steps` and `WeightsWatch.compare`.
         """
@@ -327,11 +328,11 @@ class CheckpointManager:
     def end(
         self, step: int, metrics: Mapping[str, float], reason: str = "", *, is_changed: bool = False
     ) -> Ending:
-        """Save the end, choose the checkpoint to hand over, export it, and mark it as final.
+        """Save the last step, choose the checkpoint to hand over, export it, and mark it as final.
 
         `metrics` are the last epoch's; `reason` says why training ends before its planned end, unless the
-        selection knows. `is_changed`: weights may have been changed since the checkpoint was written, by
-        an optimizer that averages them or by callbacks at the end of training. Raises as `between_steps`.
+        selection knows. `is_changed` means that weights may have changed since the checkpoint was written,
+        by an optimizer that averages them or by callbacks at the end of training. Raises as `between_steps`.
         """
         is_writer = self._replica.task.is_writer
         self._compare(step)
@@ -340,7 +341,7 @@ class CheckpointManager:
             epoch = self._plan.epochs_done(step)
             spared = self._selection.spared()
             trained = self._writer.save_last(step, epoch, self._snapshot, spared, says_more=is_changed)
-        # Before the last checkpoint's score is there, which might be an improvement after all.
+        # Before the last checkpoint has its score, which might be an improvement.
         is_early = is_writer and step < self._plan.total_steps
         reason = (self._selection.reason() or reason) if is_early else ""
         chosen = self._selection.choose(step, lambda: self._writer.watch_last(step))
@@ -353,7 +354,7 @@ class CheckpointManager:
         return ending
 
     def _agreed(self, is_saving: bool, is_stopping: bool) -> tuple[bool, bool]:
-        """What the writer does: the others take part in the comparison before."""
+        """Return what the writer does: the others take part in the comparison before it."""
         wishes = self._agree(int(is_saving) + 2 * int(is_stopping))
         return bool(wishes & 1), bool(wishes & 2)
 

@@ -1,4 +1,4 @@
-"""A training loop of the user's own: the run gives strategy, role, resume, checkpoints and reports."""
+"""Custom training loops: a run provides strategy, role, resume, checkpoints and reports."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from trainjob_trainer.reporting.summaries import Summaries
 from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
 
-# The variables of what a user asks to be tracked.
+# Variables of tracked objects.
 
 
 def collect_variables(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Variables by the names that the user gave; a compiled model brings its optimizer along.
+    """Return variables by the user's names for the objects; a compiled model adds its optimizer.
 
     Raises InvalidConfiguration for an object of a kind without variables, or one that is not built yet.
     """
@@ -83,15 +83,15 @@ _SECONDS_BETWEEN_REPORTS = 0.5
 
 
 class Run:
-    """One replica's part of a training with a loop of its own; made by `init`.
+    """One replica's part of a custom training loop; created by `init`.
 
     Attributes:
-        strategy: TensorFlow's, by the role; build model and optimizer in its scope.
+        strategy: TensorFlow's strategy for the role; build model and optimizer in its scope.
         role: `worker`, `chief` or `evaluator`.
         index: the replica's number within the role.
-        num_workers: processes that train together.
+        num_workers: number of processes that train together.
         part: this worker's part of the training data, for `interleaved(files, parse, part=run.part)`.
-        start_step: steps done by an earlier run: where the data has to begin.
+        start_step: steps done by earlier runs; the data must begin there.
         is_evaluator: whether this process scores checkpoints instead of training.
     """
 
@@ -112,14 +112,14 @@ class Run:
         self.start_step = start.step
 
     def track(self, **objects: Any) -> None:
-        """Name what checkpoints hold, and restore it at once when there is one.
+        """Set the objects that checkpoints contain, and restore them at once if there is a checkpoint.
 
         Args:
             objects: Keras models, layers, metrics and optimizers, `tf.Module`s and variables, or lists of
                 them, all built. An optimizer without variables is built for the one model given with it.
 
         Raises:
-            InvalidConfiguration: something has no variables yet, or is of another kind.
+            InvalidConfiguration: an object has no variables yet, or is of another kind.
             CheckpointMismatch: the checkpoint holds other variables.
         """
         with self.strategy.scope():
@@ -131,14 +131,14 @@ class Run:
     def steps(
         self, total: int, *, checkpoint_every: int | None = None, compare_weights: bool | None = None
     ) -> Iterator[int]:
-        """The steps still to do, as `range(start_step, total)`; saves between them and marks the end.
+        """Yield the remaining steps, as `range(start_step, total)`; save between them and mark the end.
 
         Args:
-            total: steps in all, those of earlier runs included.
-            checkpoint_every: steps between checkpoints, worker 0's; by default a tenth of the total.
+            total: steps in all, including those of earlier runs.
+            checkpoint_every: steps between checkpoints, as set on worker 0; by default a tenth of the total.
             compare_weights: whether the workers compare the trainable weights of Keras's layers before each
-                checkpoint; by default where no GPU takes part. On GPUs an embedding's sparse gradients are
-                added up in any order, and the tables drift apart by rounding.
+                checkpoint; by default only without GPUs. GPUs add up an embedding's sparse gradients in any
+                order, so the tables drift apart by rounding.
 
         Raises:
             OutputFinished: the output folder holds a training that is finished at `total` or beyond.
@@ -172,7 +172,7 @@ class Run:
                 is_due = self._done % every == 0
                 if is_due:
                     weights.compare(self._groups, self._done)
-                is_stopping = self._replica.stop.requested  # the others don't know: nothing compares then
+                is_stopping = self._replica.stop.requested  # unknown to the others, so nothing is compared
                 writer.between_steps(
                     self._done, 0, is_due, lambda: read(self._groups), is_stopping=is_stopping
                 )
@@ -184,11 +184,11 @@ class Run:
         self._replica.progress.flush()
 
     def report(self, **metrics: Any) -> None:
-        """Say how training goes; cheap enough for every step, since most calls are dropped.
+        """Report metrics; cheap enough for every step, since most calls are dropped.
 
         Args:
-            metrics: numbers or scalar tensors by name; `loss` has a place of its own. A value that is
-                distributed is taken from this replica: reducing it is the loop's choice.
+            metrics: numbers or scalar tensors by name; `loss` is reported separately. Of a distributed value,
+                only that of this process's first device counts: the loop has to reduce it.
         """
         now = time.monotonic()
         if now - self._reported_at < _SECONDS_BETWEEN_REPORTS:
@@ -200,11 +200,11 @@ class Run:
         self._summaries.write(self._done, numbers)
 
     def each_checkpoint(self, evaluate: Callable[[int], Mapping[str, Any]]) -> None:
-        """On the evaluator: score every new checkpoint, and return after the final one.
+        """Score every new checkpoint on the evaluator, and return after the final one.
 
         Args:
-            evaluate: called with the step when the tracked objects hold that checkpoint's values; returns
-                metrics by name.
+            evaluate: called with the step of a checkpoint after its values are loaded into the tracked
+                objects; returns metrics by name.
 
         Raises:
             InvalidConfiguration: called in another role, or before `track`.
@@ -235,17 +235,19 @@ class Run:
 
 
 def init(*, keep: int = 3, wandb: bool = False, output: str | Path | None = None, resume: bool = True) -> Run:
-    """Begin: to be called before any TensorFlow operation. Workers wait here for each other.
+    """Return the run of this process. Workers wait here for each other.
+
+    It must be called before any TensorFlow operation.
 
     Args:
-        keep: checkpoints to keep; the final one stays anyway.
-        wandb: log what `report` and the evaluator say to Weights & Biases too.
-        output: the folder for all that is written; `./output/<script>` by default, and the job's in a job.
-            TRAIN_OUTPUT counts more.
-        resume: go on with the training that it holds; else take a new folder. TRAIN_RESUME counts more.
+        keep: number of checkpoints to keep; the final one is always kept.
+        wandb: log the metrics of `report` and of the evaluator to Weights & Biases too.
+        output: the folder for all files; `./output/<script>` by default, and the job's in a job. TRAIN_OUTPUT
+            takes precedence.
+        resume: continue the training in that folder; else use a new one. TRAIN_RESUME takes precedence.
 
     Raises:
-        InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before, with its line.
+        InvalidConfiguration: TF_CONFIG is malformed, or an operation ran before; the message names its line.
         PortInUse, OutputUnwritable, OutputFull: as for `train_and_evaluate`.
     """
     chosen = from_environment("output", os.environ, output)

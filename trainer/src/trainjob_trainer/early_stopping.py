@@ -1,4 +1,4 @@
-"""Which checkpoint a training hands over, and whether it ends early: the same on all workers."""
+"""The choice of the result checkpoint of a training, and early stopping: the same on all workers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.resume import load_agreed
 
-# Which of the values seen so far is the best, and whether training is to end: decided from them alone.
+# The best value so far, and whether training ends, decided from the values alone.
 #
-# The values are kept in each checkpoint, so that a run that was cut off decides as one that was not.
+# Each checkpoint contains the values, so an interrupted run decides like an uninterrupted one.
 
 
 MONITORED = "monitored"
-"""Group of a checkpoint: the values of the monitored metric that were known when it was written."""
+"""Group of a checkpoint: the values of the monitored metric known when it was written."""
 VALIDATION = "val_"
 """Prefix of metrics on held-out examples, as in Keras's logs."""
 
 
 class Value(NamedTuple):
-    """A metric's value with the weights after so many steps; it may be NaN."""
+    """A metric's value for the weights after `step` steps; it may be NaN."""
 
     step: int
     value: float
@@ -38,10 +38,10 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """How values are judged.
+    """How values are compared.
 
-    `patience` values without an improvement end the training, None never ends it; `min_delta` is what a value
-    has to be better by.
+    `patience` values without an improvement end the training, None never ends it; an improvement is larger
+    than `min_delta`.
     """
 
     monitor: str
@@ -50,7 +50,7 @@ class Rule:
     min_delta: float = 0.0
 
     def improves(self, value: float, best: float | None) -> bool:
-        """Whether a value is the new best one; one that is not finite never is."""
+        """Return whether a value is the new best one; a value that is not finite never is."""
         if not math.isfinite(value):
             return False
         if best is None:
@@ -61,13 +61,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class History:
-    """What has been seen.
+    """The values so far.
 
     Attributes:
-        values: in the order of their steps, one a step.
+        values: in the order of their steps, one for each step.
         since: patience counts the values after this step.
-        total_steps: what the training was asked to reach when they were seen.
-        read: bytes of the evaluator's results that have been read.
+        total_steps: steps that the training was to reach when they were seen.
+        read: bytes already read of the evaluator's results.
     """
 
     monitor: str
@@ -77,23 +77,23 @@ class History:
     read: int = 0
 
     def with_value(self, step: int, value: float) -> History:
-        """Add a value; a second one of a step, or one of an earlier step, changes nothing."""
+        """Add a value, unless there is one of this or a later step."""
         if self.values and step <= self.values[-1].step:
             return self
         return replace(self, values=(*self.values, Value(step, value)))
 
     def asked_for(self, total_steps: int, step: int) -> History:
-        """Go on at `step` to `total_steps`: with more than before, patience begins anew."""
+        """Continue at `step` to `total_steps`; more steps than before reset patience."""
         is_more = bool(self.total_steps) and total_steps > self.total_steps
         return replace(self, total_steps=total_steps, since=step if is_more else self.since)
 
     def to_arrays(self) -> list[NamedArray]:
-        """As a group of a checkpoint: JSON in bytes."""
+        """Return a group of a checkpoint: JSON in bytes."""
         return json_group("history", asdict(self))
 
     @classmethod
     def from_arrays(cls, group: Sequence[NamedArray], monitor: str) -> History | None:
-        """Read it back; None if there is none, or if it is another metric's."""
+        """Parse the group of a checkpoint; None if it is empty or of another metric."""
         if not group:
             return None
         facts = read_json(group)
@@ -105,9 +105,9 @@ class History:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from a history.
+    """The decision from a history.
 
-    `best` is None as long as no value was a number; `waited` counts the values since, none an improvement.
+    `best` is None if no value is finite; `waited` counts the values without an improvement since.
     """
 
     best: Value | None
@@ -116,7 +116,7 @@ class Decision:
 
 
 def decide(history: History, rule: Rule) -> Decision:
-    """Look at the values one after the other, as Keras's EarlyStopping does."""
+    """Compare the values one after the other, as Keras's EarlyStopping does."""
     best: Value | None = None
     waited = 0
     for value in history.values:
@@ -128,7 +128,7 @@ def decide(history: History, rule: Rule) -> Decision:
 
 
 def ranked(history: History, rule: Rule) -> list[Value]:
-    """The values that are numbers, the best one first; the others by what they are worth."""
+    """Return the finite values, the best one first, then the others from best to worst."""
     best = decide(history, rule).best
     sign = -1 if rule.larger_is_better else 1
     others = [value for value in history.values if math.isfinite(value.value) and value != best]
@@ -136,7 +136,7 @@ def ranked(history: History, rule: Rule) -> list[Value]:
 
 
 def explain(decision: Decision, rule: Rule) -> str:
-    """Why training ends early: `val_loss has not improved for 3 checkpoints; best 0.12 at step 60`."""
+    """Return why training ends early: `val_loss has not improved for 3 checkpoints; best 0.12 at step 60`."""
     unit = "checkpoint" if rule.monitor.startswith(VALIDATION) else "epoch"
     count = f"{decision.waited} {unit}{'' if decision.waited == 1 else 's'}"
     best = decision.best
@@ -145,15 +145,15 @@ def explain(decision: Decision, rule: Rule) -> str:
 
 
 def is_larger_better(mode: str, monitor: str, directions: Mapping[str, str]) -> bool:
-    """The direction of a metric; `mode` is `min`, `max` or `auto`.
+    """Return whether larger values of a metric are better; `mode` is `min`, `max` or `auto`.
 
-    `directions` are `up` or `down` by name, of Keras's metrics that have one. Raises InvalidConfiguration if
+    `directions` are `up` or `down` by name, for Keras's metrics that have one. Raises InvalidConfiguration if
     `auto` finds none.
     """
     name = metric_of(monitor)
     if mode != "auto":
         return mode == "max"
-    # With several outputs a metric's name follows that of its output.
+    # With several outputs, the output's name precedes the metric's.
     if name.split("_")[-1] == "loss":
         return False
     for known in sorted(directions, key=len, reverse=True):
@@ -165,14 +165,14 @@ def is_larger_better(mode: str, monitor: str, directions: Mapping[str, str]) -> 
 
 
 def metric_of(monitor: str) -> str:
-    """The metric's name in the results of training and evaluation."""
+    """Return the metric's name in the results of training and evaluation."""
     return monitor[len(VALIDATION) :] if monitor.startswith(VALIDATION) else monitor
 
 
 def check_known(monitor: str, names: Sequence[str]) -> None:
-    """Raise InvalidConfiguration for a metric that doesn't exist, listing those that there are.
+    """Raise InvalidConfiguration for an unknown metric; the message lists the known ones.
 
-    `names` are those of the compiled metrics that are single numbers, `loss` among them.
+    `names` are the compiled metrics that are single numbers, including `loss`.
     """
     if metric_of(monitor) not in names:
         trained = sorted(names, key=lambda name: (name != "loss", name))
@@ -180,23 +180,23 @@ def check_known(monitor: str, names: Sequence[str]) -> None:
         raise InvalidConfiguration(f"monitor: the model has no metric {monitor!r}, only {known}")
 
 
-# What a recipe asks to be monitored, and where its values come from.
+# The monitored metric of a recipe, and the source of its values.
 
 
 class Source(Enum):
-    """Where values come from."""
+    """The source of values."""
 
     TRAINING = "training"
-    """Each epoch's own, reduced over all workers."""
+    """The metrics of each epoch, reduced over all workers."""
     EVALUATOR = "evaluator"
-    """The results that an evaluator writes meanwhile."""
+    """The results that an evaluator writes during training."""
     HERE = "here"
-    """This process scores each checkpoint itself: it is alone."""
+    """This process, which trains alone, scores each checkpoint itself."""
 
 
 @dataclass(frozen=True)
 class Monitoring:
-    """What decides about a training; `keep_best`: the best checkpoint is kept and handed over."""
+    """What decides about a training; with `keep_best`, the best checkpoint is kept and becomes the result."""
 
     rule: Rule
     keep_best: bool
@@ -204,14 +204,14 @@ class Monitoring:
 
 
 def is_monitored(recipe: Recipe) -> bool:
-    """Whether any value is to decide about the training."""
+    """Return whether values of a metric decide about the training."""
     return recipe.patience is not None or recipe.keep_best
 
 
 def find_source(recipe: Recipe, replica: Replica, *, has_epochs: bool) -> Source:
-    """Where the values of the recipe's metric come from, on a replica that trains.
+    """Return the source of the recipe's metric, on a replica that trains.
 
-    `has_epochs`: the training data ends. Raises InvalidConfiguration if nobody would ever measure the metric.
+    `has_epochs`: the training data ends. Raises InvalidConfiguration if no replica measures the metric.
     """
     task, monitor = replica.task, recipe.monitor
     if not monitor.startswith(VALIDATION):
@@ -225,7 +225,7 @@ def find_source(recipe: Recipe, replica: Replica, *, has_epochs: bool) -> Source
         return Source.EVALUATOR
     if not task.cluster:
         return Source.HERE
-    if replica.environment.uid:  # whoever sets it lists the evaluator too
+    if replica.environment.uid:  # a job lists its evaluator in TF_CONFIG
         raise InvalidConfiguration(
             f"monitor: {monitor} is measured by the evaluator, and this job has none; give it one "
             "(spec.evaluator.replicas: 1), or monitor a metric of the training, such as 'loss'"
@@ -239,9 +239,9 @@ def find_source(recipe: Recipe, replica: Replica, *, has_epochs: bool) -> Source
 
 
 def build_monitoring(recipe: Recipe, source: Source, model: Any, names: Sequence[str]) -> Monitoring:
-    """Put together what the recipe says; `names` are the built model's metrics that are single numbers.
+    """Return what the recipe monitors; `names` are the built model's metrics that are single numbers.
 
-    Raises InvalidConfiguration if there is no such metric, or its direction isn't known.
+    Raises InvalidConfiguration if the metric or its direction is unknown.
     """
     check_known(recipe.monitor, names)
     larger = is_larger_better(recipe.mode, recipe.monitor, dict(_directions(model)))
@@ -250,7 +250,7 @@ def build_monitoring(recipe: Recipe, source: Source, model: Any, names: Sequence
 
 
 def _directions(model: Any) -> Iterator[tuple[str, str]]:
-    """Keras's metrics know theirs, but have no public name for it; one without is asked for by `mode`."""
+    """Yield the directions that Keras's metrics have as a private attribute; others need `mode`."""
     for metric in model.metrics:
         for one in getattr(metric, "metrics", [metric]):
             direction = getattr(one, "_direction", None)
@@ -259,49 +259,49 @@ def _directions(model: Any) -> Iterator[tuple[str, str]]:
 
 
 EVALUATOR_PATIENCE = 600.0
-"""Seconds without any sign of an evaluator after which the last checkpoint's score isn't waited for."""
+"""Seconds without a sign of life from the evaluator that end the wait for the last checkpoint's score."""
 POLL_SECONDS = 0.2
 
 
 class Selection:
-    """Without a metric that decides: training goes to its end, and the last checkpoint is handed over."""
+    """Selection without a metric: training runs to its end, and the last checkpoint is the result."""
 
     def resume(self, saved: HostGroups, step: int) -> None:
-        """Go on at `step` with what the run that wrote its checkpoint had seen."""
+        """Resume at `step` with the values that its checkpoint contains."""
 
     def epoch_ended(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take note of an epoch's metrics, reduced over all workers."""
+        """Record an epoch's metrics, reduced over all workers."""
 
     def look(self, step: int, settle: Callable[[], None]) -> None:
-        """Take note of what has been scored by now; `settle` waits until no checkpoint is being written."""
+        """Record new scores; `settle` waits until no checkpoint is being written."""
 
     def score(self, step: int, settle: Callable[[], None]) -> None:
-        """Have the checkpoint of `step` scored, once it is in place, if that is this process's to do."""
+        """Score the checkpoint of `step` once it is in place, if this process has to score it."""
 
     def wants_checkpoint(self, step: int) -> bool:  # noqa: ARG002
-        """Whether `step` is to have a checkpoint, also where none is due."""
+        """Return whether `step` needs a checkpoint even if none is due."""
         return False
 
     def spared(self) -> frozenset[int]:
-        """Steps of checkpoints that are not to be dropped for being old."""
+        """Return the steps of old checkpoints that must be kept."""
         return frozenset()
 
     def groups(self) -> HostGroups:
-        """What a checkpoint is to hold of this."""
+        """Return the groups that checkpoints contain for this selection."""
         return {}
 
     def is_over(self) -> bool:
-        """Whether training ends here; all workers ask at the same points."""
+        """Return whether training ends here; all workers call this at the same points."""
         return False
 
     def reason(self) -> str:
-        """Why it does."""
+        """Return why training ends, for log and reports."""
         return ""
 
     def choose(self, last: int, may_wait: Callable[[], None]) -> int:  # noqa: ARG002
-        """The step of the checkpoint to hand over, on all workers; that of `last`, the end, is in place.
+        """Return the step of the result checkpoint, on all workers; that of the `last` step is in place.
 
-        `may_wait` is called while something is waited for; it raises if the process is to end.
+        `may_wait` is called during waits; it raises if the process has to end.
         """
         return last
 
@@ -311,9 +311,9 @@ class Selection:
 
 
 class MonitoredSelection(Selection):
-    """By the values of one metric. The writer sees them and decides; the others hear what it says.
+    """Selection by the values of one metric. The writer reads them and decides for all workers.
 
-    `score` scores the checkpoint of a step in this process, where the source says so.
+    `score` scores the checkpoint of a step in this process, with `Source.HERE`.
     """
 
     def __init__(
@@ -342,30 +342,30 @@ class MonitoredSelection(Selection):
 
     @property
     def decision(self) -> Decision:
-        """What follows from what has been seen; on the writer."""
+        """The decision from the values so far; on the writer."""
         return decide(self._history, self._rule)
 
     def resume(self, saved: HostGroups, step: int) -> None:
-        """Go on, with patience anew if more steps are asked for than before."""
+        """Resume; more steps than before reset patience."""
         before = History.from_arrays(saved.get(MONITORED, ()), self._rule.monitor)
         self._history = before.asked_for(self._total_steps, step) if before else self._begin(step)
         self.look(step, _nothing)
 
     def epoch_ended(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take note of the metric, if it is one of the training's own."""
+        """Record the metric, if it is one of the training."""
         if self._source is Source.TRAINING:
             self._history = self._history.with_value(step, metrics[self._rule.monitor])
 
     def look(self, step: int, settle: Callable[[], None]) -> None:
-        """Read on in the evaluator's results; the writer alone does.
+        """Read the evaluator's new results, on the writer alone.
 
-        A result from beyond `step` is of a checkpoint that was lost, and comes again.
+        A result beyond `step` is of a lost checkpoint, and will come again.
         """
         if self._source is Source.TRAINING or not self._replica.task.is_writer:
             return
         if self._keep_best:
-            settle()  # a checkpoint that is there now stays: it is among those to be spared
-        # In this order: what is no longer being scored by now has a result that is read below.
+            settle()  # no write drops checkpoints meanwhile, and the next one spares the best
+        # In this order: a checkpoint that is no longer being scored has a result, which is read below.
         self._scoring = self._scores.scoring()
         scored, end = self._scores.read(self._history.read)
         history = replace(self._history, read=end)
@@ -378,19 +378,19 @@ class MonitoredSelection(Selection):
         self._history = history
 
     def score(self, step: int, settle: Callable[[], None]) -> None:
-        """Score it, unless that has been done before the process was started again."""
+        """Score the checkpoint, unless an earlier start of the process has scored it."""
         if self._score is not None and not self._has_value(step):
             settle()
             self._score(step)
             self.look(step, _nothing)
 
     def wants_checkpoint(self, step: int) -> bool:
-        """Whether the epoch that has just ended is the best so far."""
+        """Return whether the epoch that has just ended is the best so far."""
         best = self.decision.best if self._keep_best and self._source is Source.TRAINING else None
         return best is not None and best.step == step
 
     def spared(self) -> frozenset[int]:
-        """The best one, and the one that may turn out to be."""
+        """Return the best step, and the one being scored, which may become the best."""
         if not self._keep_best:
             return frozenset()
         best = self.decision.best
@@ -398,21 +398,21 @@ class MonitoredSelection(Selection):
         return frozenset(step for step in steps if step is not None)
 
     def groups(self) -> HostGroups:
-        """The values."""
+        """Return the values so far."""
         return {MONITORED: self._history.to_arrays()}
 
     def is_over(self) -> bool:
-        """Whether the writer has seen enough values without an improvement."""
+        """Return whether the writer has seen `patience` values without an improvement."""
         if self._rule.patience is None:
             return False
         return bool(broadcast(self._strategy, self._replica.task, [int(self.decision.stop)])[0])
 
     def reason(self) -> str:
-        """In words, for log and reports."""
+        """Return why training ends, for log and reports."""
         return explain(self.decision, self._rule)
 
     def choose(self, last: int, may_wait: Callable[[], None]) -> int:
-        """The best one that can be read; the last one where no value is a number."""
+        """Return the best step whose checkpoint can be read; the last step if no value is finite."""
         if not self._keep_best:
             return last
         chosen = last
@@ -427,12 +427,12 @@ class MonitoredSelection(Selection):
         return agreed
 
     def put_back(self, groups: VariableGroups, step: int) -> HostGroups:
-        """Load the best one."""
+        """Load the chosen checkpoint on all workers."""
         task, store = self._replica.task, self._replica.store
         return load_agreed(self._strategy, task, store, step, {"model": groups["model"]}, groups)
 
     def _begin(self, step: int) -> History:
-        # Results that are there before the first checkpoint is are an earlier training's.
+        # Results from before the first checkpoint belong to an earlier training.
         return History(
             self._rule.monitor, since=step, total_steps=self._total_steps, read=self._scores.size()
         )
@@ -441,7 +441,7 @@ class MonitoredSelection(Selection):
         return any(value.step == step for value in self._history.values)
 
     def _wait_for_score(self, last: int, may_wait: Callable[[], None]) -> None:
-        """An evaluator is a step or two behind, and what it hasn't scored yet may be the best."""
+        """Wait for the evaluator, which is a step or two behind: the last checkpoint may be the best."""
         if self._source is not Source.EVALUATOR:
             return
         seen, since = self._scores.signs_of_life(), self._clock()
@@ -474,4 +474,4 @@ class MonitoredSelection(Selection):
 
 
 def _nothing() -> None:
-    """No checkpoint is being written."""
+    """Do nothing: no checkpoint is being written."""

@@ -1,8 +1,8 @@
-"""The edge of the process: how it is asked to stop, and how an error becomes a message and an exit code.
+"""The end of the process: requests to stop, and the message and exit code of an uncaught error.
 
-Errors go through a hook: it covers a user's own loop as well, where no code of ours stands around the step.
-Processes of a cluster leave without the interpreter's and TensorFlow's shutdown: it waits many seconds for
-peers that died, and may wait for ever for a data pipeline that calls Python and that the error keeps alive.
+Errors go through a hook, since no code of this package surrounds the steps of a custom loop. Processes of a
+cluster exit without the shutdown of the interpreter and TensorFlow, which waits many seconds for dead peers,
+and may wait forever for a data pipeline that calls Python and that the error keeps alive.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from trainjob_trainer.errors import PeerLost, Preempted, TrainerError
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.task import Task
 
-# SIGTERM, noticed while the main thread is deep inside TensorFlow, where Python's handlers do not run.
+# SIGTERM while the main thread is inside TensorFlow, where Python's handlers do not run.
 #
-# TensorFlow installs a SIGTERM handler of its own when a cluster is formed, and never looks at it. So a
-# thread listens, and puts the handler back when it has been replaced. One gap remains: while TensorFlow waits
-# for peers that have not come yet it holds the interpreter's lock, and only SIGKILL ends the process.
-# A process that the script forks has no such thread, and ends by SIGTERM as any other.
+# TensorFlow installs its own SIGTERM handler when a cluster is formed, and never uses it. So a thread
+# listens, and restores the handler if it was replaced. One gap remains: while TensorFlow waits for peers
+# that are not there yet, it holds the interpreter's lock, and only SIGKILL ends the process. A process that
+# the script forks has no such thread; SIGTERM ends it as usual.
 
 
 EVALUATOR_STOPPED = 128 + signal.SIGTERM
@@ -38,24 +38,24 @@ _SECONDS_BETWEEN_QUESTIONS = 0.1
 
 
 class StopRequest:
-    """Whether the process has been asked to stop, and the clock that runs from then on."""
+    """The request to stop this process, and the time that it has from then on."""
 
     def __init__(self) -> None:
         self._requested = threading.Event()
         self.patience_seconds = 0.0
-        """How long, from the signal on, the main thread may take to end by itself; training needs some."""
+        """Seconds after the signal in which the main thread may end by itself; training needs some."""
         self.is_futile: Callable[[], bool] = _never
-        """Asked meanwhile, from another thread: whether there is nothing to be patient for any more."""
+        """Called meanwhile from another thread: whether there is nothing left to wait for."""
 
     @property
     def requested(self) -> bool:
-        """Asked at every step boundary."""
+        """Whether the process has been asked to stop; read at every step boundary."""
         return self._requested.is_set()
 
     def install(self, leave: Callable[[], None]) -> None:
-        """Listen for SIGTERM from a thread of its own; elsewhere than in the main thread, do nothing.
+        """Start a thread that listens for SIGTERM; outside the main thread, do nothing.
 
-        `leave` is called when the signal has come and the patience is over; it must not return.
+        `leave` is called after the signal, when the patience is over; it must not return.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -83,19 +83,19 @@ def _never() -> bool:
 
 
 def is_listening() -> bool:
-    """Whether SIGTERM is still ours: a script may have set a handler of its own meanwhile."""
+    """Return whether SIGTERM still has our handler: a script may have set its own."""
     return signal.getsignal(signal.SIGTERM) is _left_to_the_thread
 
 
 def _left_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """Without a handler the process would end at once."""
+    """Do nothing: without a handler the process would end at once."""
 
 
 class _Fork:
-    """Gives a forked child SIGTERM as any process has it.
+    """Restores the default SIGTERM handler in a forked child.
 
-    Otherwise it would ignore the signal, and tell it to its parent: they share the pipe. The signal is held
-    back meanwhile, for a child that is ended before it has got that far.
+    Otherwise the child would ignore the signal and report it to its parent, since they share the pipe. The
+    signal is blocked during the fork, so that it can't reach the child too early.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _Fork:
 class _SystemHandler:
     """The C function that the system calls for SIGTERM.
 
-    Any thread may set it; Python's own API wants the main thread, which is busy just then.
+    Any thread may set it; Python's own API needs the main thread, which is busy then.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class _SystemHandler:
 
 
 def _came(reader: int) -> bool:
-    """Wait a moment for SIGTERM; other signals wake the pipe too."""
+    """Wait a moment, and return whether SIGTERM came; other signals write into the pipe too."""
     readable, _, _ = select.select([reader], [], [], _SECONDS_BETWEEN_LOOKS)
     return bool(readable) and signal.SIGTERM in os.read(reader, 64)
 
@@ -156,9 +156,9 @@ _ABORTED = re.compile(r"Collective ops is aborted by: (.*(?:(?<=:)\n.*)?)")
 
 
 def install_edge(task: Task | None, progress: ProgressFile, stop: StopRequest) -> None:
-    """From now on every uncaught error of the main thread leaves the process through here.
+    """Install the hook for uncaught errors of the main thread.
 
-    `task` is None while it is not known: the error may be that TF_CONFIG is malformed.
+    `task` is None while it is unknown: the error may be a malformed TF_CONFIG.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -174,7 +174,7 @@ def install_edge(task: Task | None, progress: ProgressFile, stop: StopRequest) -
 
 
 def explain_failure(error: BaseException, task: Task | None, stop: StopRequest) -> TrainerError | None:
-    """The failure behind an error, or None when it is the user program's own."""
+    """Return the failure behind an error, or None if it is the user program's own."""
     if isinstance(error, TrainerError):
         return error
     if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):
@@ -187,7 +187,7 @@ def explain_failure(error: BaseException, task: Task | None, stop: StopRequest) 
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Whether TensorFlow says that a collective could not go on."""
+    """Return whether the error is TensorFlow's, about a collective that could not continue."""
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error).lower()
     if not type(error).__module__.startswith("tensorflow"):
         return False
@@ -197,20 +197,20 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 def _lost_peer(error: BaseException, task: Task) -> str:
-    """The replica that TensorFlow names, last if it names several: reporters come before the lost one."""
+    """Return the last replica that TensorFlow names: those that report the loss come first."""
     named = [f"{role}-{index}" for role, index in _TASK.findall(str(error))]
     others = [name for name in named if name != task.replica]
     return others[-1] if others else "another worker"
 
 
 def _reason(error: BaseException) -> str:
-    """TensorFlow's reason, which stands below the traced graph's own stack."""
+    """Return TensorFlow's reason, which is below the stack of the traced graph."""
     found = _ABORTED.search(str(error))
     return f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
 
 
 def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoReturn:
-    """Say why, in the log and in the report, and end the process."""
+    """Log and report the error, and end the process."""
     who = f"{task.replica}: " if task else ""
     print(f"trainjob: {who}{error.reason}: {error}", file=sys.stderr)
     progress.fail(error.reason, str(error))
@@ -218,10 +218,10 @@ def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoR
 
 
 def exit_now(code: int) -> NoReturn:
-    """End without atexit handlers and without TensorFlow's shutdown barrier."""
+    """End the process without atexit handlers and without TensorFlow's shutdown barrier."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # closed, or its reader has gone
+        except (OSError, ValueError):  # closed, or its reader is gone
             continue
     os._exit(code)

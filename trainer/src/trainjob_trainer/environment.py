@@ -1,4 +1,4 @@
-"""What the job tells its processes through the environment, and what holds without a job."""
+"""The environment variables that a job sets for its processes, and defaults without a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 
-# Which start of the job this process belongs to: what a successor is told apart by.
+# The generation of this process, for fencing.
 
 
 VARIABLE = "TRAINJOB_EPOCH"
@@ -20,11 +20,11 @@ _TEXT = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})", re.ASCII)
 
 @dataclass(frozen=True, order=True)
 class Generation:
-    """Compared as a pair: the writer's pod first, then the starts within it.
+    """A pair that is compared by the writer's pod first, then by the start within it.
 
     Attributes:
         incarnation: of the writer's pod, one more than its predecessor's.
-        attempt: how many times the gang has been started.
+        attempt: how many times the training replicas have been started.
     """
 
     incarnation: int
@@ -32,7 +32,7 @@ class Generation:
 
     @classmethod
     def parse(cls, text: str) -> Generation:
-        """Read `<incarnation>.<attempt>`; raises InvalidConfiguration if it is something else."""
+        """Parse `<incarnation>.<attempt>`; raises InvalidConfiguration for other texts."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise InvalidConfiguration(f"{VARIABLE}: must be <incarnation>.<attempt>, got {text!r}")
@@ -50,15 +50,15 @@ class Environment:
     Attributes:
         name: the job's name.
         uid: the job's UID, empty without a job.
-        attempt: 1 for the first start of the gang.
+        attempt: 1 for the first start of the training replicas.
         output_dir: the folder that this replica may write into.
-        checkpoint_dir: where every role finds the checkpoints.
+        checkpoint_dir: the checkpoints, the same for every role.
         log_dir: TensorBoard events of this replica.
-        generation: of this start, by which an earlier one's writer is kept from writing; None without a job.
-        reported_step: that an earlier start has told the agent of, in this very pod; None without one.
-        reported_checkpoint: step of the checkpoint that was last reported as the newest, in this pod or, on a
-            volume that outlives pods, in an earlier one; None without one.
-        has_agent: an agent has started this process, knows its grace and ends it when that is over.
+        generation: of this start, which fences off the writers of earlier ones; None without a job.
+        reported_step: step that an earlier attempt in this pod reported to the agent; None without one.
+        reported_checkpoint: step of the checkpoint last reported as the newest, in this pod or, on a volume
+            that outlives pods, in an earlier one; None without one.
+        has_agent: an agent has started this process, and ends it when its grace period is over.
     """
 
     name: str
@@ -82,22 +82,22 @@ class Environment:
         *,
         resume: bool = True,
     ) -> Environment:
-        """Read TRAINJOB_*; without them everything goes below `./output/<script>`.
+        """Read TRAINJOB_*; without them the output folder is `./output/<script>`.
 
-        The evaluator's own folder is `<root>/evaluator`, so its checkpoints lie beside it.
+        The evaluator's own folder is `<root>/evaluator`, beside the checkpoints.
 
         Args:
             env: the process's environment.
-            task: its part.
-            program: what the interpreter runs, as `sys.argv[0]`.
-            output: the folder instead of `./output/<script>`; a job's own is the job's to choose.
-            resume: whether a training that the folder holds goes on; if not, the next free one of
-                `train`, `train-2`, `train-3` is taken. With a job that is the job's to choose too.
+            task: the process's replica.
+            program: the script that the interpreter runs, as in `sys.argv[0]`.
+            output: the folder instead of `./output/<script>`; a job sets its own.
+            resume: whether to continue a training in the folder; if not, the next free one of `train`,
+                `train-2`, `train-3` is used. A job decides this itself.
 
         Raises:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
-                TRAINJOB_REPORTED_CHECKPOINT none from 0, TRAINJOB_EPOCH is no pair of numbers, the output
-                is no folder, or several processes by themselves are to find a new one.
+                TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_EPOCH is not a pair of numbers, the
+                output is not a folder, or several processes without a job need a new one.
         """
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))
@@ -120,7 +120,7 @@ class Environment:
 
     @property
     def how_to_start_over(self) -> str:
-        """What to do about a folder that holds a finished training, in words for where this process runs."""
+        """How to start over if the folder holds a finished training: with a job, or without one."""
         if self.uid:
             return "start over in a new folder with `trainjob run --fresh` or `output.resume: Never`"
         return (
@@ -140,7 +140,7 @@ def _own_folder(task: Task, program: str, output: str | Path | None, *, resume: 
 
 
 def script_name(program: str) -> str:
-    """`train` of `train.py`, the package's name of `python -m package`, `notebook` in a kernel's process."""
+    """Return `train` for `train.py`, the package's name for `python -m package`, `notebook` in a kernel."""
     path = Path(program)
     if is_kernel(program):
         return "notebook"
@@ -150,18 +150,18 @@ def script_name(program: str) -> str:
 
 
 def is_kernel(program: str) -> bool:
-    """Whether a notebook's kernel runs in this process: its arguments are none of the user's."""
+    """Return whether this process is a notebook's kernel; its arguments are not the user's."""
     return Path(program).name in ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 
 
 def free_folder(wanted: Path, exists: Callable[[Path], bool]) -> Path:
-    """The folder itself if there is none yet, else the first free one of `<name>-2`, `<name>-3`, …."""
+    """Return the folder if it doesn't exist yet, else the first free one of `<name>-2`, `<name>-3`, …."""
     numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([wanted], numbered) if not exists(folder))
 
 
 def _check_folder(variable: str, value: str) -> None:
-    # A checkpoint appears whole by being renamed, which object storage has no equal of.
+    # A rename publishes a complete checkpoint; object storage has no such operation.
     if "://" in value:
         raise InvalidConfiguration(
             f"{variable}: {value} is object storage, and this version writes into folders only; "
@@ -179,5 +179,5 @@ def _parse_number(env: Mapping[str, str], variable: str, *, least: int) -> int |
 
 
 def is_from_agent(env: Mapping[str, str]) -> bool:
-    """Whether an agent has started a process with this environment."""
+    """Return whether an agent has started a process with this environment."""
     return bool(env.get("TRAINJOB_STATE_DIR"))

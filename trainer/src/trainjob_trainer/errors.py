@@ -1,14 +1,14 @@
-"""Everything that the trainer refuses or gives up on, told apart by what has to happen next.
+"""The errors of the trainer, distinguished by what has to happen next.
 
     TrainerError
     ├── InvalidConfiguration   80  a setting, the environment or the data is wrong
     ├── OutputFinished         81  the output folder holds a finished training
     ├── OutputUnwritable       82  a file could not be written
-    │   ├── CheckpointUnreadable   a checkpoint is damaged or gone: another one may be taken
-    │   ├── CheckpointUnavailable  nobody knows what is there: nothing may be changed
-    │   └── OutputTaken            the output is another job's by now
+    │   ├── CheckpointUnreadable   a checkpoint is damaged or gone: another one may be used
+    │   ├── CheckpointUnavailable  the content is unknown: nothing may be changed
+    │   └── OutputTaken            another job owns the output now
     ├── OutputFull             83  no space left
-    ├── PortInUse              84  this replica's address is taken
+    ├── PortInUse              84  this replica's address is in use
     ├── PeerLost               85  another replica is gone
     ├── Preempted              86  asked to stop
     ├── CheckpointMismatch     87  the checkpoint belongs to another model
@@ -17,7 +17,7 @@
     ├── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
     └── WeightsDiverged        91  the workers' weights are no longer the same
 
-Each carries the exit code and the reason (one CamelCase word) under which it leaves the process.
+Each has the exit code of the process and a reason, one CamelCase word.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
-# The exit codes of a training process: what whoever started it may conclude without reading a log.
+# The exit codes of a training process.
 
 
 class ExitCode(IntEnum):
-    """One row a cause; any other code from 1 to 127 is the user's program failing by itself.
+    """One code for each cause; any other code from 1 to 127 is a failure of the user's program.
 
-    The operator holds the same table; a contract test keeps the two equal.
+    The operator has the same table; a contract test keeps the two equal.
     """
 
     SUCCESS = 0
     INVALID_CONFIGURATION = 80
-    """TF_CONFIG, the environment or a setting is wrong: trying again changes nothing."""
+    """TF_CONFIG, the environment or a setting is wrong: starting again changes nothing."""
     OUTPUT_FINISHED = 81
-    """The output folder holds a finished training: nothing is trained again in silence."""
+    """The output folder holds a finished training, which is never repeated silently."""
     OUTPUT_UNWRITABLE = 82
     OUTPUT_FULL = 83
     PORT_IN_USE = 84
     PEER_LOST = 85
-    """Another replica went first: never the failure that started it."""
+    """Another replica failed or ended before: this is never the original failure."""
     PREEMPTED = 86
-    """Asked to stop; the library's writer saves a checkpoint before it leaves."""
+    """Asked to stop; the library's writer saves a checkpoint before it exits."""
     CHECKPOINT_MISMATCH = 87
     """The checkpoint belongs to another model."""
     STALLED = 88
     FENCED = 89
-    """A newer start of this job writes the output now: this process must leave it alone."""
+    """A newer start of this job writes the output now: this process must not change it."""
     NOT_FINITE = 90
-    """Training has come to NaN: from the last checkpoint it would come there again."""
+    """Training has reached NaN, and would reach it again from the last checkpoint."""
     WEIGHTS_DIVERGED = 91
-    """This worker's weights have come apart from the others': memory, a device or a program has failed."""
+    """This worker's weights differ from the others': memory, a device or a program has failed."""
 
 
 class TrainerError(Exception):
     """A failure with a known cause; `str(error)` is a message for the user, without a traceback.
 
     Attributes:
-        exit_code: how the process ends when nobody catches it.
+        exit_code: of the process if the error is not caught.
         reason: one CamelCase word for status and events.
     """
 
@@ -77,7 +77,7 @@ class InvalidConfiguration(TrainerError):
 
 
 class OutputFinished(TrainerError):
-    """The output folder holds a training that reached its end, and no more steps are asked for."""
+    """The output folder holds a finished training, and no more steps are requested."""
 
     exit_code = ExitCode.OUTPUT_FINISHED
     reason = "OutputFinished"
@@ -91,13 +91,13 @@ class OutputUnwritable(TrainerError):
 
 
 class CheckpointUnreadable(OutputUnwritable):
-    """A checkpoint is torn, corrupt or gone: its content says so, and reading it again would not help."""
+    """A checkpoint is incomplete, corrupt or gone: reading it again would not help."""
 
     reason = "CheckpointUnreadable"
 
 
 class CheckpointUnavailable(OutputUnwritable):
-    """The folder of checkpoints can't be read now, or not by this version: it says nothing of its content."""
+    """The folder of checkpoints can't be read now, or not by this version: its content is unknown."""
 
     reason = "CheckpointUnavailable"
 
@@ -116,14 +116,14 @@ class OutputFull(TrainerError):
 
 
 class PortInUse(TrainerError):
-    """The address that TF_CONFIG gives this replica is taken by another process."""
+    """The address that TF_CONFIG gives this replica is in use by another process."""
 
     exit_code = ExitCode.PORT_IN_USE
     reason = "PortInUse"
 
 
 class PeerLost(TrainerError):
-    """Another replica ended or can't be reached: this process can't go on without it."""
+    """Another replica ended or can't be reached: this process can't continue without it."""
 
     exit_code = ExitCode.PEER_LOST
     reason = "PeerLost"
@@ -151,26 +151,26 @@ class Stalled(TrainerError):
 
 
 class Fenced(TrainerError):
-    """A newer start of this job has claimed the output folder: nothing is written any more."""
+    """A newer start of this job has claimed the output folder: this process writes nothing more."""
 
     exit_code = ExitCode.FENCED
     reason = "Fenced"
 
 
 class NotFinite(TrainerError):
-    """A loss, a gradient or a weight is NaN or infinite, and the same would come again."""
+    """A loss, a gradient or a weight is NaN or infinite, and would be so again after a restart."""
 
     exit_code = ExitCode.NOT_FINITE
     reason = "NotFinite"
 
 
 class WeightsDiverged(TrainerError):
-    """This worker's weights are not those of the others any more, or nobody can tell whose are right."""
+    """This worker's weights differ from the others', or it is unknown whose are right."""
 
     exit_code = ExitCode.WEIGHTS_DIVERGED
     reason = "WeightsDiverged"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, to stand in a sentence; its kind if it says nothing."""
+    """Return the first line of an error's message; its type if the message is empty."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""The evaluator: scores each new checkpoint, the final one for certain, and keeps the results."""
+"""The evaluator: it scores new checkpoints, always including the final one, and keeps the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainjob_trainer.reporting.summaries import Summaries
 if TYPE_CHECKING:
     from trainjob_trainer.reporting.wandb_run import WandbRun
 
-# What the evaluator leaves in its folder for the training: its results, and what it is scoring now.
+# The evaluator's files for the training: its results, and the step that it scores now.
 
 
 FOLDER = "evaluator"
@@ -44,21 +44,21 @@ class Scored(NamedTuple):
 
 
 class EvaluatorScores:
-    """The evaluator's folder, which need not exist, as the training sees it: read, and never written."""
+    """Reads the evaluator's folder for the training; the folder need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def size(self) -> int:
-        """Bytes of results that there are."""
+        """Return the size of the results in bytes."""
         with contextlib.suppress(OSError):
             return (self._folder / RESULTS).stat().st_size
         return 0
 
     def read(self, begin: int) -> tuple[list[Scored], int]:
-        """Return the results from this byte on, and where they end; a line under way is left for later.
+        """Return the results from this byte on, and the byte where they end; an incomplete line is left out.
 
-        A file that is shorter by now is another one, and read from its beginning.
+        A file that is shorter than `begin` is a new one, and is read from its start.
         """
         begin = begin if begin <= self.size() else 0
         try:
@@ -71,13 +71,13 @@ class EvaluatorScores:
         return list(_parsed(whole)), begin + len(whole)
 
     def signs_of_life(self) -> tuple[int, int]:
-        """Something that changes while the evaluator gets on: with each result, and about twice a minute."""
+        """Return values that change with each result, and about twice a minute during an evaluation."""
         with contextlib.suppress(OSError):
             return self.size(), (self._folder / SCORING).stat().st_mtime_ns
         return self.size(), 0
 
     def scoring(self) -> int | None:
-        """The step of the checkpoint that is being scored, or was last."""
+        """Return the step of the checkpoint that is being scored or was scored last, if known."""
         try:
             return int(json.loads((self._folder / SCORING).read_text(encoding="utf-8"))["step"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -85,15 +85,15 @@ class EvaluatorScores:
 
 
 def touch_scoring(folder: Path) -> None:
-    """Show, as the evaluator, that a long evaluation gets on."""
+    """Show, as the evaluator, that a long evaluation makes progress."""
     with contextlib.suppress(OSError):
         os.utime(folder / SCORING)
 
 
 def tell_scoring(folder: Path, step: int) -> None:
-    """Say, as the evaluator, which checkpoint is being scored: it stays until the next one is.
+    """Write, as the evaluator, the step that is being scored; it stays until the next one replaces it.
 
-    The folder is there, by `ResultsFile`. Raises OutputFull or OutputUnwritable if it can't be written.
+    `ResultsFile` has made the folder. Raises OutputFull or OutputUnwritable if it can't be written.
     """
     path = folder / SCORING
     try:
@@ -110,14 +110,14 @@ def _parsed(lines: bytes) -> Iterator[Scored]:
             yield Scored(int(entry["step"]), {str(k): float(v) for k, v in entry["metrics"].items()})
 
 
-# What an evaluator does with a folder of checkpoints: each new one once, and the final one for certain.
+# The checkpoints to score: each new one once, and always the final one.
 
 
 T = TypeVar("T")
 
 
 def _ignore(line: str) -> None:
-    """Nobody reads a log."""
+    """Do nothing: there is no log."""
 
 
 def follow(
@@ -129,12 +129,12 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     log: Callable[[str], None] = _ignore,
 ) -> Iterator[tuple[Checkpoint, bool]]:
-    """Yield (checkpoint, is_final), newest first when several have appeared, until the final one.
+    """Yield (checkpoint, is_final) until the final one; the newest if several have appeared.
 
-    A checkpoint that was yielded before it became the final one is yielded again, now as final. The end of an
-    earlier training has been scored by its own evaluator: it is passed over while its marker stands. That is
-    another job's marker, unless `job_uid` is None, and one of a training that was to end before `final_step`.
-    A folder that can't be read is looked at again, with a line in the log when that begins and when it ends.
+    A checkpoint that was yielded before it became the final one is yielded again as final. The end of an
+    earlier training has been scored by its own evaluator, and is skipped while its marker exists. Such a
+    marker is of another job, unless `job_uid` is None, or of a training that was to end before `final_step`.
+    A folder that can't be read is read again, with log lines at the beginning and the end of the outage.
     """
     seen: Checkpoint | None = None
     while True:
@@ -146,7 +146,7 @@ def follow(
         if newest is not None:
             seen = newest
             yield newest, False
-            continue  # evaluating took its time: look again at once
+            continue  # evaluation took time: look again at once
         sleep(poll_seconds)
 
 
@@ -157,7 +157,7 @@ def once_available(
     sleep: Callable[[float], None] = time.sleep,
     log: Callable[[str], None] = _ignore,
 ) -> T:
-    """Try again for as long as the folder can't be read: who only reads does no harm by waiting."""
+    """Return what `read` returns; try again while the folder can't be read, since waiting does no harm."""
     is_out = False
     while True:
         try:
@@ -176,11 +176,11 @@ def once_available(
 def _look(
     store: CheckpointStore, seen: Checkpoint | None, job_uid: str | None, final_step: int | None
 ) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """The final checkpoint, or else the newest unseen one."""
+    """Return the final checkpoint, or else the newest unseen one."""
     try:
         marker = store.final()
     except CheckpointUnreadable as error:
-        raise CheckpointUnavailable(str(error)) from error  # its writer may put it right
+        raise CheckpointUnavailable(str(error)) from error  # its writer may repair it
     final = _final_checkpoint(store, marker, job_uid, final_step)
     return final, None if final is not None else _newest_unseen(store, marker, seen)
 
@@ -195,16 +195,16 @@ def _final_checkpoint(
     try:
         return store.checked(marker.step)
     except CheckpointUnreadable:
-        return None  # the marker may be on its way out, with training going on
+        return None  # training may continue and be about to remove the marker
 
 
 def _newest_unseen(
     store: CheckpointStore, marker: FinalMarker | None, seen: Checkpoint | None
 ) -> Checkpoint | None:
-    """Looks at manifests only until one is new: reading a large checkpoint on every poll would cost."""
+    """Return the newest unseen checkpoint; only a new manifest makes it read a checkpoint as a whole."""
     steps = store.steps()
     if not steps or (marker is not None and steps[-1] <= marker.ended_at):
-        return None  # training goes on from a marker once its writer has taken it away, if it does at all
+        return None  # a training that continues removes the marker first
     try:
         newest = store.at(steps[-1])
     except CheckpointUnreadable:
@@ -223,17 +223,17 @@ _SECONDS_BETWEEN_SIGNS = 30.0
 
 
 class BatchesTold(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Reports how far an evaluation has come: one that stands still can be told from one that is long."""
+    """Reports the progress of an evaluation, which distinguishes a long one from a stalled one."""
 
     def __init__(self, progress: ProgressFile, folder: Path | None = None) -> None:
-        """Report there, and to a training that waits for the result by the evaluator's folder, if given."""
+        """Report to `progress`, and by the evaluator's folder, if given, to a training that waits."""
         super().__init__()
         self._progress = progress
         self._folder = folder
         self._touched_at = time.monotonic()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, with the batch's number from 0."""
+        """Report a batch; Keras counts them from 0."""
         self._progress.update(evaluated_batches=batch + 1)
         now = time.monotonic()
         if self._folder is not None and now - self._touched_at >= _SECONDS_BETWEEN_SIGNS:
@@ -244,15 +244,15 @@ class BatchesTold(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
 class KerasScoring:
     """A compiled model on one device with its held-out batches.
 
-    On one device the last batch may be smaller than the others, so nothing is padded and nothing is dropped.
-    Raises InvalidConfiguration if the data is endless; `name` is that of the function that it comes from.
+    On one device the last batch may be smaller than the others, so nothing is padded or dropped.
+    Raises InvalidConfiguration if the data is endless; `name` is that of the function that returns it.
     """
 
     def __init__(self, model: Any, name: str, data: TrainingData, batch: int, replica: Replica) -> None:
         if data.examples is None:
             raise InvalidConfiguration(f"{name}() is endless: evaluation needs a data set that ends")
         self._model = model
-        # Keras warns of data that ends where TensorFlow doesn't know by itself how much there is.
+        # Keras warns at the end of data whose size TensorFlow doesn't know.
         counted = data.dataset.apply(tf.data.experimental.assert_cardinality(data.examples))
         self._batches = counted.batch(batch).prefetch(tf.data.AUTOTUNE)
         self._store = replica.store
@@ -268,24 +268,24 @@ class KerasScoring:
 POLL_SECONDS = 0.5
 
 Score = Callable[[Checkpoint], Mapping[str, float]]
-"""Load a checkpoint and measure it. Raises CheckpointUnreadable when it is gone."""
+"""Loads a checkpoint and returns its metrics. Raises CheckpointUnreadable if it is gone."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A checkpoint's result: metrics by name, over all held-out examples; `final` if it is the training's."""
+    """A checkpoint's result: metrics by name, over all held-out examples; `final` for the final one."""
 
     step: int
     metrics: Mapping[str, float]
     final: bool
 
     def to_json(self) -> dict[str, Any]:
-        """The form of the results file and of progress reports."""
+        """Return the form of the results file and of progress reports."""
         return {"step": self.step, "metrics": plain_number(self.metrics), "final": self.final}
 
 
 class ResultsFile:
-    """Results below one folder: TensorBoard scalars, and `evaluations.jsonl`: a step's last line counts."""
+    """Results below one folder: TensorBoard scalars, and `evaluations.jsonl` (a step's last line counts)."""
 
     def __init__(
         self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time, also: WandbRun | None = None
@@ -296,7 +296,7 @@ class ResultsFile:
         self._is_made = False
 
     def make_folder(self) -> None:
-        """Make the folder, once: on a volume unmounted later nothing is begun anew. Raises as `add`."""
+        """Make the folder only once: it must not be made again below an unmounted volume. Raises as `add`."""
         if self._is_made:
             return
         try:
@@ -306,7 +306,7 @@ class ResultsFile:
         self._is_made = True
 
     def add(self, evaluation: Evaluation) -> None:
-        """Keep a result; raises OutputFull or OutputUnwritable if it can't be written."""
+        """Append a result; raises OutputFull or OutputUnwritable if it can't be written."""
         self.make_folder()
         line = json.dumps({**evaluation.to_json(), "time": self._now()})
         try:
@@ -320,7 +320,7 @@ class ResultsFile:
             raise explain_write_error(error, self._path) or error from error
 
     def close(self) -> None:
-        """Nothing is added any more."""
+        """Close the summaries: no more results will come."""
         self._summaries.close()
 
 
@@ -329,9 +329,9 @@ def evaluate_checkpoints(
 ) -> Evaluation | None:
     """Evaluate until the final checkpoint has been scored, and return its result.
 
-    SIGTERM ends the process at once, from a thread of its own. `final_step` is what the training is to reach,
-    where it is known; a marker of one that was to reach less is an earlier one's. `score_final` adds what
-    only the final checkpoint is measured by.
+    SIGTERM ends the process at once, from a separate thread. `final_step` is the step that the training is to
+    reach, if known; a marker of a training that was to reach less is of an earlier one. `score_final` adds
+    metrics for the final checkpoint only.
     """
     environment = replica.environment
     results = ResultsFile(environment.output_dir, environment.log_dir, also=replica.journal)
@@ -356,7 +356,7 @@ def evaluate_checkpoints(
             except CheckpointUnreadable:
                 if is_final:
                     raise
-                continue  # dropped meanwhile, as the oldest
+                continue  # removed meanwhile, as the oldest
         further = score_final(checkpoint) if is_final and score_final is not None else {}
         last = Evaluation(checkpoint.step, {**scored[1], **further}, is_final)
         publish(replica, results, last)
@@ -367,9 +367,9 @@ def evaluate_checkpoints(
 
 
 def score_here(replica: Replica, score: Score) -> Callable[[int], None]:
-    """What a process that trains alone does at a checkpoint whose result decides about the training.
+    """Return a function of a checkpoint's step that scores it, for a process that trains alone.
 
-    Returns a function of the checkpoint's step, which keeps the result where an evaluator's would be.
+    The result decides about the training, and is kept where an evaluator's would be.
     """
     results = ResultsFile(replica.environment.output_dir, replica.environment.log_dir)
 
@@ -382,7 +382,7 @@ def score_here(replica: Replica, score: Score) -> Callable[[int], None]:
 
 
 def publish(replica: Replica, results: ResultsFile, evaluation: Evaluation) -> None:
-    """Keep a result, and tell of it as the evaluator."""
+    """Keep a result, and report it as the evaluator."""
     results.add(evaluation)
     replica.progress.update(
         state="finished" if evaluation.final else "waiting",
@@ -395,6 +395,6 @@ def publish(replica: Replica, results: ResultsFile, evaluation: Evaluation) -> N
 
 
 def announce_evaluation(evaluation: Evaluation) -> None:
-    """One line for the log."""
+    """Log a result in one line."""
     shown = ", ".join(f"{name} {float(value):.4f}" for name, value in evaluation.metrics.items())
     announce(f"evaluated step {evaluation.step}{' (final)' if evaluation.final else ''}: {shown}")

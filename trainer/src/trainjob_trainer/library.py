@@ -1,4 +1,4 @@
-"""The short way in: one call, the same in every role."""
+"""`train_and_evaluate`: a complete training in one call, the same in every role."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ from trainjob_trainer.resume import (
 from trainjob_trainer.task import Task
 from trainjob_trainer.training import Training
 
-# The trained model as files that need nothing of this package: Keras's own form, and a SavedModel.
+# The trained model as files that don't need this package: Keras's own format, and a SavedModel.
 
 
 FOLDER = "model"
@@ -85,13 +85,13 @@ Build = Callable[[], Any]
 
 
 def export_model(replica: Replica, build: Build, trained: HostGroups) -> None:
-    """Write `<output>/model` with the final weights; the writer alone does.
+    """Write `<output>/model` with the final weights, on the writer alone.
 
-    The model is built once more: saving one whose variables are spread over workers would need all of them.
-    What this model can't be written as is told and left out; its weights are in the final checkpoint. Raises
+    The model is built again, since saving one whose variables are spread over workers needs all workers. A
+    format that fails is logged and left out; the weights are in the final checkpoint anyway. Raises
     OutputFull, OutputUnwritable, Fenced or OutputTaken if the folder can't be written.
     """
-    with tf.device("CPU:0"):  # a GPU may have no room for a second one
+    with tf.device("CPU:0"):  # a GPU may have no memory for a second model
         model = build()
         _assign(model, trained)
     folder = replica.environment.output_dir / FOLDER
@@ -116,12 +116,12 @@ def _fill(folder: Path, model: Any) -> None:
 def _write(path: Path, write: Callable[[Path], None]) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Keras's and NumPy's matter, not the user's
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Keras and NumPy, not from the user
             write(path)
     except (OSError, tf.errors.OpError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a layer of the user's may raise
-        Files().remove(path)  # what there is of it
+        Files().remove(path)  # it may be incomplete
         why = first_line(error)
         announce(f"the model can't be written as {path.name}: {why}")
 
@@ -132,13 +132,13 @@ LoadData = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished call leaves behind.
+    """The result of a finished call.
 
     Attributes:
         model: with its final weights (on the evaluator too): the last ones, or with `keep_best` the best.
         step: optimizer steps done.
-        metrics: of the training examples of the last epoch that these weights have seen whole; on the
-            evaluator of the held-out ones.
+        metrics: of the training examples in the last whole epoch of these weights; on the evaluator, of the
+            held-out examples.
         model_step: steps that the model's weights have seen: `step`, or those of the best checkpoint.
     """
 
@@ -190,38 +190,38 @@ def train_and_evaluate(
 ) -> Result:
     """Train a Keras model with as many workers as the job has, and evaluate every checkpoint.
 
-    Every replica runs the same file and the same call; TF_CONFIG says which part is its own. A run that was
-    cut off goes on at its last checkpoint with the same batches, and ends with the same weights. Without an
-    evaluator in the cluster nothing is evaluated; without a cluster, one process trains and then evaluates,
-    or at each checkpoint if that is to decide about the training.
+    Every replica runs the same file and the same call; TF_CONFIG sets its role. An interrupted run resumes
+    from its last checkpoint with the same batches, and ends with the same weights. Without an evaluator in
+    the cluster nothing is evaluated. Without a cluster, one process trains and then evaluates, or evaluates
+    at each checkpoint if the results decide about the training.
 
     Args:
-        model: returns a compiled Keras model. Called within the strategy's scope.
-        train: returns a tf.data set of single examples (not batches), such as (image, label). To resume, it
-            is read up to where training goes on, within the epoch. If it has a parameter named `step`, it is
-            called with the steps done, and returns without end the examples from there on. If it has one
-            named `part`, it is called with a `Part` and returns those of that part, which other workers
-            don't read. A shuffle of your own resumes exactly only if it is seeded, and then all earlier
-            epochs are read over. Instead of a function: such a data set, or a tuple of arrays: (x, y), or
-            (x, y, sample_weight) of any structure that `from_tensor_slices` takes.
+        model: returns a compiled Keras model; called within the strategy's scope.
+        train: returns a `tf.data.Dataset` of single examples (not batches), such as (image, label). On
+            resume, it is read up to the current position in the epoch. With a parameter named `step`, it is
+            called with the steps done, and returns an endless dataset from there on. With one named `part`,
+            it is called with a `Part` and returns the examples of that part, which other workers don't read.
+            Your own shuffle resumes exactly only if it is seeded, and then all earlier epochs are read again.
+            Instead of a function: such a dataset, or a tuple of arrays: (x, y), or (x, y, sample_weight) of
+            any structure that `from_tensor_slices` takes.
         heldout: the same, for evaluation; each example counts once.
-        recipe: how it is trained.
-        test: as `heldout`, but only the final checkpoint is evaluated on it, under names with `test_`.
-        callbacks: Keras's or your own, called as `fit` calls them, on every worker; `val_` metrics are the
-            evaluator's and not among their logs. What Keras's own remember survives a restart. Those of
-            workers other than the first write into a private folder. Not with parameter servers.
-        class_weight: what an example counts in the loss, by its integer label; as in `fit`.
-        verbose: "auto" for a line now and then, 0 for none, 1 for Keras's progress bar instead.
-        settings: those of a `Recipe`, instead of the recipe's or in addition; `epochs` or `steps` and
-            `global_batch` must be given.
+        recipe: settings of the training.
+        test: as `heldout`, but only for the final checkpoint; its metrics have the prefix `test_`.
+        callbacks: Keras's or your own, called on every worker as `fit` does; their logs don't contain `val_`
+            metrics, which are the evaluator's. The state of Keras's own callbacks survives a restart. On
+            workers other than the first, callbacks write into a private folder. Not with parameter servers.
+        class_weight: weight of an example in the loss, by its integer label; as in `fit`.
+        verbose: "auto" for occasional lines, 0 for none, 1 for Keras's progress bar instead.
+        settings: those of a `Recipe`, which override or complete `recipe`; `epochs` or `steps`, and
+            `global_batch`, must be given.
 
     Raises:
         InvalidConfiguration: an argument, the data, the model or TF_CONFIG is wrong.
-        OutputFinished: the output folder holds a finished training, and no more steps are asked for.
+        OutputFinished: the output folder holds a finished training, and no more steps are requested.
         NotFinite: a loss, a gradient or a weight is NaN or infinite; the message names step and worker.
         WeightsDiverged: the workers' weights are no longer the same; the message names step and worker.
-        PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: uncaught they end
-            the process with their exit code and one line instead of a traceback.
+        PeerLost, PortInUse, OutputFull, OutputUnwritable, CheckpointMismatch, Preempted: if uncaught, they
+            end the process with their exit code and one line instead of a traceback.
     """
     folder = {**vars(recipe or Recipe()), **settings}
     replica = join(output=folder["output"], resume=folder["resume"])
@@ -324,13 +324,13 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
 
 
 def _settings(request: _Request, model: Any, examples: int | None) -> dict[str, Any]:
-    """Before the model is restored: its optimizer's learning rate is a variable."""
+    """Return the script's settings; the restore of the model later replaces the learning rate."""
     known = {"global_batch": request.batch, "number_of_examples": examples, "seed": request.recipe.seed}
     return settings_of(model.optimizer, **known)
 
 
 def _settings_from(replica: Replica, saved: HostGroups, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that training goes on with; the writer says what has changed since the checkpoint."""
+    """Return the settings in force; the writer logs what has changed since the checkpoint."""
     before = read_settings(saved.get(SETTINGS, ()))
     start_over = replica.environment.how_to_start_over
     remedy = start_over if replica.task.has_parameter_servers else f"{IN_A_CALLBACK}, or {start_over}"
@@ -375,14 +375,14 @@ def _selection(
 ) -> Selection:
     if values is None:
         return Selection()
-    is_alone = replica.task.is_coordinator  # it holds the metrics of all
+    is_alone = replica.task.is_coordinator  # it has the metrics of all workers
     names = list(scalars(model.get_metrics_result())) if is_alone else OverAll(strategy, model).names()
     monitoring = build_monitoring(request.recipe, values, model, names)
     return MonitoredSelection(replica, strategy, monitoring, plan.total_steps, score)
 
 
 def _score_here(replica: Replica, strategy: Any, request: _Request) -> Callable[[int], None]:
-    """To be built before the random state that is saved is known: building a model seeds it anew."""
+    """Return the scoring function; call this before `further_groups`, since it resets the random state."""
     evaluator = as_evaluator(replica)
     heldout = measure(request.heldout(), "heldout")
     model = build_model(strategy, request.build, _batch_spec(heldout, None), request.recipe.seed)
@@ -409,7 +409,7 @@ def _test(replica: Replica, load: LoadData, request: _Request, model: Any) -> Sc
 
 
 def _final_step(replica: Replica, request: _Request) -> int | None:
-    """Only a process without a job needs it, to tell an earlier training's end from this one's."""
+    """Return the last step, which without a job distinguishes this training's end from an earlier one's."""
     if replica.environment.uid:
         return None
     return request.recipe.steps or request.plan(TrainingSource(request.train).examples).total_steps

@@ -1,4 +1,4 @@
-"""Training with parameter servers: workers take the steps, variables lie on servers, and the chief leads."""
+"""Training with parameter servers: the chief schedules steps, workers take them, servers hold variables."""
 
 from __future__ import annotations
 
@@ -38,21 +38,20 @@ from trainjob_trainer.resume import SETTINGS, saved_settings
 from trainjob_trainer.task import Task
 from trainjob_trainer.training import Training
 
-# Sums that several workers add to at once.
+# Concurrent additions on the server.
 #
-# Keras adds to a variable by reading it, adding, and writing the sum back. Where two workers do so at the
-# same time one of them is forgotten: a third of all steps, with two workers. The server itself adds without
-# that.
+# Keras adds to a variable by reading it, adding, and writing the sum back. If two workers do so at the same
+# time, one addition is lost: with two workers, a third of all steps. An addition on the server loses none.
 
 
 def add_on_server(model: Any) -> None:
-    """From now on a built model's metrics and its optimizer's count of steps are added to where they lie."""
+    """Make additions to a built model's metrics and its optimizer's step count run on the server."""
     for variable in summed_variables(model):
         _add_in_place(variable)
 
 
 def summed_variables(model: Any) -> Iterable[Any]:
-    """Those that Keras adds to by itself; weights and their moments are updated in place anyway."""
+    """Return the variables that Keras adds to by itself; weights and moments are updated in place anyway."""
     iterations = getattr(model.optimizer, "iterations", None)
     return [*metric_variables(model), *([iterations] if iterations is not None else [])]
 
@@ -71,12 +70,12 @@ def _add_in_place(variable: Any) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """Steps that one worker has taken.
+    """Completed steps of one worker.
 
     Attributes:
-        seconds: that so many take, by the mean of what has been taken since the block before.
+        seconds: estimated duration of `steps`, from the mean of all steps since the block before.
         faults: by worker, the first step of a block, from 1, whose loss or gradients were not finite; 0
-            without one. The weights were left as they were before it.
+            without one. The update of that step was left out.
     """
 
     steps: int
@@ -85,11 +84,11 @@ class Block:
 
 
 class CoordinatedEngine:
-    """Hands out blocks of steps, and counts each when it has been taken.
+    """Schedules blocks of steps on the workers, and counts each block when it is done.
 
-    A block whose worker has died is handed to another one. Some of its steps may have been taken: they are
-    taken again, and counted once. The strategy is connected to all workers; the model is built by
-    `engine.build_model` with it. With `watched`, updates that are not finite are left out, and reported.
+    If a worker dies, its block runs again on another one. Steps that the dead worker took are taken again,
+    and counted once. The strategy is connected to all workers; `build_model` built the model with it. With
+    `watched`, updates that are not finite are left out and reported.
     """
 
     def __init__(self, strategy: Any, model: Any, workers: int, *, watched: bool = True) -> None:
@@ -105,30 +104,30 @@ class CoordinatedEngine:
 
     @property
     def outstanding(self) -> int:
-        """Blocks that have been handed out and not been taken back."""
+        """Number of blocks that are scheduled and not yet taken back."""
         return len(self._outstanding)
 
     def hand_out(self, iterators: Any, steps: int) -> None:
-        """Let whichever worker has time take so many steps, at least 1, with its `reading.worker_iterators`.
+        """Schedule a block of `steps`, at least 1, on any free worker, with its `worker_iterators`.
 
-        Raises tf.errors.OpError if an earlier block failed for another reason than its worker's end.
+        Raises tf.errors.OpError if an earlier block failed for another reason than the end of its worker.
         """
         block = self._coordinator.schedule(self._steps, args=(iterators, tf.constant(steps, tf.int32)))
         self._outstanding.append((steps, block))
 
     def take_back(self) -> Block:
-        """Wait for the block that was handed out first of those that are left; raises as `hand_out`."""
+        """Wait for the oldest outstanding block and return it; raises as `hand_out`."""
         steps, block = self._outstanding.popleft()
         block.fetch()
         seconds_a_step, faults = self._tally.look()
         return Block(steps, steps * seconds_a_step, faults)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics since the last `reset`, of all steps that have been taken by now."""
+        """The metrics of all steps since the last `reset`."""
         return scalars(self.model.get_metrics_result())
 
     def reset(self) -> None:
-        """Begin a new epoch of metrics. No block may be outstanding."""
+        """Reset the metrics for a new epoch. No block may be outstanding."""
         self.model.reset_metrics()
 
     @property
@@ -137,18 +136,18 @@ class CoordinatedEngine:
         return read({METRICS: metric_variables(self.model)})[METRICS]
 
     def resume_metrics(self, state: Sequence[NamedArray]) -> None:
-        """Go on with the metrics of an epoch that an earlier run has begun, if they are this model's."""
+        """Restore the metrics of an epoch that an earlier run began, if they fit this model."""
         self._metrics.put_back(state, is_writer=True)
 
 
 class Tally:
-    """What workers tell of their blocks, on a parameter server.
+    """The workers' reports on their blocks, in a variable on a parameter server.
 
-    What a block returned would stay with its worker until the chief fetches it, and be lost with that worker.
+    A block's return value would stay on its worker until the chief fetches it, and be lost with that worker.
     """
 
     def __init__(self, strategy: Any, workers: int) -> None:
-        """Create the variable: seconds and steps so far, and a number for each worker."""
+        """Create the variable: total seconds, total steps, and the first bad step of each worker."""
         with strategy.scope():
             self._sums = tf.Variable(tf.zeros([2 + workers], tf.float64), trainable=False, name="tally")
         self._workers = workers
@@ -156,23 +155,23 @@ class Tally:
         self._seconds_a_step = 0.0
 
     def add(self, seconds: Any, steps: Any, worker: Any, fault: Any) -> Any:
-        """In a worker's trace, at a block's end: it took so long, and this was its first bad step, or 0."""
+        """Add a block's duration, steps and first bad step (or 0), in a worker's trace at the block's end."""
         done = tf.stack([seconds, tf.cast(steps, tf.float64)])
         faults = tf.one_hot(worker, self._workers, dtype=tf.float64) * tf.cast(fault, tf.float64)
         return self._sums.assign_add(tf.concat([done, faults], axis=0), read_value=False)
 
     def look(self) -> tuple[float, list[int]]:
-        """Seconds a step since the last look, and the workers' numbers."""
+        """Return the seconds per step since the last look, and the first bad step of each worker, or 0."""
         sums = self._sums.numpy()
         seconds, steps = sums[:2] - self._seen
-        if steps:  # else another block, looked at before, ended with this one
+        if steps:  # otherwise the last look counted this block too
             self._seconds_a_step = seconds / steps
             self._seen = sums[:2]
         return self._seconds_a_step, [int(number) for number in sums[2:]]
 
 
 def many_steps(strategy: Any, step: Any, path: GradientPath, tally: Tally) -> Any:
-    """Return a function of a worker's iterator and of how many steps to take, which adds to the tally."""
+    """Return a function of a worker's iterator and a number of steps; it takes them and adds to the tally."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
     def call(iterator: Any, count: Any) -> None:
@@ -193,7 +192,7 @@ def many_steps(strategy: Any, step: Any, path: GradientPath, tally: Tally) -> An
     return call
 
 
-# What a `ps` or a `worker` does beside a chief: it serves, and trains nothing by itself.
+# The server that a `ps` or a `worker` runs for the chief.
 
 
 SECONDS_BETWEEN_LOOKS = 2.0
@@ -201,11 +200,11 @@ _LEAST_THREADS = 4
 
 
 def serve(replica: Replica) -> NoReturn:
-    """Serve until the chief has finished, and end the process with exit code 0.
+    """Serve until the chief has finished, then end the process with exit code 0.
 
-    SIGTERM ends it at once, from the thread that listens for it: there is nothing to save here. Agents don't
-    wait for its end: they end it when the chief's process has ended. Raises PortInUse if this replica's
-    address is taken.
+    SIGTERM ends the process at once, from the thread that listens for it: there is nothing to save. Agents
+    don't wait for this process: they end it when the chief's process has ended. Raises PortInUse if the
+    address of this replica is in use.
     """
     with explained(replica.task):
         server = start_server(replica.task)
@@ -222,11 +221,11 @@ def _has_finished(store: CheckpointStore) -> bool:
     try:
         return store.final() is not None
     except OutputUnwritable:
-        return False  # it can't be read now: its chief's end is waited for anyway
+        return False  # it can't be read now: the next poll reads it again
 
 
 def start_server(task: Task) -> Any:
-    """Listen at this replica's address; the threads that serve are TensorFlow's own."""
+    """Listen at this replica's address; TensorFlow's own threads serve."""
     return tf.distribute.Server(
         training_cluster(task),
         job_name=task.type,
@@ -241,10 +240,10 @@ def wait_for_end(
     is_chief_gone: Callable[[], bool],
     wait: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Return once training has finished and the chief, who may still read the variables, has ended.
+    """Return when training has finished and the chief has ended; until then it may read the variables.
 
-    The mark of the final checkpoint may be an earlier training's until the chief has come, so nothing is
-    concluded before. The chief is gone when nobody listens at its address.
+    Until the chief has started, the final marker may be that of an earlier training, so it doesn't count.
+    The chief has ended when its address refuses connections.
     """
     has_come = False
     while True:
@@ -256,7 +255,7 @@ def wait_for_end(
 
 
 def _server_config(task: Task) -> Any:
-    """Parameter servers leave GPUs to the workers; requests wait for each other, so there must be threads."""
+    """Parameter servers leave GPUs to the workers; requests that wait for each other need enough threads."""
     config = tf.compat.v1.ConfigProto()
     config.gpu_options.allow_growth = True
     if task.type == "ps":
@@ -265,33 +264,33 @@ def _server_config(task: Task) -> Any:
     return config
 
 
-# The chief's training loop: steps are handed out to the workers, and all meet at epochs and checkpoints.
+# The chief's training loop: no block is outstanding at the end of an epoch or at a checkpoint.
 
-# How many steps a worker is handed at a time.
+# The size of a block.
 
 
 BLOCKS_A_WORKER = 4
-"""At least, up to the next point where all wait for each other, so that nobody waits long for the last."""
+"""Least number of blocks per worker up to the next synchronization point: it keeps the wait there short."""
 
 
 def next_block(left: int, wanted: int, workers: int) -> int:
-    """Return how many steps to hand out next, of `left`, at least 1, up to where all wait for each other.
+    """Return the steps of the next block: at least 1, at most `left`, those up to the synchronization point.
 
-    `wanted` steps take a good time, which is so long that handing them out costs nothing.
+    `wanted` steps take long enough that the cost of scheduling them is negligible.
     """
     fair = -(-left // (workers * BLOCKS_A_WORKER))
     return max(1, min(wanted, fair, left))
 
 
 BLOCKS_AHEAD = 8
-"""Blocks outstanding for each worker: a slow one that holds the oldest keeps the others waiting only then."""
+"""Limit of outstanding blocks per worker; the others wait for a slow worker's oldest block only at it."""
 _SECONDS_BETWEEN_RECORDS = 0.5
 
 
 class CoordinatorLoop:
-    """Trains from a step to the plan's end, as `Training.run` does where all workers step together.
+    """Trains from a step to the plan's end; `Training.run` does so where all workers step together.
 
-    Checkpoints are read while no step is under way, so each one is of exactly the steps that it names.
+    Variables are read for a checkpoint while no block is outstanding, so it holds exactly its steps.
     """
 
     def __init__(
@@ -317,9 +316,10 @@ class CoordinatorLoop:
     def run(self, iterators: Any, start_step: int, saved: HostGroups) -> Ending:
         """Train, save, report.
 
-        `iterators` are positioned at `start_step`; `saved` is all that its checkpoint holds, nothing for the
-        first one. Raises OutputFull or OutputUnwritable if a checkpoint can't be written, NotFinite if that
-        is to end the training, and Preempted when asked to stop, after saving what was reached.
+        `iterators` are positioned at `start_step`; `saved` holds all groups of that step's checkpoint, none
+        for step 0. Raises OutputFull or OutputUnwritable if a checkpoint can't be written, NotFinite if a
+        value that is not finite ends the training, and Preempted after a request to stop, when the reached
+        step is saved.
         """
         step, total = start_step, self._plan.total_steps
         self._engine.resume_metrics(saved.get(METRICS, ()))
@@ -338,7 +338,7 @@ class CoordinatorLoop:
         return ending
 
     def _meet(self, iterators: Any, step: int, until: int) -> int:
-        """Have steps taken until no block is outstanding: at `until`, or sooner when asked to stop."""
+        """Run blocks until none is outstanding: at `until`, or earlier after a request to stop."""
         handed_out = step
         while True:
             while self._may_hand_out(handed_out, until):
@@ -348,7 +348,7 @@ class CoordinatorLoop:
             if not self._engine.outstanding:
                 return step
             block = self._engine.take_back()
-            self._watch.look(Found([0, *block.faults]), step)  # the chief, who takes no steps, is the first
+            self._watch.look(Found([0, *block.faults]), step)  # the chief comes first and takes no steps
             step += block.steps
             self._executions.record(block.steps, block.seconds)
             self._record(step, is_meeting=step == until)

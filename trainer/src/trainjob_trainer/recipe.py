@@ -1,7 +1,7 @@
-"""What a training is to do, in numbers: set in code, by the environment, or on the command line.
+"""Settings of a training, from the code, the environment or the command line, and its plan in steps.
 
-What the command line says counts most, then the environment, then the code. A TrainJob changes a setting
-without a new image, by its container's `args` or `env`.
+The command line overrides the environment, and the environment overrides the code. A TrainJob changes a
+setting without a new image, through its container's `args` or `env`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainjob_trainer.environment import is_kernel
 from trainjob_trainer.errors import ExitCode, InvalidConfiguration
 
 PREFIX = "TRAIN_"
-"""Of environment variables: `TRAIN_GLOBAL_BATCH=128`. TRAINJOB_ is the controller's own."""
+"""Prefix of environment variables, as in `TRAIN_GLOBAL_BATCH=128`; TRAINJOB_ is the controller's."""
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -33,7 +33,7 @@ def _setting(
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of `train_and_evaluate`, each an argument of it too."""
+    """The settings of `train_and_evaluate`; each is also one of its arguments."""
 
     global_batch: int | None = _setting(
         "examples a step, over all workers, who must divide it; with parameter servers each worker's",
@@ -117,15 +117,15 @@ class Recipe:
         env: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> Recipe:
-        """Read this process's environment and arguments; `--help` lists all settings, and ends it.
+        """Read this process's environment and arguments; `--help` lists all settings and ends the process.
 
         Args:
-            arguments: instead of the process's own.
-            env: instead of the process's own.
-            settings: what holds where neither says otherwise.
+            arguments: used instead of the process's own.
+            env: used instead of the process's own.
+            settings: defaults for settings that neither `env` nor `arguments` contains.
 
         Raises:
-            SystemExit: an argument or a variable is none of a recipe's, or has no such value.
+            SystemExit: an argument or a setting doesn't exist, or a value has the wrong type.
         """
         parser = _Parser(description="Train. Every setting can also be given by the environment.")
         try:
@@ -133,17 +133,17 @@ class Recipe:
         except InvalidConfiguration as error:
             parser.error(str(error))
         if arguments is None and is_kernel(sys.argv[0]):
-            arguments = ()  # a notebook's kernel has arguments of its own
+            arguments = ()  # the arguments are those of a notebook's kernel
         return cls.from_arguments(parser.parse_args(arguments))
 
     @classmethod
     def add_arguments(
         cls, parser: argparse.ArgumentParser, env: Mapping[str, str] | None = None, **settings: Any
     ) -> None:
-        """Add the settings to a parser of the script's own; `from_arguments` makes the recipe of its result.
+        """Add the settings to the script's own parser; `from_arguments` builds the recipe from its result.
 
         Raises:
-            InvalidConfiguration: a setting doesn't exist, or a variable has no value of its kind.
+            InvalidConfiguration: a setting doesn't exist, or a variable's value has the wrong type.
         """
         known = recipe_of(None, settings)
         variables = os.environ if env is None else env
@@ -153,7 +153,7 @@ class Recipe:
 
     @classmethod
     def from_arguments(cls, parsed: argparse.Namespace) -> Recipe:
-        """Return the recipe that `add_arguments` has brought into a parser."""
+        """Return the recipe from the result of a parser that `add_arguments` has extended."""
         return cls(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(cls)})
 
 
@@ -170,7 +170,7 @@ def recipe_of(recipe: Recipe | None, settings: Mapping[str, Any]) -> Recipe:
 
 
 def check(recipe: Recipe) -> None:
-    """Refuse what is seen to be wrong before anything is loaded; InvalidConfiguration names the setting."""
+    """Check the values before anything is loaded; raises InvalidConfiguration, which names the setting."""
     if (recipe.epochs is None) == (recipe.steps is None):
         raise InvalidConfiguration("give either epochs=... or steps=..., and not both")
     if recipe.global_batch is None:
@@ -180,9 +180,9 @@ def check(recipe: Recipe) -> None:
 
 
 def from_environment(name: str, env: Mapping[str, str], otherwise: Any) -> Any:
-    """Return what the environment says of a setting, if anything.
+    """Return a setting's value from the environment, or `otherwise` if its variable is not set.
 
-    Raises InvalidConfiguration if the variable has no value of its kind.
+    Raises InvalidConfiguration if the value has the wrong type.
     """
     text = env.get(variable_of(name))
     return otherwise if text is None else _parse(variable_of(name), text)
@@ -242,7 +242,7 @@ def _article(kind: type) -> str:
     return {bool: "True or False", str: "a text", int: "a whole number"}.get(kind, "a number")
 
 
-# The plan: what a training is asked to do, checked and counted in steps.
+# The training plan, in steps.
 
 
 _CHECKPOINTS_OF_ENDLESS_DATA = 10
@@ -256,7 +256,7 @@ class TrainingPlan:
         epoch_steps: full batches in one pass over the data, or None when the data is endless.
         checkpoint_every: steps between checkpoints.
         global_batch: examples a step, over all workers.
-        patience: values without an improvement that end it, or None.
+        patience: values without an improvement that end the training, or None.
         keep_best: whether the best checkpoint is handed over.
     """
 
@@ -269,7 +269,7 @@ class TrainingPlan:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """All of it as integers by name, for workers to compare."""
+        """All values as integers by name, for the workers to compare."""
         return {
             "steps": self.total_steps,
             "steps an epoch": self.epoch_steps or 0,
@@ -281,17 +281,17 @@ class TrainingPlan:
 
     @property
     def total_epochs(self) -> int | None:
-        """Passes over the data, the last perhaps cut off."""
+        """Passes over the data, the last one possibly partial; None for endless data."""
         return -(-self.total_steps // self.epoch_steps) if self.epoch_steps else None
 
     def epoch_at(self, step: int) -> int | None:
-        """The epoch under way, from 1, when `step` steps are done."""
+        """The current epoch after `step` steps, from 1; None for endless data."""
         if not self.epoch_steps:
             return None
         return min(step // self.epoch_steps + 1, self.total_epochs or 1)
 
     def is_epoch_end(self, step: int) -> bool:
-        """Whether an epoch ends when `step` steps are done; the last one does so at the end."""
+        """Whether an epoch ends after `step` steps; the last one ends with the training."""
         return step == self.total_steps or step % (self.epoch_steps or step + 1) == 0
 
     def epochs_done(self, step: int) -> int:
@@ -300,9 +300,9 @@ class TrainingPlan:
 
 
 def batch_of_a_device(global_batch: int, devices: int) -> int:
-    """Examples that each training device takes of a global batch.
+    """Return how many examples of a global batch each training device takes.
 
-    Raises InvalidConfiguration unless the devices divide it: unequal shares would weigh examples unequally.
+    Raises InvalidConfiguration unless `devices` divides it: unequal shares would weigh examples unequally.
     """
     if global_batch % devices:
         below = global_batch - global_batch % devices
@@ -324,9 +324,9 @@ def build_plan(
     patience: int | None = None,
     keep_best: bool = False,
 ) -> TrainingPlan:
-    """Count steps. An epoch is as many full batches as the data holds, at least one.
+    """Return the plan in steps. An epoch is as many full batches as the data holds, at least one.
 
-    Raises InvalidConfiguration for epochs of endless data.
+    Raises InvalidConfiguration if `epochs` is given for endless data.
     """
     epoch_steps = None if examples is None else max(1, examples // global_batch)
     if epochs is not None and epoch_steps is None:

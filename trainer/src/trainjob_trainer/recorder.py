@@ -1,4 +1,4 @@
-"""What a training replica tells the outside: progress reports, TensorBoard, and a line now and then."""
+"""What a training replica reports: progress, TensorBoard summaries, and log lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainjob_trainer.reporting.summaries import Summaries
 
 _SECONDS_BETWEEN_LINES = 2.0
 SECONDS_BETWEEN_FIGURES = 15.0
-"""Of the machine and of step times, in TensorBoard."""
+"""Interval of machine and step time figures in TensorBoard."""
 
 
 class Recorder:
-    """Reports of one training; the TensorBoard file is the writer's alone."""
+    """Reports of one training; only the writer has a TensorBoard file."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Recorder:
         self._speed = 0.0
 
     def begin(self, step: int) -> None:
-        """Training starts at `step`."""
+        """Report that training starts at `step`."""
         self._replica.progress.update(
             state="training",
             step=step,
@@ -57,9 +57,9 @@ class Recorder:
     def record_call(
         self, step: int, count: int, seconds: float, own: OwnTime, logs: Mapping[str, float]
     ) -> None:
-        """`count` steps took `seconds` and ended at `step`.
+        """Report that `count` steps took `seconds` and ended at `step`.
 
-        `own` is what of one step this replica took itself; `logs` are this worker's own metrics.
+        `own` is this process's own time in one step; `logs` are this worker's own metrics.
         """
         self._times.add(count, seconds, own.input)
         self._speed = count * self._plan.global_batch / max(seconds, 1e-9)
@@ -77,7 +77,7 @@ class Recorder:
             self._write_figures(step, logs)
 
     def record_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An epoch ended at `step`; `metrics` are reduced over all workers."""
+        """Report that an epoch ended at `step`; `metrics` are reduced over all workers."""
         self._record_metrics(metrics)
         self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
         self._metrics_at = self._clock()
@@ -86,7 +86,7 @@ class Recorder:
             announce(self._line(step, metrics))
 
     def end(self, ending: Ending) -> None:
-        """Training has ended."""
+        """Report that training has ended."""
         if self._is_writer:
             self._write_figures(ending.step, {})
         self._summaries.close()
@@ -97,7 +97,7 @@ class Recorder:
         self._replica.progress.flush()
 
     def _write_figures(self, step: int, logs: Mapping[str, float]) -> None:
-        """Step times and the machine; in epochs that take longer than that, metrics of this worker so far."""
+        """Write figures of step times and machine; in long epochs also this worker's metrics so far."""
         is_long = self._metrics_at <= self._figures_at
         self._figures_at = self._clock()
         times = self._times.drain()

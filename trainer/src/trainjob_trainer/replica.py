@@ -1,4 +1,4 @@
-"""This process as a member of its job: what every way into the trainer sets up first."""
+"""This process as a replica of its job: the setup that every entry point of the trainer does first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replica:
-    """Who this process is, and where it reads and writes; `journal` takes its figures beside TensorBoard."""
+    """The role, paths and outputs of this process; `journal` logs values in addition to TensorBoard."""
 
     task: Task
     environment: Environment
@@ -39,15 +39,15 @@ class Replica:
 def join(
     env: Mapping[str, str] | None = None, output: str | Path | None = None, *, resume: bool = True
 ) -> Replica:
-    """Read the environment, and from now on answer SIGTERM and uncaught errors as the job expects.
+    """Read the environment, and install the job's handling of SIGTERM and uncaught errors.
 
-    `output` and `resume` are for a process that is no job's, as in `Environment.from_environment`.
+    `output` and `resume` are for a process outside a job, as in `Environment.from_environment`.
 
     Raises:
         InvalidConfiguration: TF_CONFIG or TRAINJOB_* is malformed.
         OutputUnwritable, OutputFull: the writer can't write its folder.
-        Fenced: a newer start of this job writes there already.
-        SystemExit: this very job has finished before (code 0).
+        Fenced: a newer generation of this job already writes there.
+        SystemExit: this job has already finished (code 0).
     """
     variables = os.environ if env is None else env
     stop = StopRequest()
@@ -70,7 +70,7 @@ def join(
 
 
 def as_evaluator(replica: Replica) -> Replica:
-    """The same process, writing where an evaluator would: one that trains alone evaluates as well."""
+    """Return this replica with an evaluator's paths: a process that trains alone also evaluates."""
     folder = replica.environment.output_dir / "evaluator"
     environment = dataclasses.replace(replica.environment, output_dir=folder, log_dir=folder / "logs")
     journal = replica.journal and replica.journal.as_evaluator(environment)
@@ -78,7 +78,7 @@ def as_evaluator(replica: Replica) -> Replica:
 
 
 def _check_output(replica: Replica) -> None:
-    """Before TensorFlow starts and waits for the others: is there anything to do, and can it be kept?"""
+    """Check that the job isn't finished and can write its output, before TensorFlow waits for the others."""
     if replica.task.is_evaluator:
         return
     before = finished_before(replica.store, replica.environment.uid)
@@ -92,7 +92,7 @@ def _check_output(replica: Replica) -> None:
 
 
 def leave_on_request(task: Task, progress: ProgressFile) -> NoReturn:
-    """End the process because it has been asked to."""
+    """End the process after a request to stop."""
     if task.is_evaluator:
         announce(f"{task.replica} was asked to stop")
         exit_now(EVALUATOR_STOPPED)

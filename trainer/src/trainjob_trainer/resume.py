@@ -1,4 +1,4 @@
-"""Where a training starts: from nothing, from the newest checkpoint, or not at all."""
+"""Where a training starts: from the beginning, from the newest checkpoint, or not at all."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
 ARRIVAL_SECONDS = 30.0
-"""What the writer sees may come to another machine's view of a shared folder only after a while."""
+"""How long another machine waits to see in a shared folder what the writer sees."""
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class Verdict(IntEnum):
-    """What the output folder says about this training."""
+    """What the output folder implies for this training."""
 
     TRAIN = 0
     FINISHED_BY_THIS_JOB = 1
-    """A replica that comes back after the end: nothing to do, and nothing wrong."""
+    """A replica that restarts after the end: it has nothing to do, and nothing is wrong."""
     FINISHED_BY_ANOTHER = 2
 
 
@@ -45,12 +45,12 @@ class Start:
 
     @classmethod
     def nothing(cls) -> Start:
-        """From the beginning."""
+        """Start from the beginning."""
         return cls(Verdict.TRAIN, 0)
 
 
 def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
-    """Decide from what is on disk alone; `total_steps` is what the training is asked to reach."""
+    """Decide from what is on disk alone; `total_steps` is what the training is to reach."""
     final = store.final()
     if final is not None and final.total_steps >= total_steps:
         return Start(_verdict(final, job_uid), final.ended_at)
@@ -61,12 +61,12 @@ def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
 def choose_start(
     store: CheckpointStore, total_steps: int, job_uid: str, reported: int | None = None
 ) -> Start:
-    """`find_start`, for the writer: what is damaged is set aside, so that nobody takes it for the newest.
+    """Decide as `find_start`, for the writer; set damaged checkpoints aside, so that none looks newest.
 
     `reported` is the step of the checkpoint that was last reported as the newest, if one was.
 
     Raises:
-        CheckpointUnavailable: nobody knows what is there, or what was reported isn't.
+        CheckpointUnavailable: it is unknown what is there, or the reported checkpoint is missing.
         CheckpointUnreadable: the final marker is damaged.
         OutputUnwritable, Fenced, OutputTaken: as `CheckpointStore.set_aside`.
     """
@@ -78,7 +78,7 @@ def choose_start(
 
 
 def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> None:
-    """End a start that would begin before what was reported as saved, unless that is there and damaged.
+    """Refuse to start before the reported checkpoint, unless that is there and damaged.
 
     Raises CheckpointUnavailable if neither it nor a later one is there.
     """
@@ -93,15 +93,16 @@ def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> Non
 
 
 def is_lost(reported: int | None, found: int, known: Collection[int]) -> bool:
-    """Whether a checkpoint that was reported is neither surpassed, nor there, nor set aside.
+    """Return whether a reported checkpoint is neither surpassed, nor in place, nor set aside.
 
-    `found` is the newest whole one's step, 0 without one; `known` are steps of all in place or set aside.
+    `found` is the step of the newest whole one, 0 without one; `known` are the steps of all in place or set
+    aside.
     """
     return reported is not None and reported > found and reported not in known
 
 
 def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
-    """Set aside and log what lies beyond the step to go on from; raises as `CheckpointStore.set_aside`."""
+    """Set aside and log damaged checkpoints after the chosen step; raises as `CheckpointStore.set_aside`."""
     steps = ", ".join(str(step) for step in store.set_aside(chosen))
     if steps:
         going_on = f"from step {chosen}" if chosen else "from the beginning, for lack of another"
@@ -109,9 +110,9 @@ def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
 
 
 def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:
-    """Recognise that this very job has finished: its marker is there.
+    """Return the start of a job that has already finished, by its marker; None for others.
 
-    It needs no TensorFlow, and above all no peers: a replica that comes back alone must not wait for them.
+    This needs no TensorFlow, and above all no peers: a replica that restarts alone must not wait for them.
     """
     final = store.final()
     if final is None or _verdict(final, job_uid) is not Verdict.FINISHED_BY_THIS_JOB:
@@ -120,7 +121,7 @@ def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:
 
 
 def agree(strategy: Any, task: Task, find: Callable[[], Start]) -> Start:
-    """The writer's decision, on every worker: they may see different folders for a moment."""
+    """Return the writer's decision on every worker: they may see different folders for a moment."""
     from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - TensorFlow only when training
 
     mine = find() if task.is_writer else Start.nothing()
@@ -136,9 +137,9 @@ def restore(
     groups: VariableGroups,
     further: VariableGroups | None = None,
 ) -> HostGroups:
-    """Load the agreed step on this worker, and prove that all hold the same. Step 0 loads nothing.
+    """Load the agreed step on this worker, and check that all hold the same. Step 0 loads nothing.
 
-    The checkpoint must hold `groups`; `further` are loaded if it does hold them. Returns all that it holds.
+    The checkpoint must hold `groups`; `further` are loaded if it holds them. Returns all that it holds.
     Raises as `CheckpointStore.load` and `check_same_weights`.
     """
     if not start.step:
@@ -157,7 +158,7 @@ def load_agreed(
     groups: VariableGroups,
     further: VariableGroups | None = None,
 ) -> HostGroups:
-    """Load the checkpoint of that step on every worker, and prove that all hold the same; as `restore`."""
+    """Load the checkpoint of that step on every worker, and check that all hold the same; as `restore`."""
     from trainjob_trainer.distribution.collective import check_same_weights  # noqa: PLC0415 - as above
 
     _, host = read_agreed(store, step, 0.0 if task.is_writer else ARRIVAL_SECONDS)
@@ -170,9 +171,9 @@ def load_agreed(
 def read_agreed(
     store: CheckpointStore, step: int, patience: float, sleep: Callable[[float], None] = time.sleep
 ) -> tuple[Checkpoint, HostGroups]:
-    """The checkpoint that the writer has chosen, as soon as it can be read here.
+    """Return the checkpoint that the writer has chosen, as soon as it can be read here.
 
-    Raises CheckpointUnreadable or CheckpointUnavailable if it can't, for `patience` seconds.
+    Raises CheckpointUnreadable or CheckpointUnavailable if it can't be read within `patience` seconds.
     """
     waited = 0.0
     while True:
@@ -193,7 +194,7 @@ def refuse_finished(start: Start, store: CheckpointStore, total_steps: int, or_e
     """
     if start.verdict is Verdict.TRAIN:
         return
-    how = (store.final() or FinalMarker(start.step, "")).words  # it may not have come to this machine yet
+    how = (store.final() or FinalMarker(start.step, "")).words  # this machine may not see it yet
     if start.verdict is Verdict.FINISHED_BY_THIS_JOB:
         announce(f"this job has finished before ({how}): nothing to do")
         raise SystemExit(0)
@@ -208,24 +209,24 @@ def _verdict(final: FinalMarker, job_uid: str) -> Verdict:
     return Verdict.FINISHED_BY_THIS_JOB if same else Verdict.FINISHED_BY_ANOTHER
 
 
-# What the script has changed since the checkpoint that training goes on from.
+# Settings that the script has changed since the checkpoint.
 
 
 SETTINGS = "settings"
-"""Group of a checkpoint of the library: `settings_of` the training; older ones have none."""
+"""Group of a checkpoint of the library: `settings_of` the training; older checkpoints have none."""
 
 
 IN_A_CALLBACK = "set model.optimizer.learning_rate in a callback's on_train_begin"
-"""Where a script has its own learning rate, which the checkpoint's has replaced: that is called later."""
+"""How a script sets its own learning rate: the callback runs after the checkpoint's has replaced it."""
 
 
 def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
-    """What a training was set to when it began, for `describe_differences`.
+    """Return the settings of a training at its start, for `describe_differences`.
 
     The optimizer is as the script compiled it: nothing has been restored. `others` are further settings by
-    name, such as the global batch; one that isn't known is None, and left out.
+    name, such as the global batch; an unknown one is None, and left out.
     """
-    scaled = getattr(optimizer, "inner_optimizer", None)  # of a loss scale, which mixed_float16 brings along
+    scaled = getattr(optimizer, "inner_optimizer", None)  # of a loss-scaling one, which mixed_float16 adds
     configs = [one.get_config() for one in (optimizer, scaled) if one is not None]
     config = {name: value for one in configs for name, value in one.items()}
     simple = {name: value for name, value in config.items() if isinstance(value, (bool, int, float))}
@@ -235,20 +236,20 @@ def settings_of(optimizer: Any, **others: Any) -> dict[str, Any]:
 
 
 def saved_settings(settings: Mapping[str, Any]) -> list[NamedArray]:
-    """Settings as a group of a checkpoint: JSON in bytes."""
+    """Return settings as a group of a checkpoint: JSON as bytes."""
     return json_group("settings", settings)
 
 
 def read_settings(group: Sequence[NamedArray]) -> dict[str, Any]:
-    """What `saved_settings` was given; nothing for a group that isn't there."""
+    """Return the settings given to `saved_settings`; none for a missing group."""
     return dict(read_json(group)) if group else {}
 
 
 def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_have_it: str) -> list[str]:
-    """A line for each setting that the script has changed since its checkpoint: which value holds, and why.
+    """Return a line for each setting changed since the checkpoint: which value holds, and what to do.
 
-    What is a variable is restored, and holds its value of then; all else is the script's. `to_have_it` says
-    what to do for the script's learning rate where the checkpoint's holds.
+    A variable is restored and holds the checkpoint's value; all other settings are the script's.
+    `to_have_it` says how to use the script's learning rate where the checkpoint's holds.
     """
     found = []
     for name in sorted(set(saved) & set(now)):
@@ -262,7 +263,7 @@ def describe_differences(saved: Mapping[str, Any], now: Mapping[str, Any], to_ha
 
 
 def settings_in_force(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """What training goes on with, for its next checkpoint: the script's settings, but what is restored."""
+    """Return the settings for the next checkpoint: the script's, except what is restored."""
     both = set(saved) & set(now)
     return {**now, **{name: saved[name] for name in both if _is_restored(name, saved[name], now[name])}}
 

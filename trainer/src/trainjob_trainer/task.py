@@ -1,4 +1,4 @@
-"""Which replica this process is: TF_CONFIG, in the form that TensorFlow documents."""
+"""The replica that this process is, from TF_CONFIG in the form that TensorFlow documents."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ROLES = ("chief", "worker", "ps", "evaluator")
 
 @dataclass(frozen=True)
 class Task:
-    """One replica's place in its job.
+    """A replica of a job (role and index), with the addresses of all replicas.
 
     Attributes:
         type: `chief`, `worker`, `ps` or `evaluator`.
-        index: its number within that role, from 0.
-        cluster: addresses (`host:port`) of every role; empty when the process runs by itself.
+        index: number within that role, from 0.
+        cluster: addresses (`host:port`) by role; empty for a process that runs alone.
     """
 
     type: str
@@ -28,10 +28,10 @@ class Task:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> Task:
-        """Read `TF_CONFIG`; absent, blank or without a cluster it means one process by itself.
+        """Read `TF_CONFIG`; if it is absent, blank or without a cluster, the process runs alone.
 
         Raises:
-            InvalidConfiguration: TF_CONFIG is not of TensorFlow's form; the message names the field.
+            InvalidConfiguration: TF_CONFIG doesn't have TensorFlow's form; the message names the field.
         """
         text = env.get("TF_CONFIG", "").strip()
         config = _parse_object(text) if text else {}
@@ -45,67 +45,67 @@ class Task:
 
     @property
     def replica(self) -> str:
-        """`worker-0`: the name in logs and status."""
+        """The name in logs and status, such as `worker-0`."""
         return f"{self.type}-{self.index}"
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether this process scores checkpoints instead of training."""
+        """Whether this process evaluates checkpoints instead of training."""
         return self.type == "evaluator"
 
     @property
     def is_writer(self) -> bool:
-        """Whether this is the one replica that writes checkpoints: the chief, or worker 0 without one."""
+        """Whether this is the one replica that writes checkpoints: the chief, or worker 0 without a chief."""
         first = "chief" if self.cluster.get("chief") else "worker"
         return self.type == first and self.index == 0
 
     @property
     def writer_address(self) -> str | None:
-        """`host:port` of the replica that writes checkpoints, if there is a cluster."""
+        """`host:port` of the replica that writes checkpoints, if the cluster lists it."""
         return next((self.cluster[role][0] for role in ("chief", "worker") if self.cluster.get(role)), None)
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the process trains as a member of a cluster (of one, perhaps)."""
+        """Whether the process trains as a member of a cluster; a cluster of one counts."""
         return bool(self.cluster) and not self.is_evaluator
 
     @property
     def has_parameter_servers(self) -> bool:
-        """Whether the variables lie on `ps` replicas, and a chief hands out the steps."""
+        """Whether `ps` replicas hold the variables, and a chief schedules the steps."""
         return bool(self.cluster.get("ps"))
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this is the chief that hands out the steps."""
+        """Whether this is the chief that schedules the steps."""
         return self.has_parameter_servers and self.type == "chief"
 
     @property
     def is_server(self) -> bool:
-        """Whether this process serves the chief, and runs nothing of the training by itself."""
+        """Whether this process only serves the chief, without a training loop of its own."""
         return self.has_parameter_servers and self.type in ("ps", "worker")
 
     @property
     def num_workers(self) -> int:
-        """Processes that take steps: workers, and a chief who doesn't hand them out."""
+        """Number of processes that take steps: the workers, and a chief that doesn't schedule them."""
         chiefs = 0 if self.has_parameter_servers else len(self.cluster.get("chief", ()))
         return max(1, len(self.cluster.get("worker", ())) + chiefs)
 
     @property
     def rank(self) -> int:
-        """This process's number among those that take steps: a chief who does comes first."""
+        """Rank of this process among those that take steps; a chief that takes steps comes first."""
         is_after_chief = self.type == "worker" and not self.has_parameter_servers
         return self.index + (len(self.cluster.get("chief", ())) if is_after_chief else 0)
 
     @property
     def trainees(self) -> list[str]:
-        """Names of the chief and the workers, such as `worker-1`, by rank where they train together."""
+        """Names of the chief and the workers, such as `worker-1`; by rank without parameter servers."""
         roles = ("chief", "worker")
         names = [f"{role}-{index}" for role in roles for index in range(len(self.cluster.get(role, ())))]
         return names or [self.replica]
 
     @property
     def has_peers(self) -> bool:
-        """Whether training needs other processes than this one."""
+        """Whether training needs other processes."""
         return self.num_workers > 1 or self.has_parameter_servers
 
     @property
@@ -171,7 +171,7 @@ def _parse_task(task: object) -> tuple[str, int]:
 
 def _check_listed(role: str, index: int, cluster: Mapping[str, tuple[str, ...]]) -> None:
     if not cluster or (role == "evaluator" and role not in cluster):
-        return  # TensorFlow leaves the evaluator out of the cluster unless it is named there
+        return  # TensorFlow's cluster doesn't have to list the evaluator
     count = len(cluster.get(role, ()))
     if index >= count:
         raise InvalidConfiguration(

@@ -1,4 +1,4 @@
-"""The training of `train_and_evaluate`: Keras's own `fit`, and what happens between its calls."""
+"""The training loop of `train_and_evaluate`: Keras's own `fit`, and a callback that saves and reports."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.resume import SETTINGS, saved_settings
 
 MEMORY = "callbacks"
-"""Name of the checkpoint's group that holds what callbacks remember."""
+"""Name of the checkpoint group that holds the state of callbacks."""
 STOPPED = "stopped"
-"""Name of the one that says that a callback has ended training, once it has."""
+"""Name of the checkpoint group that exists once a callback has ended training."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and how.
+    """A model, its plan, and the settings of its training.
 
     Attributes:
-        model: built under the strategy, with what an earlier run has trained.
+        model: built under the strategy, with the restored variables of an earlier run.
         groups: variables that checkpoints hold.
         export: called by the writer with the checkpoint that is handed over.
-        settings: `resume.settings_of` it.
+        settings: in the form of `resume.settings_of`.
         users: the user's callbacks.
     """
 
@@ -86,9 +86,9 @@ class Training:
     def run(self, batches: Any, start_step: int, saved: HostGroups) -> Ending:
         """Train, save, report.
 
-        `batches` are without end, distributed, from `start_step` on; `saved` is all that the checkpoint of
-        that step holds, nothing for the first one. Raises NotFinite if that is to end the training; else as
-        `CheckpointManager.between_steps`.
+        `batches` are endless, distributed, and begin at `start_step`; `saved` holds all groups of that
+        step's checkpoint, none for step 0. Raises NotFinite if a value that is not finite ends the training,
+        and the errors of `CheckpointManager.between_steps`.
         """
         is_writer = self.replica.task.is_writer
         call = self._begin_call(start_step)
@@ -120,15 +120,15 @@ class Training:
 
     @property
     def _epoch_steps(self) -> int:
-        """Data without end is one epoch."""
+        """Steps of an epoch; endless data is one epoch."""
         return self.plan.epoch_steps or self.plan.total_steps
 
     def agree(self, number: int) -> int:
-        """The writer's number; all workers call it together."""
+        """Return the writer's number; all workers call it together."""
         return broadcast(self.strategy, self.replica.task, [number])[0]
 
     def step_of(self, epoch: int, batches: int) -> int:
-        """Steps done in whole epochs, and so many batches of the next one."""
+        """Return the steps of `epoch` whole epochs and `batches` batches of the next one."""
         return epoch * self._epoch_steps + batches
 
     def _begin_call(self, step: int) -> FitCall:
@@ -155,14 +155,14 @@ class Training:
 
 
 class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Last of the callbacks: reports, checkpoints, and whether training goes on.
+    """The last callback: it reports, saves checkpoints, and decides whether training continues.
 
-    `last_epoch` has that epoch's metrics over all workers; `stopped_by_callback` says why training ends
-    early, where one of the user's callbacks wants it to.
+    `last_epoch` has the metrics of the last epoch over all workers; `stopped_by_callback` is the reason if
+    one of the user's callbacks ends training early.
     """
 
     def __init__(self, training: Training, call: FitCall, saved: HostGroups, step: int) -> None:
-        """Go on at `step`, whose checkpoint holds `saved`."""
+        """Start at `step`, whose checkpoint holds `saved`."""
         super().__init__()
         replica = training.replica
         self.process = PlainProcess(replica.task, replica.environment, replica.progress, step=step, call=call)
@@ -200,14 +200,14 @@ class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         )
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras; by now the user's callbacks have forgotten everything."""
+        """Called by Keras, after the user's callbacks have reset their state."""
         if MEMORY in self._saved:
             put_back(self._training.users, read_json(self._saved[MEMORY]), self._saved)
         if self._call.batches_before:
             self._held = read(self._groups)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras. Midway in an epoch, what callbacks do to variables now they had done before."""
+        """Called by Keras. In a resumed epoch, undo callbacks' changes: restored variables include them."""
         self._call.epoch = epoch
         saved, self._saved = self._saved, {}
         held, self._held = self._held, {}
@@ -224,7 +224,7 @@ class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras, with the last batch's number within the epoch, from 0."""
+        """Called by Keras; `batch` is the number of the last batch within the epoch, from 0."""
         seconds = time.perf_counter() - self._began
         self._mark.close()
         before, self.step = self.step, self._training.step_of(self._call.epoch, batch + 1)
@@ -237,7 +237,7 @@ class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
             self._decide(may_ask=self._call.seen.batches)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, also where training ends within an epoch."""
+        """Called by Keras, also if training ends within an epoch."""
         self._is_within_epoch = False
         if self._plan.is_epoch_end(self.step) or self.stopped_by_callback:
             self.last_epoch = {**scalars(logs or {}), **self._watch.metrics}
@@ -251,7 +251,7 @@ class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
         self._profiler.finish(self.step)
 
     def _decide(self, *, may_ask: bool) -> None:
-        """Save, and stop where it is time to; the same on all workers."""
+        """Save a checkpoint or stop training if it is time; all workers decide the same."""
         self._is_to_stop |= bool(self.model.stop_training)
         goes_on = self.step < self._plan.total_steps
         if may_ask and goes_on and self._training.agree(int(self._is_to_stop)):

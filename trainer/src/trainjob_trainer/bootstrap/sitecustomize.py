@@ -1,7 +1,7 @@
-"""Python runs this when it starts, if this folder is on PYTHONPATH: the way into an unmodified script.
+"""Entry into an unmodified script: Python runs this file at its start if this folder is on PYTHONPATH.
 
-Whoever starts a replica puts the folder there. Every Python process of a job runs this file, so it is
-small, and without TF_CONFIG does little but let the next `sitecustomize` have its turn.
+The program that starts a replica puts the folder there. Every Python process of a job runs this file, so it
+is small, and without TF_CONFIG does little but run the next `sitecustomize`.
 """
 
 # ruff: noqa: PTH100, PTH120, BLE001 - pathlib is not loaded yet, and nothing may break the interpreter
@@ -9,8 +9,8 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# An image may have this folder on PYTHONPATH too, of another version: the first one does the work, and each
-# is run once, or they would find each other for ever.
+# An image may have another version of this folder on PYTHONPATH too: the first one does the work, and each
+# runs only once, or they would run each other forever.
 HAD_THEIR_TURN = vars(sys).setdefault("_trainjob_bootstraps", [])
 IS_FIRST = not HAD_THEIR_TURN
 IS_NEW = HERE not in HAD_THEIR_TURN
@@ -20,7 +20,7 @@ STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 
 
 def run_the_next_sitecustomize() -> None:
-    """Python imports only the first one it finds; a distribution or the user's image may have its own."""
+    """Run it: Python imports only the first one, and a distribution or the user's image may have its own."""
     finder = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
     elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) not in HAD_THEIR_TURN]
     spec = finder.find_spec("sitecustomize", elsewhere)
@@ -42,7 +42,7 @@ def show_stacks_on_request() -> None:
 
 
 def wait_for_activation() -> None:
-    """Get no further, and so not to the user's script, before this process is wanted."""
+    """Wait, before the user's script starts, until the agent activates this process."""
     try:
         import trainjob_standby  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 

@@ -1,6 +1,6 @@
-"""Notices the import of a few modules, and has `trainjob_trainer.plain` prepare them right after.
+"""Import hook: `trainjob_trainer.plain` prepares a few modules right after their import.
 
-Only what the interpreter has loaded by itself is used until one of them is imported.
+Until one of them is imported, the hook uses only modules that the interpreter itself has loaded.
 """
 
 # ruff: noqa: BLE001, PLC0415 - nothing may break the user's imports, or load anything before its time
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 LIBRARY = "trainjob_trainer"
 SEEDED = {"random", "numpy.random.mtrand"}
 UNDISTURBED = {"tensorflow", "keras", "rich.style"}
-"""Their imports draw no random numbers from the script's: a warm standby has imported them before. Garbage is
-not collected meanwhile: there is next to none, and looking for it takes a tenth of the time. Nor is it looked
-for among what has been imported later on, which takes 0.2 s and more each time."""
+"""Their imports leave the script's random numbers unchanged: a warm standby has imported them before. Garbage
+collection pauses meanwhile: there is next to no garbage, and the search takes a tenth of the time. Later
+collections skip what was imported, which saves 0.2 s and more each time."""
 LAZY = {"keras.wrappers"}
-"""Imported with Keras, used by few: scikit-learn, where there is one, would be loaded for it each time."""
+"""Imported with Keras, but rarely used: it would load scikit-learn, if installed, each time."""
 PREPARED = {
     "tensorflow.python.eager.context",
     "tensorflow.python.distribute.collective_all_reduce_strategy",
@@ -36,22 +36,22 @@ PREPARED = {
 def install(root: str) -> None:
     """Watch imports from now on; `root` is the folder (or zip) that holds the library.
 
-    It gets no place on sys.path: whatever else lies there must not come before the user's packages.
+    It is not added to sys.path: its other contents must not come before the user's packages.
     """
-    # TensorFlow's C++ side tells every step of its start-up otherwise; warnings are still shown.
+    # Otherwise TensorFlow's C++ code logs every step of its start; warnings are still shown.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     sys.meta_path.insert(0, _Finder(root))  # type: ignore[arg-type,unused-ignore]
 
 
 def job_seed() -> int:
-    """The same number as `trainjob_trainer.plain.process.job_seed`, without loading the library."""
+    """Return the same number as `trainjob_trainer.plain.process.job_seed`, without loading the library."""
     import zlib
 
     return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())
 
 
 def renew() -> None:
-    """Do again what depends on the environment: it has changed since the modules were imported."""
+    """Repeat what depends on the environment, which has changed since the modules were imported."""
     for name in _seeded:
         sys.modules[name].seed(job_seed())
     process: Any = sys.modules.get(f"{LIBRARY}.plain.process")
@@ -66,7 +66,7 @@ _seeded: list[str] = []
 
 
 class _Finder:
-    """Finds the library, and wraps the loaders of the modules that are waited for."""
+    """Finds the library, and wraps the loaders of the awaited modules."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -89,7 +89,7 @@ class _Finder:
 
 
 class _Loader:
-    """Another loader, followed by the preparation of the module."""
+    """Wraps another loader, and prepares the module after it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -124,10 +124,10 @@ class _Loader:
 
 
 class _LazyLoader(_Loader):
-    """Another loader that waits until something of the module is asked for.
+    """Wraps another loader, and delays it until an attribute of the module is read.
 
-    importlib's own doesn't wait when somebody looks for the module's file, and `inspect` does so for every
-    module that there is.
+    importlib's own lazy loader already loads the module when its `__file__` is read, and `inspect` reads that
+    of every module.
     """
 
     def create_module(self, spec: Any) -> Any:
@@ -137,7 +137,7 @@ class _LazyLoader(_Loader):
         return type("LazyModule", (type(sys),), {"__getattr__": first_asked})(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Wait until something is asked for."""
+        """Load nothing: `_load` does so later."""
 
     def _load(self, module: ModuleType, name: str) -> Any:
         if name.startswith("__"):
@@ -156,7 +156,7 @@ def _random_states() -> dict[str, Any]:
 
 
 def _restore_random_states(states: dict[str, Any]) -> None:
-    """As before the import; of generators that came with it, as they are at first."""
+    """Restore the states from before the import; seed generators that were imported with it."""
     for name in _seeded:
         module = sys.modules[name]
         if name not in states:

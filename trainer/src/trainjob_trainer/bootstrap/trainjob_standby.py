@@ -1,9 +1,9 @@
-"""What a standby interpreter does before it comes to the user's script: import TensorFlow, and wait.
+"""A standby interpreter before the user's script: it imports TensorFlow, and waits.
 
-It waits inside `sitecustomize`, so that everything after that (sys.argv, sys.path, `__main__`, the exit code,
-atexit) is Python's own doing, the same as in any other start. Standard input is a socket to the agent: it is
-told when the imports are done, answers with one line of JSON, {"env": {...}}, and closes it when the standby
-is no longer wanted.
+It waits inside `sitecustomize`, so that Python itself does everything after that (sys.argv, sys.path,
+`__main__`, the exit code, atexit), as in any other start. Standard input is a socket to the agent. The
+standby reports there when the imports are done. The agent answers with one line of JSON, {"env": {...}}, and
+closes the socket when the standby is no longer needed.
 """
 
 # ruff: noqa: PTH112, PTH120, PLC0415 - nothing is loaded before the user's modules that they might not want
@@ -34,7 +34,7 @@ def wait(started_with: Mapping[str, str]) -> None:
 def _tell_that_it_is_ready() -> None:
     try:
         os.write(0, READY)
-    except BrokenPipeError:  # the order is there already, and the agent listens no longer
+    except BrokenPipeError:  # the `order` is there already, and the agent no longer reads
         return
 
 
@@ -59,7 +59,7 @@ def _import_all() -> None:
 
 
 def _first_entry() -> str | None:
-    """The entry that Python will put first on sys.path, but has not yet."""
+    """Return the entry that Python will put first on sys.path, but has not yet."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return None
     script = sys.argv[0] if sys.argv else ""
@@ -69,7 +69,7 @@ def _first_entry() -> str | None:
 
 
 def _order() -> dict[str, dict[str, str]]:
-    """Wait for the line; end with the agent."""
+    """Wait for the agent's line; exit if the socket is closed."""
     import json
 
     line = b""
@@ -92,7 +92,7 @@ def _join_in(before: Mapping[str, str], env: Mapping[str, str]) -> None:
         if name not in env:
             os.environ.pop(name, None)
     for name, value in env.items():
-        if before.get(name) != value:  # what the imports have set is theirs, as in a cold start
+        if before.get(name) != value:  # keep what the imports have set, as in a cold start
             os.environ[name] = value
     hook = sys.modules.get("trainjob_import_hook")
     if hook is not None:
@@ -104,7 +104,7 @@ _oom_score: list[str] = []
 
 
 def _offer_to_the_oom_killer(*, again: bool = False) -> None:
-    """Rather this process than the one that trains; not any more once this one does."""
+    """Offer this process rather than the one that trains; `again` undoes that once this one trains."""
     try:
         with open(_OOM_FILE, "r+", encoding="ascii") as file:  # noqa: PTH123
             if not again:

@@ -1,1 +1,1 @@
-"""Checkpoints: whole or absent, written by one replica, read by all."""
+"""Checkpoints: each is whole or absent, one replica writes them, all read them."""

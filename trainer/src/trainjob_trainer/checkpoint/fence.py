@@ -1,24 +1,25 @@
-"""Who may write into a folder of checkpoints: the newest start of the job, and nobody else.
+"""Fencing of a checkpoint folder: only the newest generation of the job may write.
 
-A process that is stopped, or cut off by a partition, doesn't know that it has a successor. When it wakes up
-it goes on where it stood, perhaps right before it publishes a checkpoint. So a claim is more than a mark to
-be looked at before each write, which would leave a window between the look and the write:
+A process that is suspended, or cut off by a partition, does not know that it has a successor. When it wakes
+up it continues where it stopped, perhaps right before it publishes a checkpoint. A mark that is checked
+before each write would leave a window between check and write. So a claim is more than a mark:
 
-* A claim is a folder, `.claim-<incarnation>.<attempt>-<job>`, and the writer's place of work. Every change
-  of what readers see is one rename out of it (a checkpoint, the final marker, TensorFlow's state file) or
-  into it (one that is dropped). A path that begins with the claim leads nowhere once the claim is gone.
-* A successor makes its own claim, and then takes all others away: by a rename into its own, so that of two
-  that do it to each other one alone succeeds; then what was in them is deleted. It reads and writes nothing
-  before a listing shows that no other is left.
-* Newer is the greater generation of one job. Between two jobs they say nothing; the later one takes over.
+* A claim is a folder, `.claim-<incarnation>.<attempt>-<job>`, and the writer's working folder. Every change
+  that readers see is one rename out of it (a checkpoint, the final marker, TensorFlow's state file) or into
+  it (a dropped checkpoint). A path below the claim no longer resolves once the claim is gone.
+* A successor makes its own claim, then removes all others: it renames them into its own, so that of two
+  writers that do this to each other only one succeeds, and deletes their content. It reads and writes
+  nothing until a listing shows that no other claim is left.
+* Within one job the greater generation is newer. Those of two jobs are not compared; the later job takes
+  over.
 
-Guaranteed, on a file system where mkdir and rename are atomic and looked-up paths are current (a local
-disk; others that keep to POSIX): once `claim` has returned, no operation of an older writer changes anything
-that a reader sees, wherever it was interrupted. It raises `Fenced` instead. NFS may resolve a path from its
-cache; there the same follows from the deletion, which the server knows of, and a listing that may be old is
-waited for (docs/contract.md has a table of file systems). What remains on a mounted bucket, which copies
-where others rename, is the check before each of these operations: a window as long as one.
-Not covered is what a user's script writes by itself. There Keras's writers check before they begin.
+The guarantee holds on a file system where mkdir and rename are atomic and looked-up paths are current (a
+local disk; others that follow POSIX): once `claim` has returned, no operation of an older writer changes
+anything that a reader sees, wherever it was interrupted. It raises `Fenced` instead. NFS may resolve a path
+from its cache; there the guarantee follows from the deletion, which the server knows of, and from a wait
+until a listing is current (docs/contract.md has a table of file systems). On a mounted bucket, which copies
+instead of renaming, only the check before each operation remains: a window as long as one operation.
+Files that a user's script writes by itself are not covered. Keras's writers check there before they begin.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 _DIRECTORY_CACHE_SECONDS = 60.0
 """The default of `acdirmax`: nfs(5)."""
 _TICK_SECONDS = 1.0
-"""A change within one tick of the server's clock may not be told from the one before: NFS goes by times."""
+"""NFS compares times: two changes within one tick of the server's clock may look like one."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of /proc/self/mountinfo: a type such as `nfs4`, and options, empty for those without a value."""
+    """A line of /proc/self/mountinfo: a type such as `nfs4`, and options, "" for those without a value."""
 
     kind: str
     options: Mapping[str, str]
 
 
 def listing_delay(folder: Path) -> float:
-    """Seconds after which a folder that is opened anew shows all that was changed there before."""
+    """Return the seconds after which a newly opened folder shows all earlier changes."""
     try:
         text = _MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -66,7 +67,7 @@ def listing_delay(folder: Path) -> float:
 
 
 def find_mount(mountinfo: str, folder: Path) -> Mount | None:
-    """The mount that a path, absolute and without links, lies on; the format is proc_pid_mountinfo(5)'s."""
+    """Return the mount of an absolute path without links; the format is that of proc_pid_mountinfo(5)."""
     found: tuple[int, Mount] | None = None
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -82,11 +83,11 @@ def find_mount(mountinfo: str, folder: Path) -> Mount | None:
 
 
 def mount_delay(mount: Mount) -> float:
-    """Seconds after which a folder that is opened anew is current.
+    """Return the seconds after which a newly opened folder is current.
 
-    On NFS opening is enough, unless `nocto` says otherwise: then the attributes have to expire. SMB's expire
-    after `actimeo`, GCS FUSE's negative entries after 5 s, other FUSE drivers' after 1 s by default. A local
-    disk needs none; nor does CephFS, whose clients share one coherent cache.
+    On NFS opening is enough, after one tick, unless `nocto` is set: then the attributes must expire. SMB's
+    expire after `actimeo`, GCS FUSE's negative entries after 5 s, other FUSE drivers' after 1 s by default.
+    A local disk needs no delay; nor does CephFS, whose clients share one coherent cache.
     """
     options = mount.options
     if mount.kind in ("nfs", "nfs4"):
@@ -114,7 +115,7 @@ def _seconds(options: Mapping[str, str], names: tuple[str, ...], default: float)
 DAMAGED = "damaged-"
 """Prefix of a checkpoint that is set aside."""
 REVOCATION_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
-"""Between attempts to take an earlier writer's claim away."""
+"""Delays between tries to remove an earlier writer's claim."""
 _CLAIM = re.compile(r"\.claim-([0-9]+)\.([0-9]+)-([0-9a-f]{8})")
 _SET_ASIDE = re.compile(rf"(.+?)-({DAMAGED}step-.+)")
 
@@ -129,7 +130,7 @@ class _Claim:
 class Fence:
     """One writer's claim to a folder, which need not exist before `claim`.
 
-    Generations are compared within one `job_uid` only. If an earlier start is known to have taken a
+    Generations are compared within one `job_uid` only. If an earlier start is known to have reached a
     `trained_step` with this folder, `claim` refuses an empty one.
     """
 
@@ -158,17 +159,17 @@ class Fence:
 
     @property
     def folder(self) -> Path:
-        """The place for what is not published yet."""
+        """The folder for what is not published yet."""
         return self._directory / self._mine.name
 
     def claim(self) -> None:
-        """Take the folder over; again, it only checks.
+        """Take over the folder; a second call only checks the claim.
 
         Raises:
-            Fenced: a newer start of this job has claimed it, or another process with this very generation.
-            OutputTaken: another job took it over meanwhile.
-            OutputUnwritable, OutputFull: the claim can't be made; or nothing is there of what is known to
-                have been there.
+            Fenced: a newer start of this job has claimed it, or another process with the same generation.
+            OutputTaken: another job has taken it over meanwhile.
+            OutputUnwritable, OutputFull: the claim can't be made; or the folder is empty, although an
+                earlier start wrote into it.
         """
         try:
             self.check() if self._held else patiently(self._take, self._sleep)
@@ -177,11 +178,11 @@ class Fence:
         self._held = True
 
     def check(self) -> None:
-        """Make sure that the claim stands.
+        """Check that the claim still exists.
 
         Raises:
             Fenced, OutputTaken: as `claim`.
-            OutputUnwritable: the claim is gone, and no successor has taken it away.
+            OutputUnwritable: the claim is gone, and no successor has removed it.
             OSError: the folder can't be read.
         """
         claims = self._claims()
@@ -195,7 +196,7 @@ class Fence:
         try:
             self._revoke_others()
         except Fenced:
-            with contextlib.suppress(OSError):  # a newer one takes it away with the others
+            with contextlib.suppress(OSError):  # else the newer writer removes it
                 self._files.remove(self.folder)
             raise
         if not self._is_first:
@@ -207,7 +208,7 @@ class Fence:
         self._files.make_folder(self._directory)
         self._refuse_newer(self._claims())
         try:
-            if self._is_unsure:  # an attempt before may have made it; if another process did, that one ends
+            if self._is_unsure:  # an earlier try may have made it; if another process did, that one ends
                 self._files.remove_folder(self.folder)
             self._files.create_folder(self.folder)
         except OSError as error:
@@ -218,9 +219,9 @@ class Fence:
         self._is_made = True
 
     def _revoke_others(self) -> None:
-        """Take the other claims away, until a listing made afterwards shows none.
+        """Remove the other claims until a listing made afterwards shows none.
 
-        Of two that come at the same moment each has made its claim before it looks: one sees the other.
+        Two writers that start at the same moment make their claims before they list: one sees the other.
         """
         delays = iter(REVOCATION_SECONDS)
         while True:
@@ -238,7 +239,7 @@ class Fence:
             self._sleep(delay)
 
     def _try_to_revoke(self) -> tuple[Path, OSError] | None:
-        """Take away what claims there are; the first that is still there, and why."""
+        """Try to remove the other claims; return the first that is left, and the error."""
         trouble: tuple[Path, OSError] | None = None
         others = self._claims() - {self._mine}
         self._refuse_newer(others)
@@ -254,7 +255,7 @@ class Fence:
                 except OSError as error:
                     trouble = trouble or (self.folder / name, error)
         left = self._claims() - {self._mine}
-        if left and trouble is None:  # one that has come meanwhile
+        if left and trouble is None:  # made meanwhile
             trouble = self._directory / min(claim.name for claim in left), OSError("it is still listed")
         return trouble
 
@@ -262,19 +263,19 @@ class Fence:
         try:
             self._files.rename(self._directory / other.name, self.folder / other.name)
         except FileNotFoundError:
-            self.check()  # it is gone, or else ours is
+            self.check()  # either the other claim is gone, or ours
 
     def _delete(self, claim: Path) -> None:
-        """Delete a claim that has been moved in, each part after it has been moved out.
+        """Delete a claim that was moved in; each part is moved out of it first.
 
         Its writer may hold the claim's handle on another NFS client and rename a checkpoint out of it right
-        now. Either that rename finds it or this one; what was published is not deleted through the claim.
+        now. Only one of the two renames finds it; a published checkpoint is not deleted through the claim.
         """
         self._save_set_aside(claim)
         for name in self._files.names(claim):
             if _SET_ASIDE.fullmatch(name):
-                continue  # come meanwhile: the next attempt puts it back
-            is_claim = _CLAIM.fullmatch(name)  # which that writer was about to delete
+                continue  # it appeared meanwhile: the next try puts it back
+            is_claim = _CLAIM.fullmatch(name)  # that writer was about to delete it
             inner = self.folder / (name if is_claim else f"doomed-{claim.name}-{name}")
             with contextlib.suppress(FileNotFoundError):
                 self._files.rename(claim / name, inner)
@@ -285,7 +286,7 @@ class Fence:
         self._files.remove_folder(claim)
 
     def _save_set_aside(self, claim: Path) -> None:
-        """Put back what its writer was about to set aside when it ended: that isn't deleted."""
+        """Put back what the claim's writer was setting aside when it ended: it must not be deleted."""
         for name in self._files.names(claim):
             match = _SET_ASIDE.fullmatch(name)
             if match is not None:
@@ -293,11 +294,11 @@ class Fence:
                 self._files.rename(claim / name, folder / match[2])
 
     def _settle(self) -> None:
-        """Wait until a listing is sure to show all that an earlier writer has published."""
+        """Wait until a listing shows all that an earlier writer has published."""
         seconds = self._listing_delay(self._directory)
         if seconds:
             self._sleep(seconds)
-            # An entry of this machine's own makes its kernel ask the server for the folder again.
+            # A new entry from this machine makes its kernel request the folder from the server again.
             self._files.remove(self.folder / "listing")
             self._files.create_folder(self.folder / "listing")
             self._files.rename(self.folder / "listing", self._directory / f"{TEMPORARY}{self._mine.name}")
@@ -317,7 +318,7 @@ class Fence:
             )
 
     def _refuse_emptied(self) -> None:
-        # Where a volume is no longer mounted an empty folder is left, on the disk of the machine.
+        # A volume that is no longer mounted leaves an empty folder on the machine's own disk.
         if self._trained_step is not None and not self._files.names(self._directory):
             raise OutputUnwritable(
                 f"{self._directory} is empty or not there, and an earlier start of this job has written into "
@@ -334,9 +335,9 @@ class Fence:
 
 
 def build_fence(task: Task, environment: Environment) -> Fence | None:
-    """The fence of a writer whose start has a generation, with or without an agent; others need none.
+    """Return the fence of a writer whose start has a generation, with or without an agent; else None.
 
-    A process has one: the library, and the help for scripts that don't know it, write in turns.
+    A process has only one: the library and the support for plain scripts write in turns.
     """
     if environment.generation is None or not task.is_writer:
         return None
@@ -352,11 +353,11 @@ def _fence_of_this_process(
     return Fence(directory, generation, job_uid, trained_step=trained_step)
 
 
-# Changes of what readers of a folder see: whole or not at all, and only while the writer's claim stands.
+# Atomic changes of what readers see, made only while the writer's claim exists.
 
 
 class Publisher:
-    """One folder's writer; what is not published yet lies in the claim, or beside under another name."""
+    """The writer of one folder; unpublished work lies in the claim, or beside under a temporary name."""
 
     def __init__(
         self, directory: Path, files: Files, fence: Fence | None, sleep: Callable[[float], None] = time.sleep
@@ -368,10 +369,10 @@ class Publisher:
         self._is_made = False
 
     def prepare(self) -> None:
-        """Claim the folder and make it, prove that it can be written, sweep what a crash left.
+        """Claim and make the folder, prove that it is writable, remove what a crash left.
 
-        It is made once: on a volume that is unmounted later nothing is begun anew below the mount point.
-        Raises OSError or TrainerError if it can't be written, or is somebody else's.
+        The folder is made only once: if the volume is unmounted later, none is made below the mount point.
+        Raises OSError or TrainerError if it can't be written, or belongs to another writer.
         """
         if self._fence is not None:
             self._fence.claim()
@@ -387,14 +388,14 @@ class Publisher:
         self._files.remove(probe)
 
     def check(self) -> None:
-        """Raise OSError or TrainerError unless the claim, or without a fence the folder, is sure to stand."""
+        """Raise OSError or TrainerError unless the claim (without a fence: the folder) still exists."""
         if self._fence is not None:
             self._fence.check()
         elif self._is_made and not self._is_there(self._directory):
             raise gone(self._directory)
 
     def place(self, name: str) -> Path:
-        """Where something is before it is published, and after it has been dropped."""
+        """Return the path of something before it is published and after it is dropped."""
         if self._fence is None:
             return self._directory / (TEMPORARY + name)
         return self._fence.folder / f"{self._directory.name}-{name}"
@@ -405,18 +406,18 @@ class Publisher:
         if self._fence is None:
             self._make_once()
         self._files.remove(place)
-        self._files.create_folder(place)  # not its parent: that one is there, or something has gone wrong
+        self._files.create_folder(place)  # not its parent: if that is missing, something is wrong
         return place
 
     def move(self, source: Path, target: Path) -> None:
-        """Rename, one of the two being a `place`: every change that readers see is one of these."""
+        """Rename from or to a `place`: every change that readers see is such a rename."""
         self.check()
         self._files.rename(source, target)
 
     def publish(self, target: Path, fill: Callable[[Path], None], *, replaces: bool = True) -> None:
-        """Have `fill` write into a new folder, and put it in its place: `target`, on the same volume.
+        """Have `fill` write into a new folder, and rename that to `target`, on the same volume.
 
-        Raises OSError if it can't be written, or something is there and it is not to be replaced.
+        Raises OSError if it can't be written, or if `target` exists and `replaces` is false.
         """
         place = self.new_folder(target.name)
         try:
@@ -426,7 +427,7 @@ class Publisher:
             self.move(place, target)
             self._files.sync(target.parent)
         except Exception:
-            with contextlib.suppress(OSError):  # it is swept at the next start
+            with contextlib.suppress(OSError):  # the next start removes it
                 self._files.remove(place)
             raise
 
@@ -438,11 +439,11 @@ class Publisher:
         self._files.sync(path.parent)
 
     def discard(self, path: Path) -> None:
-        """Move first: a half-removed checkpoint must not be taken for one."""
+        """Rename, then remove: a half-removed checkpoint must not look like a whole one."""
         doomed = self.place("old-" + path.name)
         self._files.remove(doomed)
         self.move(path, doomed)
-        with contextlib.suppress(OSError):  # no reader sees it, and the next start sweeps what is left
+        with contextlib.suppress(OSError):  # no reader sees it, and the next start removes the rest
             self._files.remove(doomed)
 
     def _is_there(self, path: Path) -> bool:
@@ -454,7 +455,7 @@ class Publisher:
             self._is_made = True
 
     def explained(self, error: Exception, path: Path) -> Exception:
-        """What a failure means: a path that leads nowhere may begin with a claim or a volume that is gone."""
+        """Return what a failure means: a missing path may lie in a claim or on a volume that is gone."""
         if isinstance(error, TrainerError):
             return error
         try:

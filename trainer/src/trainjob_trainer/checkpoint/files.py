@@ -1,4 +1,4 @@
-"""The few file operations that checkpoints are made of, so that tests can cut them off anywhere."""
+"""The few file operations that checkpoints need, so that tests can interrupt each of them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from trainjob_trainer.errors import (
 Array = np.ndarray[Any, Any]
 Kind = Literal["file", "folder", "other"]
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
-"""The only errors that say what is there: nothing."""
+"""The only errors that prove that nothing is there."""
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
-"""Error numbers where a name belongs to something else already."""
+"""Error numbers for a name that is already in use."""
 RETRY_SECONDS = (0.1, 0.3, 1.0)
-"""Between attempts to read or write; what has failed ever since is unavailable."""
+"""Delays between tries to read or write; what still fails after them is unavailable."""
 _PART = 1 << 20
 T = TypeVar("T")
 
@@ -37,37 +37,37 @@ class NotAFile(ValueError):
 
 
 class Files:
-    """Durable writes: what `rename` has published survives a power cut, what it has not is ignored.
+    """Durable writes: what `rename` has published survives a power cut, all else is ignored.
 
-    Everything that checkpoints ask of the disk is one of these calls, TensorFlow's part of it too.
+    Every disk operation of checkpoints is one of these calls, including TensorFlow's.
     """
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents, down to the disk; an existing one is fine.
+        """Create a folder and its parents, durably; an existing one is fine.
 
-        One that exists is synced as well: who made it may have been killed before it could.
+        An existing one is synced as well: its creator may have been killed before the sync.
         """
         path.mkdir(parents=True, exist_ok=True)
         volume = path.stat().st_dev
         for folder in path.parents:
             if folder.stat().st_dev != volume:
                 break
-            with contextlib.suppress(PermissionError):  # one may be passed through without being read
+            with contextlib.suppress(PermissionError):  # a parent may be searchable but not readable
                 self.sync(folder)
 
     def create_folder(self, path: Path) -> None:
-        """Create a folder in one that is there; FileExistsError or FileNotFoundError if it can't."""
+        """Create a folder in an existing one; raises FileExistsError or FileNotFoundError if it can't."""
         path.mkdir()
 
     def names(self, path: Path) -> list[str]:
-        """What is in a folder, nothing in one that doesn't exist; OSError if nobody knows."""
+        """Return the names in a folder, none if it doesn't exist; OSError if they are unknown."""
         try:
             return [entry.name for entry in path.iterdir()]
         except FileNotFoundError:
             return []
 
     def kind(self, path: Path) -> Kind | None:
-        """What is there, without following a link, None if nothing is; OSError if nobody knows."""
+        """Return what is there, without following a link, None if nothing is; OSError if unknown."""
         try:
             mode = path.lstat().st_mode
         except NOT_THERE:
@@ -77,11 +77,11 @@ class Files:
         return "file" if stat.S_ISREG(mode) else "other"
 
     def size(self, path: Path) -> int:
-        """The bytes of a file; OSError if it isn't there, or can't be looked at."""
+        """Return the size of a file in bytes; OSError if it is missing or can't be examined."""
         return path.lstat().st_size
 
     def read(self, path: Path, limit: int) -> bytes:
-        """All of a regular file. Anything else is refused at once: a FIFO would hang, a link lead elsewhere.
+        """Return all of a regular file; refuse anything else: a FIFO would block, a link lead elsewhere.
 
         Raises NotAFile if it is something else or has more than `limit` bytes, OSError if it can't be read.
         """
@@ -104,7 +104,7 @@ class Files:
         return bytes(data)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Write a new file in place of what may be there, which is never followed, down to the disk."""
+        """Write a new file, durably; it replaces an old one, and a link without following it."""
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         with os.fdopen(descriptor, "wb") as file:
@@ -113,7 +113,7 @@ class Files:
             os.fsync(descriptor)
 
     def sync(self, path: Path) -> None:
-        """Force a file or folder down to the disk."""
+        """Force a file or folder to disk."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -121,13 +121,13 @@ class Files:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Publish: atomic within one volume, replaces a file."""
+        """Publish: atomic within one volume; replaces a file."""
         source.replace(target)
 
     def remove(self, path: Path) -> None:
         """Remove a file or folder, if it is there.
 
-        After an OSError a part may still be there, such as what an NFS client keeps for a file in use.
+        After an OSError a part may be left, such as what an NFS client keeps for a file in use.
         """
         with contextlib.suppress(*NOT_THERE):
             if not stat.S_ISDIR(path.lstat().st_mode):
@@ -143,7 +143,7 @@ class Files:
             path.rmdir()
 
     def write_tensors(self, prefix: Path, tensors: Mapping[str, Array]) -> None:
-        """Write TensorFlow's tensor bundle: `<prefix>.index` and `<prefix>.data-00000-of-00001`."""
+        """Write a TensorFlow tensor bundle: `<prefix>.index` and `<prefix>.data-00000-of-00001`."""
         import tensorflow as tf  # noqa: PLC0415 - the rest of the package works without it
 
         with tf.device("/CPU:0"):
@@ -155,9 +155,9 @@ class Files:
             )
 
     def read_tensors(self, prefix: Path, dtypes: Mapping[str, str]) -> dict[str, Array]:
-        """Read tensors, at least one, of a bundle by key and dtype, checked by its CRCs.
+        """Read tensors (at least one) of a bundle by key and dtype, checked by its CRCs.
 
-        Raises tf.errors.OpError if they aren't all there, or can't be read.
+        Raises tf.errors.OpError if one is missing or can't be read.
         """
         import tensorflow as tf  # noqa: PLC0415 - as above
 
@@ -172,7 +172,7 @@ class Files:
 
 
 def gone(folder: Path) -> OutputUnwritable:
-    """What is wrong where a folder that was there has left, as one does whose volume is unmounted."""
+    """Return the error for a folder that has disappeared, for instance with its volume."""
     return OutputUnwritable(
         f"{folder} is gone: it has been deleted while this job was writing, or its volume isn't mounted "
         "any more"
@@ -180,12 +180,12 @@ def gone(folder: Path) -> OutputUnwritable:
 
 
 def is_tensorflows(error: BaseException) -> bool:
-    """Whether TensorFlow's file functions have raised it; this package works without TensorFlow."""
+    """Return whether the error is TensorFlow's; this package works without TensorFlow."""
     return type(error).__module__.startswith("tensorflow")
 
 
 def is_of_the_disk(error: BaseException) -> bool:
-    """Whether a file operation has failed, TensorFlow's included."""
+    """Return whether a file operation has failed, including TensorFlow's."""
     return isinstance(error, OSError) or is_tensorflows(error)
 
 
@@ -194,11 +194,11 @@ def patiently(
     sleep: Callable[[float], None],
     answers: tuple[type[OSError], ...] = NOT_THERE,
 ) -> T:
-    """Try a few times what fails for a moment: a read that fails says nothing of what is there.
+    """Retry a call that may fail for a moment: a failed read proves nothing about what is there.
 
-    `call` reads, or writes what may be written again; its last OSError or tf.errors.OpError is raised.
-    `answers` are errors that are no failures, for whoever reads; a writer's half-made files may be swept by a
-    successor, and then it has to look again.
+    `call` must be safe to repeat; its last OSError or tf.errors.OpError is raised. `answers` are errors that
+    are results for a reader and are raised at once. A writer passes none: a successor may remove its
+    half-made files, and then it must look again.
     """
     delays = iter(RETRY_SECONDS)
     while True:
@@ -214,7 +214,7 @@ def patiently(
 
 
 def explain_read_error(error: BaseException, path: Path) -> CheckpointUnavailable:
-    """Say what it means that something could not be read, and not because it isn't there."""
+    """Return the error for something that may exist but could not be read."""
     return CheckpointUnavailable(
         f"cannot read {path}: {_reason(error)}. Nothing has been changed there, and the next start tries "
         "again; if it goes on, look at the output's volume and how it is mounted"
@@ -222,9 +222,9 @@ def explain_read_error(error: BaseException, path: Path) -> CheckpointUnavailabl
 
 
 def explain_write_error(error: BaseException, path: Path) -> TrainerError | None:
-    """Say what to do about a failed write; None when it is no matter of the disk.
+    """Return the error that says what to do about a failed write; None if the disk is not the cause.
 
-    TensorFlow's file errors carry the system's own words in their message but no errno.
+    TensorFlow's file errors contain the system's message but no errno.
     """
     text = str(error)
     number = error.errno if isinstance(error, OSError) else None

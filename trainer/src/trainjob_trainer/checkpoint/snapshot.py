@@ -1,7 +1,7 @@
-"""Variables to host arrays and back, and to the files of one checkpoint.
+"""Copies of variables on the host, and the files of one checkpoint.
 
-A distributed variable is read through its first local component: reading it as a whole would start a
-collective for some kinds, which hangs unless every worker takes part at the same moment.
+A distributed variable is read through its first local component. To read some kinds as a whole starts a
+collective, which hangs unless every worker takes part at the same moment.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ HostGroups = Mapping[str, Sequence[NamedArray]]
 
 
 def json_group(name: str, facts: Any, default: Callable[[Any], Any] | None = None) -> list[NamedArray]:
-    """Facts as a group of a checkpoint: JSON in bytes; `default` is that of `json.dumps`."""
+    """Return facts as a group of a checkpoint: JSON as bytes; `default` is that of `json.dumps`."""
     return [NamedArray(name, np.frombuffer(json.dumps(facts, default=default).encode(), np.uint8))]
 
 
 def read_json(group: Sequence[NamedArray]) -> Any:
-    """What `json_group` was given."""
+    """Return the facts given to `json_group`."""
     return json.loads(group[0].value.tobytes())
 
 
 def read(groups: VariableGroups) -> dict[str, list[NamedArray]]:
-    """Copy every variable to the host. Call it between steps only: it sees whatever is there."""
+    """Copy the current value of every variable to the host; call it only between steps."""
     return {
         group: [NamedArray(variable_name(variable), _host_copy(variable)) for variable in variables]
         for group, variables in groups.items()
@@ -57,7 +57,7 @@ def read(groups: VariableGroups) -> dict[str, list[NamedArray]]:
 
 
 def assign(groups: VariableGroups, host: HostGroups) -> None:
-    """Set every variable, in every local replica, to its value in `host`.
+    """Set every variable, on every local device, to its value in `host`.
 
     Raises CheckpointMismatch, before it assigns any, if they differ in number, shape or type.
     """
@@ -68,12 +68,12 @@ def assign(groups: VariableGroups, host: HostGroups) -> None:
 
 
 def variable_name(variable: Any) -> str:
-    """`dense/kernel`: Keras's path where there is one."""
+    """Return a name such as `dense/kernel`: Keras's path if there is one."""
     return str(getattr(variable, "path", None) or variable.name)
 
 
 def local_components(variable: Any) -> Sequence[Any]:
-    """The local components of a Keras, TensorFlow or distributed variable; itself when it is plain."""
+    """Return the local components of a Keras, TensorFlow or distributed variable; of a plain one, itself."""
     inner = variable
     while not hasattr(inner, "values") and hasattr(inner, "value") and not callable(inner.value):
         inner = inner.value
@@ -86,10 +86,10 @@ def _host_copy(variable: Any) -> np.ndarray[Any, Any]:
 
 
 def _match(group: str, variables: Sequence[Any], host: HostGroups) -> list[tuple[Any, NamedArray]]:
-    """Pair variables with saved arrays: by name where the names are the same, else by position.
+    """Pair variables with saved arrays: by name if the names are the same, else by position.
 
-    Keras numbers layers within a process (`dense`, `dense_1`), so that one model may carry other names
-    elsewhere.
+    Keras numbers layers within a process (`dense`, `dense_1`), so a model may have other names in another
+    process.
     """
     arrays = host.get(group)
     if arrays is None:
@@ -124,10 +124,10 @@ def _listed(host: HostGroups) -> str:
     return ", ".join(sorted(host)) or "nothing"
 
 
-# One checkpoint's folder: TensorFlow's own tensor bundle beside a manifest of what it holds.
+# The folder of one checkpoint: a TensorFlow tensor bundle and a manifest.
 #
-# The bundle's CRCs cover the tensors but only parts of its index, and nothing says that a file has been
-# cut off, so the manifest holds sizes and a CRC of the index, and one of itself.
+# The bundle's CRCs cover the tensors but only parts of its index, and nothing reveals a truncated file. So
+# the manifest holds sizes, a CRC of the index, and a CRC of itself.
 
 
 FORMAT = 1
@@ -136,13 +136,13 @@ MANIFEST = "manifest.json"
 _INDEX = "variables.index"
 _DATA = "variables.data-00000-of-00001"
 _LARGEST = 256 << 20
-"""Bytes of a manifest or an index: a few hundred for each variable."""
+"""Maximum size in bytes of a manifest or an index, which has a few hundred for each variable."""
 _NONSENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading something else than was written ends with."""
+"""Errors from reading something other than what was written."""
 
 
 def write_bundle(folder: Path, groups: HostGroups, facts: Mapping[str, Any], files: Files) -> None:
-    """Fill an existing folder, not visible to readers yet, down to the disk.
+    """Write a checkpoint, durably, into an existing folder that readers do not see yet.
 
     `tf.train.load_checkpoint` reads the groups as `<group>/<position>/<name>`. `facts` are further fields of
     the manifest (`step`, `epoch`, `jobUid`, `time`).
@@ -156,12 +156,12 @@ def write_bundle(folder: Path, groups: HostGroups, facts: Mapping[str, Any], fil
 
 
 def read_manifest(folder: Path, files: Files) -> dict[str, Any]:
-    """The manifest, checked against itself and the files beside it.
+    """Return the manifest, checked against itself and the files beside it.
 
     Raises:
-        CheckpointUnreadable: a file is missing, cut off or altered.
-        CheckpointUnavailable: it is of a later format; in all of them `format` and `crc32` mean the same.
-        OSError: nobody knows.
+        CheckpointUnreadable: a file is missing, truncated or altered.
+        CheckpointUnavailable: it has a later format; in all formats `format` and `crc32` mean the same.
+        OSError: a file can't be read; whether it is whole is unknown.
     """
     try:
         manifest = json.loads(files.read(folder / MANIFEST, _LARGEST))
@@ -181,12 +181,12 @@ def read_manifest(folder: Path, files: Files) -> dict[str, Any]:
 
 
 def read_bundle(folder: Path, files: Files) -> dict[str, list[NamedArray]]:
-    """Everything that was saved, checked by the bundle's CRCs.
+    """Return everything that was saved, checked by the bundle's CRCs.
 
     Raises:
-        CheckpointUnreadable: a file is missing, cut off or altered.
+        CheckpointUnreadable: a file is missing, truncated or altered.
         CheckpointUnavailable: as `read_manifest`.
-        OSError, tf.errors.OpError: nobody knows.
+        OSError, tf.errors.OpError: a file can't be read; whether it is whole is unknown.
     """
     try:
         described = read_manifest(folder, files)["groups"]
@@ -212,13 +212,13 @@ def read_bundle(folder: Path, files: Files) -> dict[str, list[NamedArray]]:
 
 
 def _is_damage(error: Exception, folder: Path, files: Files) -> bool:
-    """Whether an error of TensorFlow's tells of the files' content, rather than of an attempt to read them.
+    """Return whether a TensorFlow error means damaged files, rather than a failed read.
 
-    It says `NotFound` of a tensor that the index lacks, and also where it could not list the folder.
+    TensorFlow raises `NotFound` for a tensor missing from the index, and also if it can't list the folder.
     """
     kind = type(error).__name__
     if kind == "NotFoundError":
-        read_manifest(folder, files)  # its files are there, as long as they were
+        read_manifest(folder, files)  # raises unless its files are there, with their sizes
         return "not found in checkpoint" in str(error)
     return kind in ("DataLossError", "OutOfRangeError", "InvalidArgumentError")
 
@@ -230,7 +230,7 @@ def _keyed(groups: HostGroups) -> dict[str, Array]:
 
 
 def _key(group: str, position: int, name: str) -> str:
-    """The position keeps two variables of one name apart."""
+    """Return the key; the position distinguishes two variables of the same name."""
     return f"{group}/{position}/{name}"
 
 

@@ -1,4 +1,4 @@
-"""The folder of checkpoints: what is in it is whole, the newest is found, the oldest go."""
+"""The folder of checkpoints: saves whole ones, finds the newest, drops the oldest."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from trainjob_trainer.checkpoint.snapshot import (
 )
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputTaken
 
-# The word that training is finished: one small file beside the checkpoints.
+# The final marker: a small file beside the checkpoints.
 
 FINAL = "final.json"
 LARGEST = 1 << 20
-"""Bytes of it."""
+"""Maximum size of the final marker in bytes."""
 
 
 @dataclass(frozen=True)
 class FinalMarker:
-    """Training has reached its end.
+    """The record that training has finished.
 
     Attributes:
-        step: the final checkpoint's: the last one, or the best.
+        step: step of the final checkpoint: the last one, or the best.
         job_uid: the job that finished.
         ended_at: steps done in all; 0 stands for `step`.
-        total_steps: what was asked for; 0 stands for `ended_at`. No less is trained again.
-        stopped_early: why it ended before that; empty if it didn't.
+        total_steps: steps asked for; 0 stands for `ended_at`. Asking for no more trains nothing.
+        stopped_early: why it ended before `total_steps`; empty if it did not.
     """
 
     step: int
@@ -84,7 +84,7 @@ class FinalMarker:
 
     @classmethod
     def from_json(cls, text: bytes) -> FinalMarker:
-        """Read it, or raise ValueError."""
+        """Parse the file's text, or raise ValueError."""
         try:
             facts = json.loads(text)
             return cls(
@@ -105,7 +105,7 @@ _STATE = "checkpoint"
 
 T = TypeVar("T")
 Listing = dict[int, list[str]]
-"""Names of folders by step, the last revision first: a step that is saved again gets another one."""
+"""Names of folders by step, the last revision first; a step that is saved again gets a new revision."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +127,21 @@ class Checkpoint:
 
     @property
     def prefix(self) -> str:
-        """What `tf.train.load_checkpoint` wants."""
+        """The argument of `tf.train.load_checkpoint`."""
         return str(self.path / PREFIX)
 
 
 class CheckpointStore:
     """Checkpoints below one folder, which need not exist yet. Only one replica may write; any may read.
 
-    The newest `keep`, at least one, stay; so do the final one and those that are spared. `fence` is the
-    writer's claim to this folder or one above it; without it nobody else may write.
+    The newest `keep` (at least one), the final one and those that are spared stay. `fence` is the writer's
+    claim to this folder or a parent; without it no other process may write.
 
     Raises:
-        CheckpointUnavailable: nobody knows what is there.
+        CheckpointUnavailable: a read failed; what is there is unknown.
         OutputFull: on writing: no space.
-        OutputUnwritable: on writing: no permission, a read-only or vanished volume.
-        Fenced, OutputTaken: on writing: somebody else writes here now.
+        OutputUnwritable: on writing: no permission, or the volume is read-only or gone.
+        Fenced, OutputTaken: on writing: another process writes here now.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ class CheckpointStore:
         job_uid: str,
         spared: Collection[int] = (),
     ) -> Checkpoint:
-        """Write a checkpoint, so that it appears whole or not at all, then drop the oldest, not `spared`.
+        """Write a checkpoint, whole or not at all, then drop the oldest ones, except `spared`.
 
-        What this step may have been saved as before goes afterwards: there is always one.
+        An earlier checkpoint of the same step is dropped afterwards, so that there is always one.
         """
         target = self._folder(step)
         facts = {"step": step, "epoch": epoch, "jobUid": job_uid, "time": self._now()}
@@ -182,7 +182,7 @@ class CheckpointStore:
             listed = self._listed()
             self._refuse_others(listed, step)
             is_first_attempt = step not in self._own
-            self._own.add(step)  # a rename may succeed and say that it has failed
+            self._own.add(step)  # a rename may succeed and still report a failure
             free = self._free_name(step, listed.get(step, []))
             try:
                 self._publisher.publish(
@@ -199,15 +199,15 @@ class CheckpointStore:
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
 
     def publish(self, target: Path, fill: Callable[[Path], None]) -> None:
-        """Have `fill` write another folder on this volume, whole or not at all, in place of the old one."""
+        """Have `fill` write another folder on this volume, whole or not at all; it replaces the old one."""
         self._change(target, lambda: self._publisher.publish(target, fill))
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints in place, oldest first, damaged ones included."""
+        """Return the steps of all checkpoints in place, oldest first, including damaged ones."""
         return sorted(self._listed())
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that can be read whole; damaged ones are passed over with a warning."""
+        """Return the newest checkpoint that can be read whole; damaged ones are skipped with a warning."""
         seen: Listing | None = None
         while True:
             listed = self._listed()
@@ -220,21 +220,21 @@ class CheckpointStore:
                             f"damaged checkpoint passed over: {error}", RuntimeWarning, stacklevel=2
                         )
                     elif listed != seen:
-                        break  # dropped or saved again meanwhile: what is in its place is in a new listing
+                        break  # dropped or saved again meanwhile: a new listing shows what replaced it
             else:
                 return None
             seen = listed
 
     def checked(self, step: int) -> Checkpoint:
-        """The checkpoint of that step, after reading all of it; CheckpointUnreadable if absent or damaged."""
+        """Return a step's checkpoint after reading all of it; CheckpointUnreadable if absent or damaged."""
         return self._newest_whole(step, self._names_of(step))
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint of that step by its manifest alone; CheckpointUnreadable if absent or damaged."""
+        """Return a step's checkpoint by its manifest alone; CheckpointUnreadable if absent or damaged."""
         return self._first(step, self._names_of(step), self._by_manifest)
 
     def known_steps(self) -> set[int]:
-        """The steps of all that is in place or set aside, for further models of a script too."""
+        """Return the steps of all that is in place or set aside, including a script's further models."""
         names = self._names(self.directory)
         models = [self.directory / name for name in names if name.startswith(_MODEL)]
         names += [name for model in models for name in self._names(model)]
@@ -242,26 +242,26 @@ class CheckpointStore:
         return {int(match[1]) for match in found if match}
 
     def load(self, checkpoint: Checkpoint, groups: VariableGroups) -> None:
-        """Assign a checkpoint's values to variables, in every local replica.
+        """Assign a checkpoint's values to variables, on every local device.
 
         Raises CheckpointUnreadable if it is damaged or gone, and CheckpointMismatch, before it assigns any,
-        if it is another model's.
+        if it belongs to another model.
         """
         assign(groups, self.read(checkpoint))
 
     def read(self, checkpoint: Checkpoint) -> HostGroups:
-        """Everything that a checkpoint holds; CheckpointUnreadable if it is damaged or gone."""
+        """Return everything that a checkpoint holds; CheckpointUnreadable if it is damaged or gone."""
         return self._read(checkpoint.path, lambda: read_bundle(checkpoint.path, self._files))
 
     def mark_final(self, marker: FinalMarker) -> None:
-        """Say that training is finished; the checkpoint that is its result is in place."""
+        """Mark training as finished; the checkpoint that is its result must be in place."""
         path, text = self.directory / FINAL, marker.to_json(self._now())
         self._change(path, lambda: self._publisher.replace(path, text))
 
     def final(self) -> FinalMarker | None:
-        """The final marker, if training is finished.
+        """Return the final marker, if training is finished.
 
-        Raises CheckpointUnreadable if it is damaged: training neither goes on nor counts as finished.
+        Raises CheckpointUnreadable if it is damaged: training neither continues nor counts as finished.
         """
         path = self.directory / FINAL
         try:
@@ -275,7 +275,7 @@ class CheckpointStore:
             ) from error
 
     def clear_final(self) -> None:
-        """Take the marker away: training goes on."""
+        """Remove the final marker: training continues."""
         path = self.directory / FINAL
 
         def clear() -> None:
@@ -285,18 +285,18 @@ class CheckpointStore:
         self._change(path, clear)
 
     def prepare(self) -> None:
-        """Before the first write: claim the folder, prove that it can be written, sweep what a crash left."""
+        """Claim the folder before the first write, prove that it is writable, remove what a crash left."""
         self._change(self.directory, self._publisher.prepare)
 
     def check_claim(self) -> None:
-        """Make sure that this is still the process that writes here, if there is a fence."""
+        """Check that this process may still write here."""
         self._change(self.directory, self._publisher.check)
 
     def set_aside(self, beyond: int) -> list[int]:
-        """Rename the damaged checkpoints after the step that training goes on from; return their steps.
+        """Rename the damaged checkpoints after the step that training resumes from; return their steps.
 
-        They are kept until there are enough newer ones: whoever can repair a disk may want them. Raises
-        CheckpointUnavailable if one of them is whole, and wasn't there when this step was chosen.
+        They are kept until there are enough newer ones, in case the disk can be repaired. Raises
+        CheckpointUnavailable if one of them is whole, and so was not there when this step was chosen.
         """
         self._start = beyond
         listed = self._listed()
@@ -313,7 +313,7 @@ class CheckpointStore:
         return damaged
 
     def _is_damaged(self, step: int, names: Sequence[str]) -> bool:
-        """Whether it is there, and not whole."""
+        """Return whether it exists and is damaged; raises CheckpointUnavailable if it is whole."""
         try:
             late = self._newest_whole(step, names)
         except CheckpointUnreadable:
@@ -336,7 +336,7 @@ class CheckpointStore:
         self._publisher.move(place, self.directory / aside)
 
     def _refuse_others(self, listed: Listing, step: int) -> None:
-        """Of what has come since the start, all has to be this process's own."""
+        """Refuse checkpoints after the start that this process has not written."""
         start = step if self._start is None else self._start
         others = ", ".join(str(one) for one in sorted(listed) if one > start and one not in self._own)
         if others:
@@ -351,7 +351,7 @@ class CheckpointStore:
         names = self._names(self.directory)
         listed = _by_step(names)
         replaced = [other for other in listed.get(newest, []) if other != name]
-        listed[newest] = [name]  # which a listing may show late
+        listed[newest] = [name]  # a listing may show it late
         self._refuse_others(listed, newest)
         final = self.final()
         spared = {*spared, *([final.step] if final is not None else [])}
@@ -369,7 +369,7 @@ class CheckpointStore:
                 self._publisher.discard(self.directory / name)
 
     def _are_enough(self, steps: Iterable[int]) -> bool:
-        """Whether `keep` of them are whole, by their manifests."""
+        """Return whether `keep` of them are whole, by their manifests."""
         whole = 0
         for step in steps:
             with contextlib.suppress(CheckpointUnreadable):
@@ -378,7 +378,7 @@ class CheckpointStore:
         return whole >= max(1, self.keep)
 
     def _write_state(self, listed: Listing) -> None:
-        """TensorFlow's own index of the folder, for `tf.train.latest_checkpoint`."""
+        """Write TensorFlow's own index of the folder, for `tf.train.latest_checkpoint`."""
         prefixes = [f"{listed[step][0]}/{PREFIX}" for step in sorted(listed)]
         lines = [f'model_checkpoint_path: "{prefixes[-1]}"']
         lines += [f'all_model_checkpoint_paths: "{prefix}"' for prefix in prefixes]
@@ -388,7 +388,7 @@ class CheckpointStore:
         return _by_step(self._names(self.directory))
 
     def _names_of(self, step: int) -> list[str]:
-        """What a step's folders may be called; another machine may not list yet what it finds by its name."""
+        """Return possible names of a step's folders; a machine may find one by name before it lists it."""
         listed = self._listed().get(step, [])
         return listed + [name for name in (_name(step, 1), _name(step, 0)) if name not in listed]
 
@@ -432,7 +432,7 @@ class CheckpointStore:
         return self._read(folder, lambda: self._files.names(folder))
 
     def _change(self, path: Path, change: Callable[[], T]) -> T:
-        """Do what may be done again; a failure that lasts is explained."""
+        """Make a change that is safe to repeat; a lasting failure is explained."""
         try:
             return patiently(change, self._sleep, answers=())
         except Exception as error:
@@ -448,9 +448,9 @@ class CheckpointStore:
 
 
 def dropped_steps(steps: Iterable[int], newest: int, keep: int, spared: Collection[int]) -> list[int]:
-    """Which checkpoints go once `newest` is there: the oldest, and what the same process saved beyond it.
+    """Return the steps to drop once `newest` is saved: the oldest, and the process's own after `newest`.
 
-    `keep`, at least one, and those in `spared` stay; none of `steps` is another process's.
+    `keep` (at least one) and those in `spared` stay; none of `steps` belongs to another process.
     """
     ordered = sorted(steps)
     older = [step for step in ordered if step < newest]

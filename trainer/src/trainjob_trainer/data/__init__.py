@@ -1,1 +1,1 @@
-"""Examples on their way to the steps: opened, shared among workers, batched, found again after a restart."""
+"""Training data: opened, shared among workers, batched, and resumed after a restart."""

@@ -1,10 +1,10 @@
-"""Training data: an endless stream of which every step takes the same examples, however often it restarts.
+"""Training data: an endless stream from which each step takes the same examples after any restart.
 
-The stream is the data set over and over, shuffled anew each epoch by a function of seed and epoch. Step s
-takes the examples [s * global batch, (s + 1) * global batch) of it, and worker i of n every n-th of them,
-beginning with the i-th. So the position is a function of the step alone, and every batch is full.
+The stream repeats the data set, shuffled in each epoch by a function of seed and epoch. Step s takes its
+examples [s * global batch, (s + 1) * global batch), and worker i of n takes every n-th of them, from the i-th
+on. So the position is a function of the step alone, and every batch is full.
 
-Where workers read parts of their own, each has a stream of its own, and takes global batch / n of it a step.
+If workers read their own parts, each has its own stream, and takes global batch / n examples of it a step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
-# Which part of the training data a worker reads, and in which order where it lies in files.
+# The part of the training data that a worker reads.
 
 
 Item = TypeVar("Item")
@@ -31,37 +31,37 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Part:
-    """One of as many parts of the training data as there are workers.
+    """One part of the training data, which has as many parts as there are workers.
 
     Attributes:
-        index: its number, from 0.
-        count: how many parts there are.
+        index: number of this part, from 0.
+        count: number of parts.
     """
 
     index: int = 0
     count: int = 1
 
     def of(self, items: Sequence[Item]) -> list[Item]:
-        """Every `count`-th of the items from the `index`-th on: no other part has them.
+        """Return every `count`-th of the items from the `index`-th on: no other part has them.
 
         Args:
-            items: in the same order on every worker, such as sorted names of files.
+            items: in the same order on every worker, such as sorted file names.
         """
         return list(items)[self.index :: self.count]
 
 
 def part_of(task: Task) -> Part:
-    """The part that a process reads: all, where it trains by itself, hands out the steps or evaluates."""
+    """Return the part that a process reads: all data if it trains alone, hands out the steps or evaluates."""
     if task.is_coordinator or task.is_evaluator:
         return Part()
     return Part(task.rank, task.num_workers)
 
 
-# Examples that lie in files: several files are read at a time, in an order that is always the same.
+# Examples in files: several files are read at a time, in a fixed order.
 
 
 FILES_AT_ONCE = 16
-"""A constant, since it decides on the order: TensorFlow's own choice depends on the machine's processors."""
+"""A constant, since the order depends on it: TensorFlow's own choice depends on the machine's processors."""
 
 
 def interleaved(
@@ -71,17 +71,17 @@ def interleaved(
     part: Part | None = None,
     read: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """A tf.data set of the records of many files, which never holds more than a few of them in memory.
+    """Return a tf.data set of the records of many files, which holds only a few of them in memory.
 
     Several files are read and parsed in parallel, as many as TensorFlow finds useful. The order is a function
     of the files' names and contents alone.
 
     Args:
-        files: their names, or a pattern such as `/data/train-*.tfrecord`; sorted by name.
-        parse: makes an example of a record, by TensorFlow's operations.
-        part: what to read. Where there are enough files, every `count`-th of them; else every `count`-th
-            record of all, and only those are parsed.
-        read: makes a tf.data set of a file's name; `tf.data.TFRecordDataset` by default.
+        files: file names, or a pattern such as `/data/train-*.tfrecord`; they are sorted by name.
+        parse: converts a record to an example, by TensorFlow's operations.
+        part: the part to read. If there are enough files, it is every `count`-th file; else it is every
+            `count`-th record of all files, and only those are parsed.
+        read: opens a file name as a tf.data set; `tf.data.TFRecordDataset` by default.
 
     Raises:
         InvalidConfiguration: there are no such files.
@@ -110,19 +110,19 @@ def _sorted_paths(files: str | Sequence[str]) -> list[str]:
     return sorted(paths)
 
 
-# Coming to the examples of a step: for free where the user's function can, else by reading up to them.
+# Reaching the examples of a step: the user's function begins there, or all examples before them are read.
 
 
 _SECONDS_WORTH_TELLING = 1.0
 
 as_written: Callable[[Callable[..., Any]], Callable[..., Any]] = tf.autograph.experimental.do_not_convert
-"""For functions of ours that tf.data traces: AutoGraph would rewrite each, which takes a second in all."""
+"""For our functions that tf.data traces: AutoGraph would rewrite each, which takes a second in all."""
 
 
 def reorders_itself(dataset: Any) -> bool:
-    """Whether a pipeline shuffles anew each time it is read, so that an epoch follows from those before it.
+    """Return whether a pipeline reshuffles at each reading, so that an epoch depends on those before it.
 
-    Only what TensorFlow lets one see: not a pipeline within a `flat_map` or `interleave`.
+    It sees only what TensorFlow exposes: not a pipeline within a `flat_map` or `interleave`.
     """
     ahead = [dataset]
     while ahead:
@@ -134,7 +134,7 @@ def reorders_itself(dataset: Any) -> bool:
 
 
 class ReadOver:
-    """Tells what it took to read over `examples` of a stream, to go on at `step`, when it took long."""
+    """Reports how long it took to skip `examples` of a stream, to resume at `step`, if it took long."""
 
     def __init__(
         self,
@@ -150,12 +150,12 @@ class ReadOver:
         self._began: float | None = None
 
     def begin(self, stream: Any) -> Any:
-        """The same stream; the clock starts when it is first asked for an example."""
+        """Return the same stream; the clock starts when the first example is requested."""
         start = tf.data.Dataset.from_tensors(np.int64(0)).map(as_written(lambda _: _called(self._start)))
         return start.flat_map(as_written(lambda _: stream))
 
     def end(self, batches: Any) -> Any:
-        """The same batches; the clock stops when the first one is there."""
+        """Return the same batches; the clock stops when the first one arrives."""
 
         @as_written
         def pass_on(number: Any, batch: Any) -> Any:
@@ -187,22 +187,22 @@ def _called(function: Callable[[], None]) -> Any:
     return number
 
 
-# Whose turn it is: which parts of the training data a worker reads, one after the other.
+# The order in which a worker reads the parts of the training data.
 #
-# Workers take equally many examples a step. Where one part is smaller than another, its examples would come
-# more often, and count for more. So then every worker goes on to the next part when it is through with one:
-# each reads every example once before any example comes again.
+# All workers take the same number of examples a step. If one part is smaller than another, its examples
+# would come more often, and count more. So every worker then continues with the next part after each part:
+# it reads every example once before any example comes again.
 
 
 NEARLY_EQUAL = 0.01
-"""Parts that differ by no more stay with their workers, who then never read another's."""
+"""If the parts' sizes differ by no more than this fraction, each worker reads only its own part."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place in parts that are read one after the other, over and over.
+    """A position in parts that are read one after the other, again and again.
 
-    All have been read `cycle` times, then `turn` of them, and `offset` examples of the next one.
+    All parts have been read `cycle` times, then `turn` of them, and `offset` examples of the next one.
     """
 
     cycle: int
@@ -211,19 +211,19 @@ class Place:
 
 
 def are_nearly_equal(sizes: Sequence[int]) -> bool:
-    """Whether the largest part is at most `NEARLY_EQUAL` larger than the smallest."""
+    """Return whether the largest part is at most `NEARLY_EQUAL` larger than the smallest."""
     return max(sizes) <= min(sizes) * (1 + NEARLY_EQUAL)
 
 
 def turns(sizes: Sequence[int], worker: int) -> list[int]:
-    """The parts that a worker reads, in order: its own alone, or all of them from its own on."""
+    """Return the parts that a worker reads, in order: only its own, or all of them from its own on."""
     if are_nearly_equal(sizes):
         return [worker]
     return [(worker + turn) % len(sizes) for turn in range(len(sizes))]
 
 
 def place_of(sizes: Sequence[int], position: int) -> Place:
-    """Where one stands after `position` examples of parts that are read in this order."""
+    """Return the place after `position` examples of parts of these sizes, read in this order."""
     cycle, left = divmod(position, sum(sizes))
     for turn, size in enumerate(sizes):
         if left < size:
@@ -237,12 +237,12 @@ SHUFFLE_BYTES = 256 * 2**20
 _UNKNOWN_EXAMPLE_BYTES = 64 * 1024
 _SEED_STRIDE = 1_000_003
 _ONE_TO_ONE = ("MapDataset", "ParallelMapDataset", "PrefetchDataset", "ShuffleDataset", "OptionsDataset")
-"""TensorFlow's names for stages that return one element for each they take."""
+"""TensorFlow's names of stages that return one element for each input element."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Unbatched examples that the user's function returned, and how many; None when they are endless."""
+    """Unbatched examples that the user's function returned, and their number; None if they are endless."""
 
     dataset: Any
     examples: int | None
@@ -256,7 +256,7 @@ def measure(dataset: Any, name: str) -> TrainingData:
 
 
 def count(dataset: Any, name: str) -> TrainingData:
-    """Check the examples and find out how many there are, by reading them once if TensorFlow can't tell."""
+    """Check and count the examples; read them once if TensorFlow does not know their number."""
     check_examples(dataset, name)
     examples = int(dataset.cardinality())
     if examples == tf.data.INFINITE_CARDINALITY:
@@ -269,12 +269,12 @@ def count(dataset: Any, name: str) -> TrainingData:
 
 
 def count_elements(dataset: Any) -> int:
-    """Count by reading all of it."""
+    """Count the elements by reading all of them."""
     return int(dataset.reduce(tf.constant(0, tf.int64), as_written(lambda total, *_: total + 1)))
 
 
 def equally_many(dataset: Any) -> Any:
-    """The earliest stage of a pipeline with as many elements: counting needs none of what comes after.
+    """Return the earliest stage of a pipeline with as many elements: counting needs no later stage.
 
     Decoding images takes far longer than reading them.
     """
@@ -290,7 +290,7 @@ def refuse_empty(data: TrainingData, name: str) -> None:
 
 
 def check_examples(dataset: Any, name: str) -> None:
-    """Refuse what is no tf.data set, is batched already, or does not say its shapes."""
+    """Refuse data that is no tf.data set, is already batched, or has shapes of unknown rank."""
     if not isinstance(dataset, tf.data.Dataset):
         raise InvalidConfiguration(f"{name}() must return a tf.data.Dataset, got {type(dataset).__name__}")
     if _looks_batched(dataset.element_spec):
@@ -307,10 +307,10 @@ def check_examples(dataset: Any, name: str) -> None:
 def stream_in_turn(
     turns: Sequence[TrainingData], place: Place, *, part: Part, seed: int, shuffle: bool
 ) -> Any:
-    """Examples from a place on: one data set after the other, over and over.
+    """Return the examples from a place on: one data set after the other, again and again.
 
-    What must be read to come to the place is read and dropped. An endless data set is alone. If they are
-    shuffled, each pass has another order, and so has each worker's `part`.
+    The examples before the place's offset are read and dropped. An endless data set is the only one. If
+    examples are shuffled, each pass has another order, and so has each worker's `part`.
     """
     if turns[0].examples is None:
         return turns[0].dataset.skip(place.offset)
@@ -318,8 +318,8 @@ def stream_in_turn(
     def one_pass(data: TrainingData, number: Any) -> Any:
         if not shuffle:
             return data.dataset
-        # Within a traced function only: the order must not depend on TensorFlow's global seed, which the
-        # user may set anywhere, and which may not be 0 beside a seed that is a tensor.
+        # This holds in the traced function only. The order must not depend on TensorFlow's global seed,
+        # which the user may set anywhere, and which must not be 0 if the other seed is a tensor.
         tf.random.set_seed(1)
         order = number * part.count + part.index + seed * _SEED_STRIDE
         return data.dataset.shuffle(shuffle_buffer(data), seed=order, reshuffle_each_iteration=False)
@@ -343,9 +343,9 @@ def stream_in_turn(
 def worker_batches(
     stream: Any, *, workers: int, worker: int, batch: int, read_over: ReadOver | None = None
 ) -> Any:
-    """This worker's share, in full batches of one device each, declared endless.
+    """Return this worker's share, in full batches of one device each, declared endless.
 
-    On a data set that may end, TensorFlow asks all workers before each step whether there is more.
+    For a data set that may end, TensorFlow asks all workers before each step whether there is more.
     """
     begun = stream if read_over is None else read_over.begin(stream)
     share = begun.shard(workers, worker).batch(batch, drop_remainder=True)
@@ -358,13 +358,13 @@ def worker_batches(
 
 
 def shared_out(strategy: Any, of_worker: Callable[[Any], Any]) -> Any:
-    """`distribute_datasets_from_function`, with nothing between a data set and a worker's only processor.
+    """Call `distribute_datasets_from_function`, without an iterator over devices if a worker has only a CPU.
 
-    TensorFlow's iterator over several devices traces three functions each time it is made (30 to 60 ms), and
-    makes a remote call for each batch (0.15 ms). A GPU needs it: it copies a batch ahead to the device.
+    TensorFlow's iterator over several devices traces three functions at each creation (30 to 60 ms), and
+    makes a remote call for each batch (0.15 ms). A GPU needs it: it copies a batch to the device ahead.
     """
     shared = strategy.distribute_datasets_from_function(of_worker)
-    is_split = isinstance(shared, tf.distribute.DistributedDataset)  # not where there's but one device
+    is_split = isinstance(shared, tf.distribute.DistributedDataset)  # false with a single device
     devices = list(strategy.extended.worker_devices) if is_split else []
     if len(devices) == 1 and "CPU" in devices[0] and getattr(shared, "_options", ...) is None:
         shared._options = tf.distribute.InputOptions(
@@ -375,13 +375,13 @@ def shared_out(strategy: Any, of_worker: Callable[[Any], Any]) -> Any:
 
 
 def shuffle_buffer(data: TrainingData) -> int:
-    """Examples held for shuffling: all of them, or as many as `SHUFFLE_BYTES` hold."""
+    """Return how many examples are held for shuffling: all of them, or as many as fit in `SHUFFLE_BYTES`."""
     size = max(1, example_bytes(data.dataset.element_spec))
     return max(1, min(data.examples or SHUFFLE_BYTES, SHUFFLE_BYTES // size))
 
 
 def example_bytes(spec: Any) -> int:
-    """Bytes of one example by its static shape; a guess for parts whose size varies."""
+    """Return the bytes of one example by its static shape; a guess for parts whose size varies."""
     return sum(_part_bytes(part) for part in tf.nest.flatten(spec))
 
 
@@ -393,7 +393,7 @@ def _part_bytes(part: Any) -> int:
 
 
 def _looks_batched(spec: Any) -> bool:
-    """Every component, the label too, has an open first dimension: what `.batch(n)` leaves behind."""
+    """Return whether every component, the label too, has an open first dimension, as after `.batch(n)`."""
     shapes = [getattr(part, "shape", None) for part in tf.nest.flatten(spec)]
     return bool(shapes) and all(
         shape is not None and shape.rank is not None and shape.rank > 0 and shape[0] is None

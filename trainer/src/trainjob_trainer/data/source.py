@@ -1,4 +1,4 @@
-"""The user's training data: how it is asked for, what is kept of it, and each replica's share of it."""
+"""The user's training data: calls of the user's function, the cache, and each worker's share."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device
 from trainjob_trainer.replica import Replica
 
-# How the workers share the training data, in a sentence for the log.
+# The log line on how the workers share the training data.
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What is read, by whom, and in which order.
+    """What each worker reads, and in which order.
 
-    `sizes` are the examples of each part, or of all as one; None where they are endless. `window` of them are
-    shuffled together; None where it is all that are read in one go. `cache` is where they are kept.
+    `sizes` are the examples of each part, or of all as one; None if they are endless. `window` examples are
+    shuffled together; None if each part is shuffled as a whole. `cache` is where examples are kept.
     """
 
     workers: int
@@ -56,7 +56,7 @@ class Policy:
     cache: str | None
 
     def sentence(self, plan: TrainingPlan) -> str:
-        """The whole line of the log."""
+        """Return the whole log line."""
         clauses = [self._amount(plan), self._share(), self._order(), self._kept()]
         return "training data: " + "; ".join(clause for clause in clauses if clause)
 
@@ -88,25 +88,25 @@ class Policy:
         return "" if self.cache is None else f"kept in {self.cache} once read"
 
 
-# Examples that are kept once they have been read, so that later epochs neither read nor parse them again.
+# The cache of examples: later epochs neither read nor parse them again.
 
 
 IN_MEMORY = "memory"
 
 
 class Cache:
-    """Where this process keeps examples: below a folder of its own, or in memory without one."""
+    """Keeps the examples of this process: below its own folder, or in memory without one."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
 
     @classmethod
     def of(cls, where: str | None, replica: str, *, reads_here: bool = True) -> Cache | None:
-        """The cache that a recipe asks for: `memory`, a folder of this machine, or None.
+        """Return the cache that a recipe sets: `memory`, a folder of this machine, or None.
 
-        What an earlier start left there is removed: it may be half of the data, or have been other data. No
-        other process on this machine has the name `replica`. Without `reads_here` the examples are read by
-        workers, to which this process hands out steps.
+        What an earlier start left there is removed: it may be incomplete, or of other data. No other process
+        on this machine has the name `replica`. Without `reads_here` the workers, to which this process hands
+        out steps, read the examples.
         """
         if where is None:
             return None
@@ -127,23 +127,23 @@ class Cache:
         return cls(folder)
 
     def keep(self, data: TrainingData, number: int) -> TrainingData:
-        """The same examples; `number` tells them from others of this process."""
+        """Return the same examples, cached; `number` is unique in this process."""
         path = "" if self._folder is None else str(self._folder / f"examples-{number}")
         return TrainingData(data.dataset.cache(path), data.examples)
 
 
 STEP, PART = "step", "part"
-"""Names of parameters: a function that has them is called with the steps done, and with the worker's part."""
+"""Parameter names: a function that has them is called with the steps done, and with the worker's part."""
 _ENDLESS = -1
 
 
 class TrainingSource:
     """Training data from `train()`, `train(step)`, `train(part)` or `train(step, part)`.
 
-    Such a function returns all examples; with `part`, those of that part alone; with `step`, examples without
-    end that begin with those of that step. Unless it takes the step, it is called at once. A process that
-    reads for all workers has all parts as its `part`. All workers call `gather` together; it returns what
-    each gives it, by worker.
+    The function returns all examples; with `part`, only those of that part; with `step`, endless examples
+    that begin with those of that step. Unless it takes the step, it is called at once. A process that reads
+    for all workers has all parts as its `part`. All workers call `gather` together; it returns the number of
+    each worker, by worker.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class TrainingSource:
         self.takes_part, self.takes_step = takes(load, PART), takes(load, STEP)
         self._from_step: dict[int, TrainingData] = {}
         self.sizes: list[int] | None = None
-        """Examples of each part, or of all as one; None where they are endless."""
+        """Examples of each part, or of all as one; None if they are endless."""
         self._turns: list[TrainingData] = []
         if not self.takes_step:
             self._open(gather)
@@ -167,15 +167,15 @@ class TrainingSource:
 
     @property
     def examples(self) -> int | None:
-        """How many examples there are in all, or None when they are endless."""
+        """The number of all examples, or None if they are endless."""
         return None if self.sizes is None else sum(self.sizes)
 
     def share_of(self, worker: Part) -> Part:
-        """What a worker has still to take of its stream: every n-th example, or all where it has its part."""
+        """Return what a worker takes of its stream: every n-th example, or all if it reads its own part."""
         return Part() if self.takes_part else worker
 
     def policy(self, workers: int, *, shuffle: bool, cache: str | None) -> Policy:
-        """How so many workers share it."""
+        """Return how this number of workers shares the data."""
         limited = [
             shuffle_buffer(data) for data in self._turns if shuffle_buffer(data) < (data.examples or 0)
         ]
@@ -183,7 +183,7 @@ class TrainingSource:
         return Policy(workers, self.sizes, self.takes_part, shuffle and not self.takes_step, window, cache)
 
     def at(self, step: int) -> TrainingData:
-        """What the function returns when so many steps are done."""
+        """Return the function's data when `step` steps are done."""
         if not self.takes_step:
             return self._turns[0]
         if step not in self._from_step:
@@ -191,20 +191,20 @@ class TrainingSource:
         return self._from_step[step]
 
     def stream(self, *, step: int, global_batch: int, seed: int, shuffle: bool) -> Any:
-        """Examples from a step on, without end."""
+        """Return endless examples from a step on."""
         if self.takes_step:
             return self.at(step).dataset
         place, part = self._place(step, global_batch), self._part if self.takes_part else Part()
         return stream_in_turn(self._turns, place, part=part, seed=seed, shuffle=shuffle)
 
     def read_over(self, step: int, global_batch: int) -> ReadOver | None:
-        """Who tells what coming to that step takes; None where it takes nothing."""
+        """Return what reports the time to reach a step; None if nothing has to be skipped."""
         if self.takes_step or step == 0:
             return None
         return ReadOver(step, self._place(step, global_batch).offset)
 
     def _place(self, step: int, global_batch: int) -> Place:
-        """Of the step, unless earlier passes decide on the order."""
+        """Return the place of a step: from the very beginning if earlier passes determine the order."""
         workers = self._part.count if self.takes_part else 1
         position = step * (global_batch // workers)
         if self.sizes is None or any(reorders_itself(data.dataset) for data in self._turns):
@@ -249,9 +249,9 @@ class TrainingSource:
 
 
 def as_function(data: Any, name: str) -> Callable[..., Any]:
-    """The user's function of examples, or one that returns those of a data set or a tuple of arrays.
+    """Return the user's function of examples, or one for the examples of a data set or a tuple of arrays.
 
-    Errors call it by the `name` of the argument.
+    Errors name the argument by `name`.
     """
     if isinstance(data, tf.data.Dataset):
         return lambda: data
@@ -271,9 +271,9 @@ def as_function(data: Any, name: str) -> Callable[..., Any]:
 
 
 def with_class_weight(load: Callable[..., Any], weights: Mapping[int, float] | None) -> Callable[..., Any]:
-    """The same examples, each with the weight of its class; None changes nothing.
+    """Return a function of the same examples, each with the weight of its class; None changes nothing.
 
-    Weights are by integer label from 0 on; a label without one counts 1.
+    `weights` has integer labels from 0 on as keys; a label without a weight counts 1.
     """
     if weights is None:
         return load
@@ -301,15 +301,15 @@ def with_class_weight(load: Callable[..., Any], weights: Mapping[int, float] | N
 
 
 def takes(load: Callable[..., Any], name: str) -> bool:
-    """Whether the user's function has a parameter of this name."""
+    """Return whether the user's function has a parameter of this name."""
     try:
         return name in inspect.signature(load).parameters
-    except (TypeError, ValueError):  # built in
+    except (TypeError, ValueError):  # a built-in function
         return False
 
 
 def check_parts(sizes: Sequence[int]) -> None:
-    """Refuse parts of which one is empty, or endless (-1) while another one isn't.
+    """Refuse parts if one is empty, or if some are endless (-1) and others are not.
 
     All workers see the same sizes, and refuse together.
     """
@@ -327,7 +327,7 @@ def check_parts(sizes: Sequence[int]) -> None:
         )
 
 
-# Each worker's share of the training data, which the worker itself reads.
+# Each worker's share of the training data.
 
 
 _WARN_OF_STATE = 0
@@ -335,15 +335,15 @@ _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 
 
 def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) -> Any:
-    """Have every worker begin its share of a stream: worker i of n takes every n-th example from the i-th.
+    """Start each worker's share of a stream there: worker i of n takes every n-th example from the i-th on.
 
-    TensorFlow's own `create_per_worker_dataset` doesn't tell a worker which one it is, so all would read the
-    same examples. A worker that is started again begins its share anew. A step takes `batch` examples, all of
-    them one worker's. `coordinator.schedule` gives each worker its own iterator, as `build_share` has it.
+    TensorFlow's own `create_per_worker_dataset` does not pass a worker its number, so all would read the same
+    examples. A restarted worker begins its share again. A step takes `batch` examples, all of one worker.
+    `coordinator.schedule` gives each worker its own iterator, as `build_share` describes it.
     """
     begin = build_share(stream, workers=workers, batch=batch)
     coordination = tf.distribute.experimental.coordinator
-    # One coordinator for each strategy: whoever asks gets the same.
+    # Each strategy has one coordinator, which every call returns.
     remote = coordination.ClusterCoordinator(strategy)._cluster.workers
     iterators = [
         one.create_resource(lambda worker: iter(begin(tf.constant(worker, tf.int64))), args=(number,))
@@ -355,9 +355,9 @@ def worker_iterators(strategy: Any, stream: Any, *, workers: int, batch: int) ->
 
 
 def build_share(stream: Any, *, workers: int, batch: int) -> Any:
-    """Return a function that builds a worker's share wherever it is called, from the worker's number.
+    """Return a function that builds a worker's share where it is called, from the worker's number.
 
-    Its elements are pairs of that number and a batch: by them the chief knows whose step it was.
+    Its elements are pairs of that number and a batch: the number shows the chief which worker took the step.
     """
     graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(stream),
@@ -377,7 +377,7 @@ def build_share(stream: Any, *, workers: int, batch: int) -> Any:
 
 
 def refuse_python(graph: bytes) -> None:
-    """Refuse a data set, a serialized GraphDef, that calls Python: workers don't have the user's program."""
+    """Refuse a data set (a serialized GraphDef) that calls Python: workers don't have the user's program."""
     if b"PyFunc" not in graph:
         return
     parsed = tf.compat.v1.GraphDef.FromString(graph)
@@ -401,14 +401,14 @@ def open_training_data(
 
 
 def policy_of(replica: Replica, source: TrainingSource, recipe: Recipe) -> Policy:
-    """How the job's workers share the training data."""
+    """Return how the job's workers share the training data."""
     return source.policy(replica.task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
 
 
 def distributed_batches(
     replica: Replica, strategy: Any, source: TrainingSource, recipe: Recipe, step: int
 ) -> Any:
-    """This worker's batches from a step on, without end; for a chief, an iterator for each worker."""
+    """Return this worker's endless batches from a step on; for a chief, an iterator for each worker."""
     batch = recipe.global_batch or 0  # the recipe has been checked
     stream = source.stream(step=step, global_batch=batch, seed=recipe.seed, shuffle=recipe.shuffle)
     if replica.task.is_coordinator:

@@ -1,1 +1,1 @@
-"""How the replicas of a job find each other and agree."""
+"""How the replicas of a job connect and agree."""

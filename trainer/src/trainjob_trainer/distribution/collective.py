@@ -1,4 +1,4 @@
-"""Agreement between the training workers, over the strategy's own collectives."""
+"""Agreement between the training workers, by the strategy's own collectives."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trainjob_trainer.task import Task
 
 
 def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
-    """The writer's 64-bit integers, on every worker; all call it at the same point with as many.
+    """Return the writer's 64-bit integers on every worker; all call it at the same point with equally many.
 
-    Where a chief hands out the steps it alone runs the program, and agrees with itself.
+    With a chief, only the chief runs the program, and it agrees with itself.
     """
     if task.num_workers == 1 or task.is_coordinator:
         return list(values)
@@ -26,12 +26,12 @@ def broadcast(strategy: Any, task: Task, values: Sequence[int]) -> list[int]:
 
 
 def gather(strategy: Any, task: Task, number: int) -> list[int]:
-    """Each worker's number, as `gather_all` has them."""
+    """Return each worker's number, as `gather_all` does."""
     return [one for (one,) in gather_all(strategy, task, [number])]
 
 
 def gather_all(strategy: Any, task: Task, numbers: Sequence[int]) -> list[list[int]]:
-    """Each worker's 64-bit integers, by rank, on every worker; all call it at the same point with as many."""
+    """Return each worker's 64-bit integers by rank; all call it at the same point with equally many."""
     if task.num_workers == 1 or task.is_coordinator:
         return [list(numbers)]
     count, workers = len(numbers), task.num_workers
@@ -50,12 +50,12 @@ def _added(strategy: Any, task: Task, offered: Sequence[int]) -> list[int]:
 
 @lru_cache(maxsize=4)
 def _sum(strategy: Any) -> Any:
-    """Traced once a strategy: tracing costs more than the collective."""
+    """Traced once for each strategy: tracing costs more than the collective."""
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])  # type: ignore[untyped-decorator,unused-ignore]
     def total(offered: Any) -> Any:
         def contribute() -> Any:
-            here = tf.identity(offered)  # an argument has no device, and the collective asks for one
+            here = tf.identity(offered)  # an argument has no device, and the collective needs one
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
 
         return strategy.run(contribute)
@@ -66,7 +66,7 @@ def _sum(strategy: Any) -> Any:
 def check_same_weights(strategy: Any, task: Task, groups: VariableGroups) -> None:
     """Raise CheckpointMismatch if this worker's variables differ from the writer's, by a hash.
 
-    Workers that restored different values would train on without any error, and diverge.
+    Workers that restored different values would continue without an error, and diverge.
     """
     mine = weights_hash(groups)
     (writers,) = broadcast(strategy, task, [mine])
@@ -78,7 +78,7 @@ def check_same_weights(strategy: Any, task: Task, groups: VariableGroups) -> Non
 
 
 def check_same_plan(strategy: Any, task: Task, plan: TrainingPlan) -> None:
-    """Refuse a plan that is not the writer's: with other numbers the workers would wait for each other."""
+    """Refuse a plan that differs from the writer's: the workers would wait for each other."""
     writers = broadcast(strategy, task, list(plan.numbers.values()))
     pairs = zip(plan.numbers.items(), writers)
     other = [f"{mine} {name} here, {theirs} there" for (name, mine), theirs in pairs if mine != theirs]
@@ -90,7 +90,7 @@ def check_same_plan(strategy: Any, task: Task, plan: TrainingPlan) -> None:
 
 
 def weights_hash(groups: VariableGroups) -> int:
-    """A CRC over the local values of all variables, in order."""
+    """Return a CRC over the local values of all variables, in order."""
     crc = 0
     for arrays in read(groups).values():
         for array in arrays:

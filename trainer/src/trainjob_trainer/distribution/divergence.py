@@ -1,11 +1,12 @@
-"""Weights that have come apart: by faulty memory, a faulty device or a bug, on one worker alone.
+"""Detection of weights that diverge on one worker: by faulty memory, a faulty device or a bug.
 
 Every worker applies the same sums to the same values, so all hold the same bits after each step. Training
-doesn't notice when they no longer do: gradients are still summed, and worker 0's weights are saved whatever
-they are. So the workers compare a hash before each checkpoint.
+does not notice when they differ: gradients are still summed, and worker 0's weights are saved in any case.
+So the workers compare a hash before each checkpoint.
 
-Of large variables it is computed where they are, in pieces: nothing is copied to the host, and little memory
-is needed. A single bit that differs always changes it, since each word is multiplied by an odd number.
+The hash of large variables is computed on their devices, in pieces: nothing is copied to the host, and
+little memory is needed. A single different bit always changes it, since each word is multiplied by an odd
+number.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trainjob_trainer.task import Task
 _PIECE = 1 << 18
 """Words of 8 bytes that are hashed at a time."""
 _SMALL = 1 << 20
-"""Bytes of a variable below which it is copied to the host: there are hundreds of such."""
+"""A variable of fewer bytes is copied to the host: there are hundreds of these."""
 _32_BITS, _64_BITS = (1 << 32) - 1, (1 << 64) - 1
 _FACTOR = 1_099_511_628_211
 _NOT_WANTED = -1
@@ -54,15 +55,15 @@ _BITCAST = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What decides whether a variable holds the same value on all replicas.
+    """What decides whether a variable holds the same value on all devices.
 
     Attributes:
-        on_read: each replica has a part of its own, and whoever reads it gets their sum or mean.
-        aggregated: what a replica assigns is combined over all replicas first.
-        weight: it has been created to be trained by gradients, frozen since or not.
+        on_read: each device has its own part, and a read returns their sum or mean.
+        aggregated: what a device assigns is first combined over all devices.
+        weight: it was created to be trained by gradients, frozen since then or not.
         by_optimizer: it belongs to an optimizer, which updates it by the summed gradients.
-        replaced: its "gradient" is its new value, each replica's own: a scale of numbers of eight bits.
-        gathered: it is updated at rows that are gathered from all replicas, on a GPU: there the sums of
+        replaced: its "gradient" is its new value, each device's own: a scale of 8-bit numbers.
+        gathered: it is updated by rows that are gathered from all devices, on a GPU: there the sums of
             equal rows depend on their order, which changes.
     """
 
@@ -75,9 +76,9 @@ class Kind:
 
     @property
     def is_same_everywhere(self) -> bool:
-        """Whether all replicas hold the same bits.
+        """Whether all devices hold the same bits.
 
-        Not what each replica's own forward pass assigns: moving statistics, random states, counters.
+        This excludes what each device's own forward pass assigns: moving statistics, random states, counters.
         """
         if self.on_read or self.replaced or self.gathered:
             return False
@@ -86,9 +87,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Apart:
-    """The workers that hold other values than the others.
+    """The workers whose values differ from the others'.
 
-    If more than half agree, it is certain that those are right. If not, nobody can tell who is.
+    If more than half of the workers agree, those are certainly right. Otherwise it is unknown which are.
     """
 
     ranks: Sequence[int]
@@ -96,9 +97,9 @@ class Apart:
 
 
 def find_apart(hashes: Sequence[Hashable | None]) -> Apart | None:
-    """Return whose weights have come apart, None if all are the same.
+    """Return the workers whose weights differ, None if all are the same.
 
-    A worker's hash, by rank, is None where its own devices differ.
+    A worker's hash, by rank, is None if its own devices differ.
     """
     torn = [rank for rank, one in enumerate(hashes) if one is None]
     whole = Counter(one for one in hashes if one is not None)
@@ -111,9 +112,9 @@ def find_apart(hashes: Sequence[Hashable | None]) -> Apart | None:
 
 
 def describe(apart: Apart, names: Sequence[str], variables: Sequence[str], step: int) -> str:
-    """Return the sentence that names workers (of all `names`, by rank), step and the variables that differ.
+    """Return the message that names workers (of all `names`, by rank), step and the variables that differ.
 
-    The operator reads the names before the word `weights`; docs/contract.md has that.
+    The operator parses the names before the word `weights`; see docs/contract.md.
     """
     whose = _listed([f"{names[rank]}'s" for rank in apart.ranks])
     others = "the others'" if len(names) > len(apart.ranks) else "each other's"
@@ -144,11 +145,13 @@ class WeightsWatch:
         self._compared: int | None = None
 
     def compare(self, groups: VariableGroups, step: int) -> None:
-        """Before the weights after `step` are saved; all workers call it at the same steps, once or more.
+        """Compare the weights after `step`, before they are saved; all workers call it at the same steps.
+
+        A second call at a step does nothing.
 
         Raises:
-            WeightsDiverged: this worker's differ from the others', or nobody can tell whose do.
-            PeerLost: another worker's do.
+            WeightsDiverged: this worker's weights differ from the others', or it is unknown whose do.
+            PeerLost: another worker's weights differ.
         """
         if step == self._compared:
             return
@@ -159,7 +162,7 @@ class WeightsWatch:
             return
         self._compared = step
         own = [hash_of(components) for components in zip(*(local_components(one) for one in variables))]
-        # In parts: a number is added up over a worker's devices before it is divided.
+        # In parts: a number is summed over a worker's devices before it is divided.
         parts = [own[0] >> shift & _32_BITS for shift in (0, 32, 64)]
         told = gather_all(self._strategy, self._task, [int(len(set(own)) > 1), *parts])
         apart = find_apart([None if is_torn else tuple(found) for is_torn, *found in told])
@@ -190,17 +193,17 @@ class WeightsWatch:
 
 
 def is_wanted(environment: Mapping[str, str], otherwise: bool = True) -> bool:
-    """Whether weights are to be compared: what TRAIN_COMPARE_WEIGHTS says, if anything."""
+    """Return whether to compare weights: TRAIN_COMPARE_WEIGHTS, or `otherwise` if it is not set."""
     return bool(from_environment("compare_weights", environment, otherwise))
 
 
 def has_gpus() -> bool:
-    """Whether this process computes on a GPU."""
+    """Return whether this process computes on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def mirrored(groups: VariableGroups) -> list[Any]:
-    """The variables that hold the same bits on all replicas."""
+    """Return the variables that hold the same bits on all devices."""
     optimizers = [one for name, group in groups.items() if _is_optimizer(name) for one in group]
     weights = [one for name, group in groups.items() if not _is_optimizer(name) for one in group]
     gathered = {tuple(one.shape) for one in weights if getattr(one, "is_gathered", False) and has_gpus()}
@@ -215,8 +218,8 @@ def mirrored(groups: VariableGroups) -> list[Any]:
 def kind_of(variable: Any, by_optimizer: bool, gathered: frozenset[Any] | set[Any] = frozenset()) -> Kind:
     """Describe a Keras or TensorFlow variable.
 
-    A layer that is frozen says so in Keras's variable alone; TensorFlow's goes on as it was created. Tables
-    of the shapes `gathered` are updated by rows on a GPU; an optimizer's own are like them.
+    Freezing a layer changes Keras's variable alone; TensorFlow's stays as it was created. Tables of the
+    shapes `gathered` are updated by rows on a GPU, and so are the optimizer's variables of these shapes.
     """
     inner = _distributed(variable)
     return Kind(
@@ -240,14 +243,14 @@ def _distributed(variable: Any) -> Any:
 
 
 def _is_comparable(variable: Any) -> bool:
-    """Whether it has a component on each device, of a fixed shape and of numbers."""
+    """Return whether it has a component on each device, a fixed shape, and numbers."""
     inner = _distributed(variable)
     is_number = inner.dtype not in (tf.string, tf.resource, tf.variant)
     return hasattr(inner, "values") and inner.shape.is_fully_defined() and is_number
 
 
 def _machine() -> int:
-    """What rounding depends on, as a number: long sums are put together of one part for each thread."""
+    """Return a number for what rounding depends on: a long sum has one partial sum for each thread."""
     details = tf.config.experimental.get_device_details
     gpus = {str(details(one).get("device_name")) for one in tf.config.list_physical_devices("GPU")}
     chosen = tf.config.threading.get_intra_op_parallelism_threads() or os.environ.get(
@@ -262,7 +265,7 @@ def _checksum(component: Any, so_far: int = 0) -> int:
 
 
 def hash_of(components: Sequence[Any]) -> int:
-    """A number of 96 bits that any bit of any of one device's TensorFlow variables changes."""
+    """Return a 96-bit number that changes with any bit of any of one device's TensorFlow variables."""
     crc, total = 0, tf.constant(0, tf.int64)
     for one in components:
         if one.shape.num_elements() * one.dtype.size < _SMALL:
@@ -278,7 +281,7 @@ def hash_of(components: Sequence[Any]) -> int:
 
 
 def _bytes(value: Any) -> Any:
-    """The value's bits, without a copy."""
+    """Return the value's bits, without a copy."""
     flat = tf.reshape(value, [-1])
     if flat.dtype.name in ("int8", "uint8"):
         return tf.bitcast(flat, tf.uint8)
@@ -289,7 +292,7 @@ def _bytes(value: Any) -> Any:
 
 @cache
 def _hash_of_words(device: str) -> Any:
-    """Traced once a device, for vectors of any length."""
+    """Traced once for each device, for vectors of any length."""
     numbers = np.arange(_PIECE, dtype=np.uint64)
     factors = tf.constant((numbers * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)).view(np.int64))
 
@@ -302,7 +305,7 @@ def _hash_of_words(device: str) -> Any:
                 piece = tf.slice(words, [number * _PIECE], [_PIECE])
                 return number + 1, so_far * _FACTOR + tf.reduce_sum(piece * factors)
 
-            # One at a time: pieces side by side would need memory for as many.
+            # One piece at a time: parallel pieces would need memory for all of them.
             begin = (tf.constant(0), tf.constant(0, tf.int64))
             _, total = tf.while_loop(lambda number, _: number < pieces, add, begin, parallel_iterations=1)
             rest = words[pieces * _PIECE :]

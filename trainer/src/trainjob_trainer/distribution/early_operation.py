@@ -1,7 +1,7 @@
-"""Which line of the user ran a TensorFlow operation before the strategy was built.
+"""Finds the user's line that ran a TensorFlow operation before the strategy was built.
 
-TensorFlow configures its collectives when its runtime starts, and the first operation starts it. It then
-answers the strategy with "Collective ops must be configured at program startup", far from the line at fault.
+TensorFlow configures its collectives when its runtime starts, and the first operation starts it. The
+strategy then fails with "Collective ops must be configured at program startup", far from the line at fault.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _first: list[traceback.FrameSummary] = []
 
 
 def watch_first_operation() -> None:
-    """From now on remember the user's line that starts TensorFlow's runtime.
+    """Record the user's line that starts TensorFlow's runtime, from now on.
 
-    Needs `tensorflow` to be imported. TensorFlow has no public hook for it; where the private one is gone,
-    only the script's text is searched.
+    `tensorflow` must be imported. TensorFlow has no public hook for this; without the private one only the
+    script's text is searched.
     """
     context: Any = sys.modules.get("tensorflow.python.eager.context")
     original = getattr(getattr(context, "Context", None), "ensure_initialized", None)
@@ -46,16 +46,17 @@ def watch_first_operation() -> None:
 
 
 def is_early_operation(error: BaseException) -> bool:
-    """Whether TensorFlow complains that its runtime had been started before."""
+    """Return whether TensorFlow complains that its runtime was already started."""
     return isinstance(error, RuntimeError) and _ANSWER in str(error)
 
 
 def explain_early_operation(
     *, script: Path | None = None, first: traceback.FrameSummary | None = None
 ) -> InvalidConfiguration:
-    """What to tell the user, with the line at fault as well as it is known.
+    """Return the error for the user, with the line at fault as far as it is known.
 
-    By default `script` is the one that Python was started with, and `first` what `watch_first_operation` saw.
+    By default `script` is the one that Python was started with, and `first` is what `watch_first_operation`
+    recorded.
     """
     frame = first or (_first[-1] if _first else None)
     path = script or _main_script()
@@ -87,7 +88,7 @@ def _main_script() -> Path | None:
 
 
 def _likely_line(script: Path | None) -> str:
-    """The first call into TensorFlow that the script makes while it is imported."""
+    """Return the first call into TensorFlow that the script makes while it is imported."""
     try:
         source = script.read_text(encoding="utf-8") if script else ""
         call = _first_module_level_call(ast.parse(source))

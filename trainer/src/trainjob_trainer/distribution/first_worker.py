@@ -1,4 +1,4 @@
-"""The first worker, whose process coordinates the others: they wait for it, and notice that it is gone."""
+"""The first worker, whose process coordinates the others: they wait for it, and notice when it is gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS_A_LOOK = 1.0
 
 
 def listens(address: str) -> bool:
-    """Whether a connection to `host:port` is taken; an address that is none takes none."""
+    """Return whether `host:port` accepts a connection; an invalid address does not."""
     try:
         _connect(address, _SECONDS_A_LOOK)
     except (OSError, ValueError, OverflowError):
@@ -24,7 +24,7 @@ def listens(address: str) -> bool:
 
 
 def is_gone(address: str | None) -> bool:
-    """Whether nobody listens at `host:port` any more; a host that doesn't answer may still be there."""
+    """Return whether `host:port` refuses a connection; a host that does not respond may still be there."""
     try:
         _connect(address or "", _SECONDS_A_LOOK / 2)
     except ConnectionRefusedError:
@@ -39,14 +39,14 @@ def _connect(address: str, seconds: float) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
 
-# Coming second: the first worker's server is there before the others ask for it.
+# The wait for the first worker's server.
 #
-# TensorFlow tries a port where nobody listens yet again only after a second. All workers start at the same
-# moment, so every other restart would take that second longer.
+# If no process listens yet, TensorFlow retries only after a second. All workers start at the same moment,
+# so every other restart would take that second longer.
 
 
 PATIENCE_SECONDS = 10.0
-"""Then TensorFlow does the waiting, and says for whom."""
+"""After this time TensorFlow waits, and logs for which worker."""
 _SECONDS_BETWEEN_LOOKS = 0.01
 
 
@@ -56,9 +56,9 @@ def wait_for_first_worker(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Return whether the worker that coordinates the others listens, after `PATIENCE_SECONDS` at most.
+    """Wait `PATIENCE_SECONDS` at most for the first worker, and return whether it listens.
 
-    The first worker itself, and one that is alone, wait for no other; for them it is true.
+    The first worker itself and a single worker do not wait; for them it is true.
     """
     address = task.writer_address
     if not task.is_distributed or task.num_workers == 1 or address is None or task.is_writer:
@@ -71,22 +71,22 @@ def wait_for_first_worker(
     return True
 
 
-# In between: a pause of the machine isn't the death of all workers.
+# Longer heartbeat timeouts: a pause of the machine is not the death of all workers.
 #
-# By TensorFlow's default the service takes each worker for dead, its own process too, whose heartbeat is ten
-# seconds late by the clock on the wall. Then it ends training on a machine that was moved, or a laptop that
-# has slept, for so long, or whose clock was set.
+# By default TensorFlow's coordination service regards each worker as dead, even its own process, whose
+# heartbeat is ten seconds late by the wall clock. That would end training on a machine that was migrated,
+# or a laptop that slept, for that long, or whose clock was set.
 
 
 _SECONDS_WITH_AGENT = 86_400.0
 _SECONDS_ALONE = 60.0
-"""Longer than the pause of a machine that is moved. Nothing else ends a wait for the dead without agents."""
+"""Longer than a migrated machine pauses. Without agents nothing else ends the wait for a dead worker."""
 
 
 def bear_pauses(*, has_agent: bool, service: Any = None) -> None:
-    """To be called before a strategy of several workers is built: let the service wait longer for heartbeats.
+    """Let the service wait longer for heartbeats; call this before a strategy of several workers is built.
 
-    An agent notices a worker's death at once, without TensorFlow's help.
+    An agent notices a worker's death at once, without TensorFlow.
     """
     service = service or importlib.import_module("tensorflow.python.eager.context").context()
     seconds = _SECONDS_WITH_AGENT if has_agent else _SECONDS_ALONE

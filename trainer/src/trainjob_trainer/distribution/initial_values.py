@@ -1,9 +1,9 @@
-"""Variables that begin with the same values on all workers, by one agreement for many of them.
+"""Initial values of variables that are the same on all workers, by one agreement for many variables.
 
-TensorFlow broadcasts the initial value of each variable from the first worker as it is created, so that all
-workers meet as often as a model and its optimizer have variables. Here each worker takes the value that it
-has computed itself. Before anything is computed with them, the workers compare one hash; if it differs, the
-first worker's values are broadcast, of the variables that differ and of all these together.
+TensorFlow broadcasts the initial value of each variable from the first worker when it is created: one
+collective for each variable of a model and its optimizer. Here each worker takes the value that it computes
+itself. Before the values are used, the workers compare one hash. If it differs, the first worker's values of
+the variables that differ are broadcast together.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 
 _LARGEST_PACK = 256 << 20
-"""Bytes that one broadcast takes, unless a single variable has more: they are copied several times."""
+"""Maximum bytes of one broadcast, unless a single variable has more: they are copied several times."""
 _WORD = 8
-"""Bytes of the integers that a broadcast takes, which knows few types."""
+"""Bytes of the integers that are broadcast: a broadcast supports few types."""
 
 
 def create_locally(strategy: Any, task: Task) -> None:
-    """Have a MultiWorkerMirroredStrategy that was just built create variables without a meeting for each.
+    """Make a newly built MultiWorkerMirroredStrategy create variables without a broadcast for each.
 
-    A strategy of another kind, or of one worker, is left alone.
+    A strategy of another kind, or of one worker, is not changed.
     """
     extended = strategy.extended
-    if "run" in vars(strategy):  # a script that uses the library: both look after it
+    if "run" in vars(strategy):  # already done: both the library and the support for plain scripts call this
         return
     workers = getattr(extended, "_num_workers", 1)
     if workers > 1 and workers == task.num_workers and hasattr(extended, "_in_multi_worker_mode"):
@@ -42,14 +42,14 @@ def create_locally(strategy: Any, task: Task) -> None:
 
 
 def find_different(hashes: Sequence[Sequence[int]]) -> list[int]:
-    """The positions of variables whose hashes, by the worker's rank, differ."""
+    """Return the positions of variables whose hashes differ; `hashes` are by the worker's rank."""
     return [position for position, seen in enumerate(zip(*hashes, strict=True)) if len(set(seen)) > 1]
 
 
 def refuse_other_counts(counts: Sequence[int], names: Sequence[str], last: Any) -> None:
-    """Refuse other counts of variables since the workers last met: these would wait for each other.
+    """Refuse different counts of new variables: the workers would wait for each other.
 
-    Counts and names are by rank; `last` is the newest variable of this worker.
+    Counts, since the last agreement, and names are by rank; `last` is the newest variable of this worker.
     """
     other = next((rank for rank, count in enumerate(counts) if count != counts[0]), None)
     if other is not None:
@@ -61,7 +61,7 @@ def refuse_other_counts(counts: Sequence[int], names: Sequence[str], last: Any) 
 
 
 def build_packs(sizes: Sequence[int], largest: int) -> list[list[int]]:
-    """Positions in their order, put together up to so many bytes; what is larger stays alone."""
+    """Group positions, in order, into packs of at most `largest` bytes; a larger one is alone."""
     packs: list[list[int]] = []
     room = 0
     for position, size in enumerate(sizes):
@@ -74,7 +74,7 @@ def build_packs(sizes: Sequence[int], largest: int) -> list[list[int]]:
 
 
 class InitialValues:
-    """The initial values of one strategy's variables: a MultiWorkerMirroredStrategy's of several workers."""
+    """The initial values of the variables of one MultiWorkerMirroredStrategy of several workers."""
 
     def __init__(self, strategy: Any, task: Task) -> None:
         self._strategy = strategy
@@ -85,7 +85,7 @@ class InitialValues:
         self._broadcast_value = strategy.extended._get_variable_creator_initial_value
 
     def install(self) -> None:
-        """Stand between the strategy and its variables, and before what is computed with them."""
+        """Replace the strategy's creation of variables, and agree before they are used."""
         strategy, extended = self._strategy, self._strategy.extended
         extended._get_variable_creator_initial_value = self._initial_value
         extended._create_variable = self._creating(extended._create_variable)
@@ -98,7 +98,7 @@ class InitialValues:
         if not self._pending or _is_in_replica():
             return
         pending, self._pending = self._pending, []
-        with tf.init_scope():  # a step may be in the middle of its trace
+        with tf.init_scope():  # a step may be in the middle of its tracing
             hashes = [_hash(variable) for variable in pending]
             told = gather_all(self._strategy, self._task, [len(pending), _hash_of(repr(hashes).encode())])
             refuse_other_counts([count for count, _ in told], self._task.trainees, pending[-1])
@@ -118,10 +118,10 @@ class InitialValues:
         return creating
 
     def _initial_value(self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any) -> Any:
-        """In the place of TensorFlow's own, whose arguments it takes: a function that returns the value.
+        """Return a function that returns the value, in place of TensorFlow's own and with its arguments.
 
-        What is created in the middle of a step is used at once, and what has no fixed size is no number:
-        these are broadcast as ever.
+        A variable that is created within a step is used at once, and one without a fixed size is no number:
+        TensorFlow broadcasts these as usual.
         """
         broadcast = functools.partial(self._broadcast_value, replica_id, device, primary_var)
         if replica_id > 0:
@@ -143,7 +143,7 @@ class InitialValues:
         return compute
 
     def _running(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        # Its module stays TensorFlow's: autograph leaves it alone, and converts the step that it is given.
+        # Its module stays TensorFlow's: autograph does not convert it, but converts the step passed to it.
         @functools.wraps(run)
         def running(*args: Any, **kwargs: Any) -> Any:
             self.agree()
@@ -172,7 +172,7 @@ class InitialValues:
 
 
 class _Scope:
-    """A strategy's scope, at whose end the workers agree; not where an error ends it on one of them."""
+    """A strategy's scope; the workers agree at its end, unless an error ends it on one of them."""
 
     def __init__(self, scope: Any, agree: Callable[[], None]) -> None:
         self._scope = scope
@@ -195,11 +195,11 @@ def _is_in_replica() -> bool:
 
 
 def _hash(variable: Any) -> int:
-    """Of shape, type and value."""
+    """Return a hash of shape, type and value."""
     value = local_components(variable)[0].numpy()
     return _hash_of(f"{value.shape} {value.dtype}".encode() + value.tobytes())
 
 
 def _hash_of(content: bytes) -> int:
-    """48 bits: numbers are added up over a worker's devices on their way, within 64."""
+    """Return 48 bits: the collective sums numbers over a worker's devices, in 64 bits."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")

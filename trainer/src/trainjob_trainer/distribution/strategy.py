@@ -1,4 +1,4 @@
-"""The distribution strategy that a replica's role implies, and how the replica comes to it."""
+"""The distribution strategy of a replica: its choice by the role, and its construction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainjob_trainer.errors import InvalidConfiguration, PortInUse, first_line
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
-# Which of TensorFlow's strategies a replica trains under: the decision, without TensorFlow.
+# The choice of the strategy, without TensorFlow.
 
 
 class Kind(Enum):
@@ -39,11 +39,11 @@ class Kind(Enum):
 
 
 def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
-    """Choose by the replica's role, and by what there is to compute with.
+    """Choose by the replica's role and devices.
 
     A cluster of one is MultiWorkerMirrored too, so that growing a job changes nothing. The evaluator has one
-    device: a second one would need its batches padded, and metrics that are not weighted would count that.
-    `devices` are GPUs, or what the processor has been divided into. Replicas that serve a chief don't ask.
+    device: a second one would need padded batches, and unweighted metrics would count the padding.
+    `devices` counts the GPUs, or the logical CPUs. Replicas that serve a chief do not call this.
     """
     if task.is_evaluator:
         return Kind.EVALUATOR
@@ -62,25 +62,25 @@ def choose_kind(task: Task, *, devices: int, tpu: str | None) -> Kind:
 
 
 def is_mirrored(strategy: Any) -> bool:
-    """Whether variables are kept alike on all replicas, of one process or of several."""
+    """Return whether variables are mirrored on all devices, of one process or of several."""
     return "MirroredExtended" in {kind.__name__ for kind in type(strategy.extended).__mro__}
 
 
-# The TPU that the environment names, if there is one.
+# The TPU that the environment names.
 #
-# TensorFlow's resolver is asked only then: without a name it asks the metadata server of Google's machines,
-# and waits for it on all others.
+# TensorFlow's resolver is called only if there is a name: without one it queries the metadata server of
+# Google's machines, and waits for it on all others.
 
 
 _OWN = "local"
-"""TensorFlow's name for a TPU of this very machine."""
+"""TensorFlow's name for a TPU of this machine."""
 
 
 def named_tpu(env: Mapping[str, str]) -> str | None:
-    """The name or address of this process's TPU.
+    """Return the name or address of this process's TPU, None without one.
 
-    `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS` and `TPU_NAME` are what TensorFlow's resolver reads, in this order; on
-    GKE's nodes with TPUs of their own there is `TPU_WORKER_ID` instead.
+    TensorFlow's resolver reads `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS` and `TPU_NAME`, in this order; GKE nodes
+    with their own TPUs have `TPU_WORKER_ID` instead.
     """
     for variable in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
         if env.get(variable):
@@ -115,12 +115,12 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 def build_coordinated_strategy(task: Task) -> Any:
-    """Connect to all workers and parameter servers, as soon as they are there.
+    """Connect to all workers and parameter servers, as soon as they listen.
 
-    Variables are spread over the servers one by one. They are not cut into parts: Keras 3 can't take the
-    gradient of a variable that is.
+    Variables are distributed over the servers one by one. They are not sharded: Keras 3 can't take the
+    gradient of a sharded variable.
     """
-    # Otherwise a call of a worker that has died waits for it to come back, instead of being taken elsewhere.
+    # Otherwise a call to a dead worker waits for its return, instead of being sent to another worker.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     wait_for_servers(server_addresses(task))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -136,14 +136,14 @@ def build_coordinated_strategy(task: Task) -> Any:
 
 
 def training_cluster(task: Task) -> Any:
-    """TF_CONFIG's cluster without the evaluator, which nobody waits for."""
+    """Return TF_CONFIG's cluster without the evaluator: no replica waits for it."""
     return tf.train.ClusterSpec(
         {role: list(a) for role, a in task.cluster.items() if role != "evaluator" and a}
     )
 
 
 def server_addresses(task: Task) -> list[tuple[str, str]]:
-    """Name and `host:port` of everybody whom the chief needs."""
+    """Return name and `host:port` of every replica that the chief needs."""
     return [
         (f"{role}-{index}", address)
         for role in ("ps", "worker")
@@ -159,10 +159,10 @@ def wait_for_servers(
     sleep: Callable[[float], object] = time.sleep,
     tell: Callable[[str], None] = announce,
 ) -> None:
-    """Return when all servers listen, given by name and `host:port`.
+    """Return when all servers, given by name and `host:port`, listen.
 
-    TensorFlow would wait too, but deaf to SIGTERM. There is no deadline: who is missing is for the job to
-    judge, which knows what has become of the pod.
+    TensorFlow would wait too, but ignore SIGTERM. There is no deadline: the job's controller decides about a
+    missing replica, since it knows the state of the pod.
     """
     ask = listens or is_listening
     told_at = clock()
@@ -178,9 +178,9 @@ watch_first_operation()
 
 
 def build_strategy(task: Task, env: Mapping[str, str] | None = None) -> Any:
-    """Build it, before any TensorFlow operation runs. Workers wait here for each other.
+    """Build the strategy before any TensorFlow operation runs; workers wait here for each other.
 
-    Raises InvalidConfiguration and PortInUse, as `explained` has them.
+    Raises InvalidConfiguration and PortInUse, as `explained` does.
     """
     env = os.environ if env is None else env
     tpu = None if task.is_evaluator else named_tpu(env)
@@ -198,11 +198,11 @@ def build_strategy(task: Task, env: Mapping[str, str] | None = None) -> Any:
 
 @contextlib.contextmanager
 def explained(task: Task) -> Iterator[None]:
-    """Around what makes TensorFlow listen: its errors in words that say what to do.
+    """Explain the errors of code that makes TensorFlow listen, and say what to do.
 
     Raises:
-        InvalidConfiguration: an operation ran before, with the user's line.
-        PortInUse: this replica's address is taken.
+        InvalidConfiguration: an operation ran before; the message has the user's line.
+        PortInUse: another process uses this replica's address.
     """
     try:
         yield
@@ -233,7 +233,7 @@ def _build(kind: Kind, task: Task, tpu: str | None) -> Any:
 
 
 def _devices() -> list[str]:
-    """GPUs, or the processor; each as many times as it has been divided. Asking starts nothing."""
+    """Return the names of the logical GPUs, or else CPUs; this does not start TensorFlow's runtime."""
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     divided = tf.config.get_logical_device_configuration
     count = sum(len(divided(one) or [one]) for one in tf.config.list_physical_devices(kind))
@@ -241,7 +241,7 @@ def _devices() -> list[str]:
 
 
 def _grow_memory_on_demand() -> None:
-    """Processes share a GPU on a laptop; TensorFlow would reserve all of it for the first."""
+    """Let processes share a GPU on a laptop: TensorFlow would reserve all of it for the first one."""
     for gpu in tf.config.list_physical_devices("GPU"):
-        with contextlib.suppress(RuntimeError, ValueError):  # set by the user before, or in use already
+        with contextlib.suppress(RuntimeError, ValueError):  # already set by the user, or already in use
             tf.config.experimental.set_memory_growth(gpu, True)

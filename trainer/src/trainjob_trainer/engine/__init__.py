@@ -1,1 +1,1 @@
-"""Steps of a Keras model, many in a call of TensorFlow, and what belongs to them."""
+"""Steps of a Keras model, many in one TensorFlow call, with their gradients, losses, metrics and state."""

@@ -1,6 +1,6 @@
-"""The user's callbacks: which of them look at each batch, what they remember, and where they write.
+"""The user's callbacks: which of them need each batch, which state they keep, and where they write.
 
-It imports no Keras: it is needed while Keras is being imported.
+This module imports no Keras, because it is needed while Keras is being imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEST_METHODS = ("on_test_batch_begin", "on_test_batch_end")
 
 
 def sees_batches(callback: Any, methods: Iterable[str] = TRAIN_METHODS) -> bool:
-    """Whether a callback does something before or after each batch, or might."""
+    """Return whether a callback does, or may do, something before or after each batch."""
     is_content = _CONTENT.get(type(callback).__name__)
     if is_content and type(callback).__module__.startswith("keras.") and is_content(callback):
         return False
@@ -35,13 +35,13 @@ _CONTENT: Mapping[str, Callable[[Any], bool]] = {
     "ModelCheckpoint": lambda one: one.save_freq == "epoch",
     "BackupAndRestore": lambda one: one.save_freq == "epoch",
 }
-"""Keras's callbacks that have methods for batches and may do without: when they do."""
+"""Conditions under which Keras's own callbacks don't need their batch methods, by class."""
 
 
-# What Keras's own callbacks remember between epochs, kept across a restart.
+# State of Keras's own callbacks between epochs, kept across a restart.
 #
-# Without it the first epoch after a restart would always be "the best so far": a worse model would overwrite
-# a better one, and patience would begin anew.
+# Without it the first epoch after a restart would always be "the best so far": a worse model would
+# overwrite a better one, and patience would start from zero.
 
 
 _MEMORY = {
@@ -54,12 +54,12 @@ _WEIGHTS = "best-weights-{}"
 
 
 def remembered(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
-    """One entry a callback: its class and the values it decides by; nothing for classes unknown here."""
+    """Return one entry per callback: its class and state, both empty for a class not in `_MEMORY`."""
     return [{"kind": kind, **_values(callback, kind)} for callback in callbacks for kind in [_kind(callback)]]
 
 
 def remembered_weights(callbacks: Sequence[Any]) -> HostGroups:
-    """The best weights that `EarlyStopping(restore_best_weights=True)` holds, by the callback's position."""
+    """Return the best weights of `EarlyStopping(restore_best_weights=True)`, by the callback's position."""
     return {
         _WEIGHTS.format(position): [NamedArray(str(i), array) for i, array in enumerate(weights)]
         for position, callback in enumerate(callbacks)
@@ -69,7 +69,7 @@ def remembered_weights(callbacks: Sequence[Any]) -> HostGroups:
 
 
 def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], groups: HostGroups) -> None:
-    """Give each callback what it remembered; one that has been replaced by another kind starts anew."""
+    """Restore the state of each callback; a callback whose class has changed keeps its initial state."""
     for position, (callback, entry) in enumerate(zip(callbacks, memory)):
         kind = _kind(callback)
         if not kind or entry.get("kind") != kind:
@@ -83,7 +83,7 @@ def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], grou
 
 
 def keep_files(callbacks: Sequence[Any]) -> None:
-    """Have a resumed script go on with its log instead of emptying it, and restore once, not twice."""
+    """Make a resumed script's `CSVLogger` append, and keep `BackupAndRestore` from restoring again."""
     for callback in callbacks:
         kinds = _keras_kinds(callback)
         if "CSVLogger" in kinds:
@@ -105,9 +105,9 @@ def _keras_kinds(callback: Any) -> set[str]:
     return {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
 
 
-# Files of replicas that are not the writer: the same calls, into a private folder that is removed at exit.
+# Files of replicas other than the writer: they go to a private folder that is removed at exit.
 #
-# They still make the calls, as reading some variables takes all workers.
+# These replicas still make the calls, because reading some variables takes all workers.
 
 
 _folders: list[Path] = []
@@ -115,7 +115,7 @@ _REMOTE = "://"
 
 
 def private_path(path: Any) -> str:
-    """Where this replica writes what the script wants at `path`."""
+    """Return the path in this replica's private folder that replaces `path`."""
     if not _folders:
         _folders.append(Path(tempfile.mkdtemp(prefix="trainjob-private-")))
         atexit.register(remove_private_folder)
@@ -129,18 +129,18 @@ def private_path(path: Any) -> str:
 
 
 def has_private_files() -> bool:
-    """Whether this replica has written any."""
+    """Return whether this replica has a private folder."""
     return bool(_folders)
 
 
 def remove_private_folder() -> None:
-    """Drop everything that went there."""
+    """Remove the private folder with all its files."""
     while _folders:
         shutil.rmtree(_folders.pop(), ignore_errors=True)
 
 
 def isolate(callbacks: Iterable[Any]) -> None:
-    """Turn Keras's own writing callbacks to the private folder; what they read stays where it is."""
+    """Redirect what Keras's own callbacks write to the private folder; what they read stays where it is."""
     for callback in callbacks:
         kinds = _keras_kinds(callback)
         for kind, attribute in _WRITTEN_PATHS.items():
@@ -163,7 +163,7 @@ _BACKUP_PATHS = (
 
 
 def _isolate_backup(callback: Any) -> None:
-    """Restore from the writer's folder like everyone, then write and delete in a private one."""
+    """Restore from the writer's folder like every replica, then write and delete in the private folder."""
     begin = callback.on_train_begin
 
     def on_train_begin(logs: Any = None) -> None:

@@ -1,7 +1,7 @@
-"""The way of gradients from a traced step to its optimizer: they are timed, looked at, and summed if need be.
+"""The path of gradients from a traced step to its optimizer: timed, checked, and summed if necessary.
 
-The step calls `optimizer.apply` as ever, Keras's own step or one of the user's. What is between the two is
-put there while the step is being traced, and taken away again.
+The step, Keras's own or the user's, calls `optimizer.apply` as usual. This module replaces methods of the
+optimizer while the step is traced, and restores them afterwards.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import weighed_gradients
 from trainjob_trainer.engine.work_time import gradients_moment
 
-# Rows of tables that are looked up whatever the batch holds, such as those of positions.
+# Gradient rows of tables whose lookups don't depend on the batch, such as position embeddings.
 #
-# Keras's optimizers square each row of a gradient by itself, also where several are of the same place in the
-# table. One process has one row for each lookup of a position, summed over the batch; workers would have one
-# each. So these are summed over the replicas before the optimizer sees them, as any weight's gradient is.
+# Keras's optimizers square each row of a gradient by itself, even if several rows have the same index in
+# the table. One process has one row for each lookup of a position, summed over the batch; workers would
+# have one each. So these rows are summed over the devices before the optimizer gets them, like the gradient
+# of any weight.
 
 
 _OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
 def has_fixed_rows(gradient: Any) -> bool:
-    """Whether a gradient is of rows of a table that are the same for any batch of this shape.
+    """Return whether a gradient has table rows that are the same for any batch of this shape.
 
-    Known where it has been traced into the graph of the step; elsewhere the answer is no.
+    This is known only if the gradient was traced into the graph of the step; otherwise return false.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return False
@@ -56,7 +57,7 @@ def has_fixed_rows(gradient: Any) -> bool:
 
 
 def sum_fixed_rows(gradients: Sequence[Any]) -> list[Any]:
-    """Have the first replica hold the sum of such rows, and the others zeros; all replicas call it."""
+    """Sum such rows over all devices: the first gets the sum, the others zeros. All devices call it."""
     context = tf.distribute.get_replica_context()
     fixed = [position for position, one in enumerate(gradients) if has_fixed_rows(one)]
     found = list(gradients)
@@ -71,14 +72,14 @@ def sum_fixed_rows(gradients: Sequence[Any]) -> list[Any]:
     return found
 
 
-# Gradients summed over all replicas before the optimizer looks at them.
+# Gradients summed over all devices before the optimizer gets them.
 #
-# Keras's `apply` clips, accumulates and checks what each replica passes, and sums over the replicas last.
-# So `clipnorm` would bound each worker's own gradient, an overflow on one worker would keep that one alone
-# from taking the step, and what `gradient_accumulation_steps` does in a branch can't reduce there at all.
-# Here they are summed first, in one collective as before, and `apply` then runs once for all replicas of
-# this process, outside any replica: there Keras reduces nothing, and branches may update variables. Every
-# worker computes the same from the same sums.
+# Keras's `apply` clips, accumulates and checks the gradients of each device, and sums over the devices
+# last. So `clipnorm` would bound each worker's own gradient, an overflow on one worker would make only that
+# worker skip the step, and the branch for `gradient_accumulation_steps` can't reduce at all. Here gradients
+# are summed first, in one collective as before. `apply` then runs once for all devices of this process, in
+# the cross-replica context: there Keras reduces nothing, and branches may update variables. Every worker
+# computes the same result from the same sums.
 
 
 _LOOKS_AT_GRADIENTS = (
@@ -88,14 +89,14 @@ _LOOKS_AT_GRADIENTS = (
     "gradient_accumulation_steps",
     "ema_overwrite_frequency",
 )
-"""Settings by which an optimizer looks at gradients, or updates variables in a branch."""
+"""Settings that make an optimizer read gradients, or update variables in a branch."""
 
 Apply = Callable[..., Any]
-"""An optimizer's own `apply`: gradients, and the variables or None."""
+"""An optimizer's own `apply`: it takes gradients, and the variables or None."""
 
 
 def are_needed(optimizer: Any, strategy: Any) -> bool:
-    """Whether this optimizer has a setting that Keras gets wrong under such a strategy."""
+    """Return whether this optimizer has a setting that Keras handles wrongly under such a strategy."""
     if not is_mirrored(strategy) or optimizer is None:
         return False
     settings = inner_of(optimizer)
@@ -103,12 +104,12 @@ def are_needed(optimizer: Any, strategy: Any) -> bool:
 
 
 def scales_loss(optimizer: Any) -> bool:
-    """Whether it scales the loss, as `mixed_float16` brings it along."""
+    """Return whether an optimizer scales the loss, as under `mixed_float16`."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def inner_of(optimizer: Any) -> Any:
-    """The optimizer that has the settings."""
+    """Return the optimizer that has the settings."""
     return optimizer.inner_optimizer if scales_loss(optimizer) else optimizer
 
 
@@ -121,10 +122,10 @@ def apply_globally(
     shares: Sequence[Any] = (),
     condition: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None,
 ) -> None:
-    """Sum the gradients over all replicas and apply them; each replica calls it.
+    """Sum the gradients over all devices and apply them; all devices call it.
 
-    A gradient is None where a variable has none. `shares` are float32 scalars, summed in the same collective;
-    `condition` says by the summed gradients and shares whether the update takes place.
+    A gradient is None if a variable has none. `shares` are float32 scalars, summed in the same collective;
+    `condition` takes the summed gradients and shares, and returns whether the update takes place.
     """
     if variables is not None and any(getattr(one, "overwrite_with_gradient", False) for one in variables):
         apply(gradients, variables)  # float8: some "gradients" are scales, which can't be summed
@@ -155,10 +156,10 @@ def _done(_: Any) -> bool:
 
 @contextmanager
 def _outside_replicas(strategy: Any, optimizer: Any) -> Iterator[None]:
-    """Let `apply` update variables where it is, instead of meeting the other replicas once more.
+    """Let `apply` update variables in the cross-replica context, without another merge call.
 
-    `_use_merge_call` is TensorFlow's own word for that, and false under XLA on GPUs. The loss scale's
-    `_tf_apply` only chooses between the two.
+    `_use_merge_call` is TensorFlow's own setting for that, and false under XLA on GPUs. The loss scale's
+    `_tf_apply` only chooses between a merge call and `_common_apply`.
     """
     changes = [(strategy.extended, "_use_merge_call", lambda: False)]
     if scales_loss(optimizer):
@@ -175,15 +176,15 @@ def _outside_replicas(strategy: Any, optimizer: Any) -> Iterator[None]:
 _UPDATE = "_distributed_tf_update_step"
 """Keras's method that updates all variables, given their summed gradients."""
 _LOCAL = (None, "none", "sum")
-"""Kinds of aggregation with which each replica assigns to a copy of its own."""
+"""Kinds of aggregation with which each device assigns to its own copy."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """What one step of a replica leaves behind, as tensors.
+    """Tensors that describe one traced step of a device.
 
-    `ready` is when the gradients were there, as `work_time.moment_after`; 0 where that can't be known. With
-    `fault` the loss or a gradient is not finite; with `skipped` all replicas have left the update out.
+    `ready` is when the gradients were computed, as `work_time.moment_after`; 0 if that can't be known.
+    `fault`: the loss or a gradient is not finite. `skipped`: all devices have skipped the update.
     """
 
     ready: Any
@@ -193,25 +194,25 @@ class Traced:
 
 @dataclass
 class _Notes:
-    """Of one step, by all replicas of this process: each is traced up to where all meet, then the next."""
+    """Notes on one step of all devices of this process: each is traced up to the merge, then the next."""
 
     graph: Any
     losses: dict[int, Any] = field(default_factory=dict)
-    """By the thread that traces a replica."""
+    """Loss by the thread that traces a device."""
     moments: list[Any] = field(default_factory=list)
     faults: list[Any] = field(default_factory=list)
     skipped: list[Any] = field(default_factory=list)
 
     def here(self, tensors: Sequence[Any], otherwise: Any) -> list[Any]:
-        """Those of the step itself: what belongs to a branch of it can't be had outside."""
+        """Return the tensors of the step itself: those of a branch can't be used outside the branch."""
         return [one for one in tensors if one.graph is self.graph] or [otherwise]
 
 
 class GradientPath:
-    """The way from the steps of one model to its optimizers; there are none where nothing is trained.
+    """The path from the steps of one model to its optimizers; there are none if nothing is trained.
 
-    The main optimizer comes first. `kept` are the variables that the forward pass changes; they stay as they
-    were where an update is left out.
+    The main optimizer comes first. `kept` are the variables that the forward pass changes; they keep their
+    values if an update is skipped.
     """
 
     def __init__(
@@ -229,14 +230,14 @@ class GradientPath:
 
     @classmethod
     def of(cls, model: Any, strategy: Any, on_nan: OnNan) -> GradientPath:
-        """That of a compiled model. Its metrics and moving averages are kept from a batch that is skipped."""
+        """Build the path of a compiled model. A skipped batch changes no metrics and no moving averages."""
         changed = [*model.non_trainable_variables, *model.metrics_variables]
         kept = [one for one in changed if tf.as_dtype(one.dtype).is_floating and one.aggregation in _LOCAL]
         return cls(strategy, optimizers_of(model), on_nan, kept)
 
     @contextmanager
     def summing(self) -> Iterator[None]:
-        """While a step is being traced by somebody else, or run: only sum gradients where need be."""
+        """Only sum gradients where necessary, while other code traces or runs a step."""
         notes = self._notes
         if notes is not None:
             yield
@@ -250,10 +251,10 @@ class GradientPath:
             yield
 
     def trace(self, step: Callable[[], Any]) -> Traced:
-        """Call the step of a replica, within its trace."""
+        """Call the step of a device within its trace."""
         unknown, no = tf.constant(0.0, tf.float64), tf.constant(False)
         notes = self._notes
-        if notes is not None:  # another replica of this process is being traced, and notes for both
+        if notes is not None:  # another device of this process is being traced, and its notes hold both
             self._keeping(step, notes)
             return Traced(unknown, no, no)
         notes = _Notes(unknown.graph)
@@ -319,7 +320,7 @@ class GradientPath:
 
 
 def any_of(flags: Sequence[Any]) -> Any:
-    """Whether one of them is true; most often there is only one."""
+    """Return whether one of the flags is true; usually there is only one."""
     return functools.reduce(tf.logical_or, flags)
 
 
@@ -350,14 +351,14 @@ def _summing(optimizer: Any, *, globally: bool) -> Callable[..., None]:
 
 
 def _note_gathered(gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
-    """Mark tables whose gradients are rows: they are gathered from all replicas, not summed."""
+    """Mark tables whose gradients are rows: these are gathered from all devices, not summed."""
     for gradient, variable in zip(gradients, variables or ()):
         if isinstance(gradient, tf.IndexedSlices):
             variable.is_gathered = True
 
 
 def _noting_loss(optimizer: Any, notes: _Notes) -> Callable[[Any], Any]:
-    """Keras's step passes its loss to the optimizer before the backward pass."""
+    """Note the loss, which Keras's step passes to the optimizer before the backward pass."""
     scale_loss = optimizer.scale_loss
 
     def noting(loss: Any) -> Any:
@@ -368,7 +369,7 @@ def _noting_loss(optimizer: Any, notes: _Notes) -> Callable[[Any], Any]:
 
 
 def _loss_share(notes: _Notes) -> Any:
-    """This replica's share of the loss, as far as it is known: a float32 scalar."""
+    """Return this device's share of the loss, a float32 scalar; 0 if it is not known."""
     loss = notes.losses.get(threading.get_ident())
     if loss is None or getattr(loss, "graph", None) is not notes.graph:
         return tf.constant(0.0)
@@ -376,10 +377,10 @@ def _loss_share(notes: _Notes) -> Any:
 
 
 def _are_finite(gradients: Sequence[Any], loss: Any, optimizer: Any) -> Any:
-    """Whether all are, by their sum.
+    """Return whether the gradients and the loss are finite, by their sum.
 
-    A scale of the loss makes gradients overflow now and then, and is halved each time: that is its way to
-    find the right one. At 1 it has come to its end.
+    A loss scale makes gradients overflow at times, and is halved each time until it fits. At 1 or less an
+    overflow is a fault.
     """
     total = _total(gradients)
     if not scales_loss(optimizer):
@@ -389,7 +390,7 @@ def _are_finite(gradients: Sequence[Any], loss: Any, optimizer: Any) -> Any:
 
 
 def _total(gradients: Sequence[Any]) -> Any:
-    """NaN or infinite if one of them is; too large a sum of finite ones needs some of 1e30."""
+    """Return a sum that is NaN or infinite if a value is; finite values overflow it only if some are 1e30."""
     values = [getattr(one, "values", one) for one in gradients if one is not None]
     wide = [tf.cast(one, tf.float32) if one.dtype.size < 4 else one for one in values]
     sums = [tf.cast(tf.reduce_sum(one), tf.float32) for one in wide]
@@ -402,12 +403,12 @@ def _put_back(variables: Sequence[Any], values: Sequence[Any]) -> bool:
     return True
 
 
-# An optimizer's update, traced once for all variables of one shape instead of for each.
+# An optimizer's update, traced once for all variables of one shape.
 #
-# Tracing is Python's work, and three quarters of a step's trace are Adam's forty operations a variable. The
-# update of one variable is a function of its gradient, itself and the optimizer's variables for it: it is
-# traced for the first of a shape, and called for the others. TensorFlow puts the calls into the step's graph,
-# which is the same as before.
+# Tracing runs in Python, and three quarters of a step's trace are Adam's forty operations per variable. The
+# update of one variable is a function of its gradient, the variable and the optimizer's variables for it.
+# It is traced for the first variable of a shape, and called for the others. TensorFlow inlines the calls
+# into the step's graph, which is the same as before.
 
 
 Update = Callable[[Any, Sequence[tuple[Any, Any]], Any], None]
@@ -426,14 +427,14 @@ _KNOWN = (
     keras.optimizers.Lion,
     keras.optimizers.Lamb,
 )
-"""Whose update depends on nothing else of a variable. Muon's depends on its name, Adafactor's on its rank."""
+"""Optimizers whose update needs nothing else of a variable. Muon needs its name, Adafactor its rank."""
 
 
 def shared_update(optimizer: Any, update: Update, index: Callable[[Any], int]) -> Update:
-    """What takes the place of a built optimizer's own `update` while a step is traced.
+    """Return the replacement of a built optimizer's own `update` while a step is traced.
 
-    Optimizers of other classes than Keras's keep their own, and so do those of classes derived from Keras's.
-    `index` returns a variable's position among those that the optimizer was built for.
+    Optimizers of classes that are not in `_KNOWN`, derived classes included, keep their own. `index` returns
+    a variable's position among those that the optimizer was built for.
     """
     if type(optimizer) not in _KNOWN:
         return update
@@ -462,7 +463,7 @@ def shared_update(optimizer: Any, update: Update, index: Callable[[Any], int]) -
 
 
 def find_slots(optimizer: Any) -> list[str]:
-    """The attributes that hold a variable for each of those that are trained."""
+    """Return the names of the attributes that hold one variable for each trained variable."""
     count = len(optimizer._trainable_variables)
     return [
         name
@@ -477,7 +478,7 @@ def find_slots(optimizer: Any) -> list[str]:
 def _update_of_one(optimizer: Any, slots: Sequence[str]) -> Callable[..., None]:
     def update(gradient: Any, variable: Any, own: Sequence[Any], rate: Any, steps: Any) -> None:
         attributes = vars(optimizer)
-        # The steps as a number: what depends on it alone is the same for all variables, and computed once.
+        # The steps as a tensor: what depends on it alone is the same for all variables, and computed once.
         others = {**{name: [one] for name, one in zip(slots, own)}, "_iterations": steps}
         before = {name: attributes[name] for name in others}
         attributes.update(others)

@@ -1,11 +1,10 @@
-"""The metrics of the epoch under way: reduced at once, and in a form that a checkpoint can hold.
+"""The metrics of the current epoch: reduced together, and in a form that a checkpoint can hold.
 
-Each worker keeps metrics of its own examples, in variables that TensorFlow reduces whenever they are read,
-one by one; also when they are reset, since what is assigned is read back. Here all go over the network
-together, and a reset stays where it is.
+Each worker keeps metrics of its own examples. TensorFlow reduces their variables one by one at each read, and
+also at a reset, since the assigned value is read back. Here all are reduced together, and a reset is local.
 
-A checkpoint within an epoch holds them too. Reading them takes all workers, so all reduce them together right
-before it.
+A checkpoint within an epoch holds them too. Reading them takes all workers, so all workers reduce them
+together right before the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
 
-# Metrics as the numbers that reports, results and TensorBoard take.
+# Metrics as numbers for reports, results and TensorBoard.
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are single numbers; others, such as an F1 score by class, are left out."""
+    """Return the metrics that are single numbers; leave out others, such as an F1 score by class."""
     return {str(name): float(value) for name, value in metrics.items() if is_scalar(value)}
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it is one number, of whichever library."""
+    """Return whether a value is one number, of any library."""
     try:
         float(value)
     except (TypeError, ValueError):
@@ -42,43 +41,43 @@ def is_scalar(value: Any) -> bool:
 _SUMMED, _AVERAGED = "sum", "mean"
 
 METRICS = "metrics"
-"""Group of a checkpoint: the metrics' variables in the midst of an epoch, summed over the workers."""
+"""Group of a checkpoint: the metrics' variables within an epoch, reduced over the workers."""
 LAST_EPOCH = "last-epoch"
-"""Group of a checkpoint: the results of the last whole epoch by name."""
+"""Group of a checkpoint: the results of the last whole epoch, by name."""
 
 
 def saved_results(results: Mapping[str, float]) -> list[NamedArray]:
-    """Results by name, as a group of a checkpoint."""
+    """Return results by name as a group of a checkpoint."""
     return [NamedArray(name, np.array(value, "float64")) for name, value in results.items()]
 
 
 def read_results(group: Sequence[NamedArray]) -> dict[str, float]:
-    """What `saved_results` was given."""
+    """Return the results in a group from `saved_results`."""
     return {array.name: float(array.value) for array in group}
 
 
 class OverAll:
-    """The metrics over all replicas, and their reset: each one call of TensorFlow, traced when first made."""
+    """The metrics over all devices, and their reset: each is one TensorFlow call, traced on its first use."""
 
     def __init__(self, strategy: Any, model: Any) -> None:
         self._strategy = strategy
-        self._model = model  # whose metrics may not be built yet
+        self._model = model  # its metrics may not be built yet
         self.results = tf.function(self._results, autograph=False)
-        """By name. All workers call it together."""
+        """Return the metrics by name. All workers call it together."""
         self._reset_here = tf.function(self._reset_replicas, autograph=False)
         self._reduced = tf.function(self._reduced_here, autograph=False)
 
     def names(self) -> list[str]:
-        """Of the metrics that are single numbers, without computing them."""
+        """Return the names of the metrics that are single numbers, without computing the metrics."""
         outputs = self.results.get_concrete_function().structured_outputs
         return [str(name) for name, value in outputs.items() if value.shape.rank == 0]
 
     def state(self) -> list[NamedArray]:
-        """The metrics' variables for a checkpoint. All workers call it together."""
+        """Return the metrics' variables for a checkpoint. All workers call it together."""
         return MetricState(self._model).on_host([flat.numpy() for flat in self._reduced()])
 
     def reset(self) -> None:
-        """Begin anew; all workers call it together."""
+        """Reset the metrics; all workers call it together."""
         if has_own_reset(self._model):
             self._model.reset_metrics()
         else:
@@ -101,14 +100,14 @@ class OverAll:
 
 @contextmanager
 def read_over_all(model: Any) -> Iterator[None]:
-    """While a replica's step is traced, or run: what it reads of the model's metrics is over all replicas.
+    """Make a device's step read metrics over all devices while it is traced or run.
 
-    For steps whose results are more than the metrics, such as twice one of them: what each replica makes of
-    its own metrics is not what it makes of all, and their mean is neither.
+    This is for steps that compute results from metrics, such as twice one of them. A result of one device's
+    own metrics differs from that of the metrics over all devices, and so does the mean of such results.
     """
     with ExitStack() as stack:
         for metric in model.metrics:
-            if "result" not in vars(metric) and metric.variables:  # else another replica has done it
+            if "result" not in vars(metric) and metric.variables:  # else another device has done it
                 metric.result = _over_all(metric, tf.compat.v1.get_default_graph())
                 stack.callback(delattr, metric, "result")
         yield
@@ -121,7 +120,7 @@ def _over_all(metric: Any, graph: Any) -> Callable[[], Any]:
     def over_all() -> Any:
         inside = tf.executing_eagerly() or tf.compat.v1.get_default_graph() is graph
         if not inside or tf.distribute.in_cross_replica_context():
-            return result()  # within a branch of the step replicas can't meet
+            return result()  # devices can't meet within a branch of the step
         state = MetricState(_Alone([metric], result))
         return state.results(state.reduced())
 
@@ -130,27 +129,27 @@ def _over_all(metric: Any, graph: Any) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class _Alone:
-    """One metric, in the place of a model that has only this one."""
+    """One metric, as a model that has only this one."""
 
     metrics: Sequence[Any]
     get_metrics_result: Callable[[], Any]
 
 
 def has_own_reset(model: Any) -> bool:
-    """Whether a metric is reset by code of the user's, which may do in Python what can't be traced."""
+    """Return whether the user's code resets a metric: it may run Python that can't be traced."""
     inner = [one for metric in model.metrics for one in getattr(metric, "metrics", ())]
     resets = (type(metric).reset_state for metric in [*model.metrics, *inner])
     return not all(reset.__module__.startswith("keras.") for reset in resets)
 
 
 def metric_variables(model: Any) -> list[Any]:
-    """The variables of a compiled model's metrics, each once."""
+    """Return the variables of a compiled model's metrics, each once."""
     found = [variable for metric in model.metrics for variable in metric.variables]
     return list({id(variable): variable for variable in found}.values())
 
 
 class MetricState:
-    """The variables of a compiled model's metrics, which are built."""
+    """The variables of a compiled model's metrics; the metrics must be built."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -158,7 +157,7 @@ class MetricState:
         self._dtypes = sorted({self._dtype(variable) for variable in self._variables})
 
     def reduced(self) -> Any:
-        """Their values over all workers, a flat tensor for each dtype; to be called by all replicas."""
+        """Return their values over all workers, a flat tensor for each dtype; all devices call it."""
         context = tf.distribute.get_replica_context()
         is_first = tf.equal(context.replica_id_in_sync_group, 0)
         replicas = context.num_replicas_in_sync
@@ -169,13 +168,13 @@ class MetricState:
         return context.all_reduce(tf.distribute.ReduceOp.SUM, shares) if shares else []
 
     def results(self, reduced: Sequence[Any]) -> Any:
-        """The model's metrics by name, of what `reduced` returned; their variables are left alone."""
+        """Return the model's metrics by name from what `reduced` returned; their variables don't change."""
         values = [(one, tf.reshape(part, tuple(one.shape))) for one, part in self._parts(reduced)]
         with keras.StatelessScope(state_mapping=values):
             return self._model.get_metrics_result()
 
     def on_host(self, reduced: Sequence[Any]) -> list[NamedArray]:
-        """What `reduced` returned, an array for each variable."""
+        """Return what `reduced` returned as one array for each variable."""
         values = {
             id(one): NamedArray(variable_name(one), np.asarray(part).reshape(tuple(one.shape)))
             for one, part in self._parts(reduced)
@@ -183,7 +182,7 @@ class MetricState:
         return [values[id(variable)] for variable in self._variables]
 
     def put_back(self, arrays: Sequence[NamedArray], *, is_writer: bool) -> bool:
-        """Go on from these values, summed ones on the writer only; return false instead if they don't fit."""
+        """Assign these values, summed ones on the writer only; return false if they don't fit."""
         kinds = [(tuple(variable.shape), self._dtype(variable)) for variable in self._variables]
         if kinds != [(array.value.shape, array.value.dtype.name) for array in arrays]:
             return False
@@ -194,7 +193,7 @@ class MetricState:
         return True
 
     def _parts(self, reduced: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """Each variable with its own piece, still flat, of what `reduced` returned."""
+        """Yield each variable with its part, still flat, of what `reduced` returned."""
         for dtype, flat in zip(self._dtypes, reduced):
             begin = 0
             for variable in self._of(dtype):

@@ -1,4 +1,4 @@
-"""What training depends on beside its data: the model, first weights, learning rate, normalization."""
+"""What training depends on besides its data: the model, initial weights, learning rate, normalization."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
-# The model itself.
+# The model.
 
 
 def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -> Any:
-    """Call the user's function, seeded, and create every variable that training on a batch's `spec` needs."""
+    """Build the user's model, seeded, with every variable that training on batches of `spec` needs."""
     keras.utils.set_random_seed(seed)
     with strategy.scope():
         model = build()
@@ -37,12 +37,12 @@ def build_model(strategy: Any, build: Callable[[], Any], spec: Any, seed: int) -
 
 
 def _create_variables(model: Any, spec: Any) -> None:
-    """They can't be created inside the traced steps. Keras does the same at the start of `fit`."""
+    """Create variables, which traced steps can't do. Keras does the same at the start of `fit`."""
     try:
         model._symbolic_build(data_batch=spec)
     except (ValueError, TypeError, RuntimeError) as error:
         traceback.print_exc()
-        # Some of Keras's versions wrap all that happens there in advice to build the model by hand.
+        # Some versions of Keras wrap every error there in advice to build the model by hand.
         wrapped = error.__context__ if isinstance(error, RuntimeError) else None
         why = first_line(wrapped or error)
         shapes = ", ".join(str(tuple(part.shape)[1:]) for part in tf.nest.flatten(spec))
@@ -52,14 +52,14 @@ def _create_variables(model: Any, spec: Any) -> None:
     model.optimizer.build(model.trainable_variables)
 
 
-# What a Keras model's training depends on, beside its data: what a snapshot has to hold.
+# State of a Keras model's training that a snapshot has to hold.
 
 
 VariableLists = Mapping[str, list[Any]]
 
 
 def variable_groups(model: Any) -> VariableLists:
-    """What every checkpoint of the model holds.
+    """Return the variables that every checkpoint of the model holds.
 
     `model.variables` has the random state of dropout, which TensorFlow's own checkpoints of a Keras 3 model
     leave out.
@@ -68,10 +68,10 @@ def variable_groups(model: Any) -> VariableLists:
 
 
 def further_groups(model: Any) -> VariableLists:
-    """What not every model has, and older checkpoints lack.
+    """Return variables that not every model has, and that older checkpoints lack.
 
-    Optimizers that only the model's own `train_step` uses, as those of a GAN, and the random state behind
-    calls such as `keras.random.normal(shape)` that name no seed. Asking creates that state.
+    They belong to optimizers that only the model's own `train_step` uses, as in a GAN, and to the random
+    state of calls without a seed, such as `keras.random.normal(shape)`. This function creates that state.
     """
     groups = {f"optimizer.{name}": list(one.variables) for name, one in _further_optimizers(model)}
     state = create_random_state()
@@ -79,13 +79,13 @@ def further_groups(model: Any) -> VariableLists:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """All of them, the one that the model was compiled with first; none without that one."""
+    """Return all optimizers, the one that the model was compiled with first; none without that one."""
     main = getattr(model, "optimizer", None)
     return [] if main is None else [main, *(one for _, one in _further_optimizers(model))]
 
 
 def tell_unsaved(model: Any) -> None:
-    """Say what a resumed run will not have: an optimizer that creates its variables in the first step."""
+    """Log optimizers whose state a resumed run lacks: they create their variables in the first step."""
     for name, optimizer in _further_optimizers(model):
         if not optimizer.built:
             announce(
@@ -101,11 +101,11 @@ def _further_optimizers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def create_random_state() -> Any:
-    """The variable of Keras's random state, if there is a way to it; created here if it wasn't yet.
+    """Return the variable of Keras's random state, created here if necessary; None if it can't be reached.
 
-    Keras creates it for each thread, where it is first asked for a random number without a seed. Replicas
-    run in threads of their own, within a step, where no variable can be created: they take this one. It
-    begins with a number of Python's `random`, whose state stays what it was.
+    Keras creates it per thread, for the first random number without a seed. Devices run in threads of their
+    own, within a step, where no variable can be created: they use this one. Its initial value is a number of
+    Python's `random`, whose state doesn't change.
     """
     before = random.getstate()
     try:
@@ -134,16 +134,16 @@ def _shared_by_threads(module: Any) -> Callable[[], Any]:
     return global_seed_generator
 
 
-# Weights to begin with: those of an earlier model, of another job or of a colleague.
+# Initial weights: those of an earlier model, of another job or of a colleague.
 
 
 ENDINGS = (".keras", ".weights.h5")
 
 
 def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> None:
-    """Load a file into a built model on every worker, and prove that all have the same.
+    """Load a file into a built model on every worker, and check that all have the same weights.
 
-    The optimizer stays new.
+    The optimizer keeps its initial state.
 
     Raises:
         CheckpointMismatch: the workers read different weights.
@@ -168,16 +168,16 @@ def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> No
         announce(f"begins with the weights of {path}")
 
 
-# The learning rate of a larger batch: scaled linearly, and approached from zero.
+# The learning rate of a larger batch: linear scaling and warm-up.
 #
-# The rule is that of Goyal et al., "Accurate, Large Minibatch SGD" (2017): k times the examples a step take k
-# times the rate; a warm-up keeps the first steps, in which the weights change most, from diverging.
+# The rule is from Goyal et al., "Accurate, Large Minibatch SGD" (2017): k times the examples per step take
+# k times the rate. A warm-up keeps the first steps, in which the weights change most, from diverging.
 
 
 class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc,unused-ignore]
     """A rate, or a schedule from step 0 on, times a factor, with a warm-up.
 
-    Of the warm-up's steps, step s from 0 takes (s + 1) / `warmup_steps` of the rate; 0 is no warm-up.
+    In the warm-up, step s, from 0, takes (s + 1) / `warmup_steps` of the rate; 0 means no warm-up.
     """
 
     def __init__(self, rate: Any, factor: float, warmup_steps: int) -> None:
@@ -197,12 +197,12 @@ class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):  # type: igno
 
 
 def scale_learning_rate(model: Any, recipe: Recipe) -> None:
-    """Have the optimizer of a compiled model take the recipe's rate; without such settings change nothing."""
+    """Apply the recipe's learning rate to a compiled model; without such settings change nothing."""
     factor = (recipe.global_batch or 0) / recipe.base_batch if recipe.base_batch else 1.0
     if factor == 1.0 and not recipe.warmup_steps:
         return
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate = optimizer._learning_rate  # the property returns a schedule's value of the moment
+    rate = optimizer._learning_rate  # the property returns a schedule's current value
     if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         if callable(rate) and not hasattr(rate, "numpy"):
             raise InvalidConfiguration(
@@ -213,14 +213,14 @@ def scale_learning_rate(model: Any, recipe: Recipe) -> None:
     optimizer.learning_rate = ScaledRate(rate, factor, recipe.warmup_steps)
 
 
-# Batch normalization under several workers.
+# Batch normalization with several workers.
 
 
 _SHOWN = 5
 
 
 def unsynchronized(model: Any) -> list[str]:
-    """Names of the layers whose statistics are those of each replica's own part of a batch."""
+    """Return the names of layers that compute statistics over each device's own part of a batch."""
     kind = keras.layers.BatchNormalization
     return [
         layer.name
@@ -230,7 +230,7 @@ def unsynchronized(model: Any) -> list[str]:
 
 
 def tell_unsynchronized(model: Any, replicas: int) -> None:
-    """Say what several replicas make of a built model's batch normalization."""
+    """Log how a built model's batch normalization works with several devices."""
     names = unsynchronized(model) if replicas > 1 else []
     if not names:
         return

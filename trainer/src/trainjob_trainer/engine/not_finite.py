@@ -1,8 +1,8 @@
-"""Losses and gradients that are NaN or infinite: in which step, of which worker, and what then.
+"""Losses and gradients that are NaN or infinite: in which step, of which worker, and what follows.
 
-Each replica looks at its own before they are summed, since the sum says nothing about where it comes from.
-Within a call of many steps TensorFlow only notes the first such step; the workers tell each other at its end,
-before anything is saved.
+Each device checks its own before they are summed, since the sum doesn't show its source. Within a call of
+many steps TensorFlow only records the first such step; the workers exchange it at the end of the call, before
+anything is saved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainjob_trainer.task import Task
 
 VARIABLE = "TRAIN_ON_NAN"
 SKIPPED = "skipped_steps"
-"""The metric that counts updates left out."""
+"""The metric that counts skipped updates."""
 
 
 class OnNan(Enum):
@@ -29,12 +29,12 @@ class OnNan(Enum):
 
     STOP = "stop"
     SKIP = "skip"
-    """Leave that step's update out, on all workers."""
+    """Skip that step's update on all workers."""
     IGNORE = "ignore"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> OnNan:
-        """Read the setting of scripts that don't call the library: TRAIN_ON_NAN, `stop` without it."""
+        """Read TRAIN_ON_NAN, the setting of scripts that don't call the library; the default is `stop`."""
         value = environment.get(VARIABLE) or cls.STOP.value
         try:
             return cls(value)
@@ -45,9 +45,9 @@ class OnNan(Enum):
 
 @dataclass(frozen=True)
 class Found:
-    """What a call of many steps came across.
+    """The NaN or infinite steps in a call of many steps.
 
-    `first` has each replica's first step within the call that was not finite, from 1; 0 without one.
+    `first` has the first such step within the call for each process or device, from 1; 0 without one.
     """
 
     first: Sequence[int] = ()
@@ -55,17 +55,17 @@ class Found:
 
     @property
     def step(self) -> int:
-        """The first such step of any replica, from 1; 0 without one."""
+        """The first such step of any process or device, from 1; 0 without one."""
         return min((one for one in self.first if one), default=0)
 
     @property
     def replicas(self) -> list[int]:
-        """Whose it was."""
+        """Numbers of the processes or devices that had this step."""
         return [replica for replica, one in enumerate(self.first) if one and one == self.step]
 
 
 class FiniteWatch:
-    """Decides, after each call, whether training goes on; the same on every worker."""
+    """Decides after each call whether training continues; the decision is the same on every worker."""
 
     def __init__(self, on_nan: OnNan, task: Task) -> None:
         self.on_nan = on_nan
@@ -74,14 +74,14 @@ class FiniteWatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """How many updates have been left out, where that is what to do."""
+        """The number of skipped updates, if `on_nan` is `SKIP`."""
         return {SKIPPED: float(self.skipped)} if self.on_nan is OnNan.SKIP else {}
 
     def look(self, found: Found, steps_before: int) -> None:
-        """After a call that began when `steps_before` steps were done.
+        """Check a call that began after `steps_before` steps.
 
         Raises:
-            NotFinite: a loss or a gradient was not, and training is to stop then.
+            NotFinite: a loss or a gradient is NaN or infinite, and `on_nan` is `STOP`.
         """
         if not found.step or self.on_nan is OnNan.IGNORE:
             return
@@ -102,10 +102,10 @@ class FiniteWatch:
             )
 
     def check_weights(self, groups: VariableGroups, host: Mapping[str, Sequence[NamedArray]]) -> None:
-        """Before a checkpoint is written: a step that can't be watched may have spoiled the weights.
+        """Check the weights before a checkpoint: a step that can't be watched may have spoiled them.
 
         Raises:
-            NotFinite: a trainable variable has a value that is not.
+            NotFinite: a trainable variable has a NaN or infinite value.
         """
         if self.on_nan is OnNan.IGNORE:
             return
@@ -118,7 +118,7 @@ class FiniteWatch:
 
 
 def workers_of(found: Found, task: Task) -> list[str]:
-    """Names of the workers whose step it was, once each; replicas are numbered worker by worker."""
+    """Return the names of workers that had this step, once each; devices are numbered worker by worker."""
     names = task.trainees
     devices = max(1, len(found.first) // len(names))
     return list(_unique(names[replica // devices] for replica in found.replicas))
@@ -129,5 +129,5 @@ def _unique(names: Iterable[str]) -> Iterable[str]:
 
 
 def _is_finite(value: np.ndarray[Any, Any]) -> bool:
-    # A sum is a quarter of the work of looking at each, and can be too large only where a weight is.
+    # A sum takes a quarter of the time of checking each value, and overflows only if a weight is too large.
     return bool(np.isfinite(np.sum(value, dtype="float32" if value.dtype.itemsize < 4 else None)))

@@ -1,9 +1,10 @@
-"""The loss of a step that the user has written, made what it is in one process.
+"""The loss of the user's own step, adjusted to its value in one process.
 
-Gradients are summed over the workers. Keras's losses allow for that: each worker's is its share, its mean
-divided by the number of replicas. A step that takes a mean by itself (`tf.reduce_mean`) doesn't, and would
-train with as many times the gradient; and a share that a step tracks as its loss is a part of the loss only.
-Which of the two a loss is, its graph says. Where it doesn't, all is left as written, and one line says so.
+Gradients are summed over the devices. Keras's losses allow for that: each device's loss is its share, which
+is its mean divided by the number of devices. A step that takes a mean by itself (`tf.reduce_mean`) doesn't,
+and would train with that many times the gradient. A share that a step tracks as its loss is only a part of
+the loss. The graph shows which of the two a loss is. If it doesn't, the step stays as written, and one log
+line reports it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ import keras
 import tensorflow as tf
 
 SCALES_BY_ITSELF = frozenset({"num_replicas_in_sync", "compute_average_loss", "scale_loss_for_distribution"})
-"""Names of which one is in a step that has been written for several replicas: it is left alone."""
+"""Names that mark a step written for several devices; such a step is not changed."""
 
 
 class Kind(Enum):
-    """What a scalar is, of the rows of one replica."""
+    """What a scalar is to the rows of one device."""
 
     SHARE = "share"
-    """Keras's mean, divided by the number of replicas."""
+    """Keras's mean, divided by the number of devices."""
     MEAN = "mean"
-    """A mean that nothing has divided."""
+    """A mean that is not divided."""
     CONSTANT = "constant"
     UNKNOWN = "unknown"
 
@@ -42,7 +43,7 @@ _PRODUCTS = {"Mul", "RealDiv", "DivNoNan"}
 
 
 def kind_of(tensor: Any, shares: Iterable[str], replicas: int) -> Kind:
-    """What a scalar of a graph, or a part of it, is; `shares` names the tensors that Keras has divided."""
+    """Return the kind of a graph's scalar or a part of it; `shares` names tensors that Keras has divided."""
     if tensor.name in shares:
         return Kind.SHARE
     op = tensor.op
@@ -66,7 +67,7 @@ _KNOWN = _CURVES | _SUMS | _PRODUCTS
 
 
 def _has_factor(op: Any, replicas: int) -> bool:
-    """Whether a factor is the number of replicas, or divides by it: it may be there for their sake."""
+    """Return whether a factor is the number of devices or its inverse: it may scale the loss for them."""
     if op.type not in _PRODUCTS:
         return False
     values = [tf.get_static_value(one) for one in op.inputs]
@@ -74,13 +75,13 @@ def _has_factor(op: Any, replicas: int) -> bool:
 
 
 def scales_by_itself(code: CodeType) -> bool:
-    """Whether a step's code names what scripts for several replicas scale their loss by."""
+    """Return whether a step's code contains a name of `SCALES_BY_ITSELF`."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return not SCALES_BY_ITSELF.isdisjoint(code.co_names) or any(map(scales_by_itself, inner))
 
 
 def explain(name: str, kind: Kind, replicas: int) -> str | None:
-    """The line about the gradients of a step; None where they are as Keras's own."""
+    """Return the log line about the gradients of a step; None if they are like Keras's own."""
     if kind is Kind.SHARE:
         return None
     if kind is Kind.MEAN:
@@ -96,9 +97,9 @@ def explain(name: str, kind: Kind, replicas: int) -> str | None:
 
 
 class OwnLoss:
-    """For the user's own `train_step` or `test_step` of one model, while it is traced or run.
+    """Adjusts the loss of a model's own `train_step` or `test_step` while the step is traced or run.
 
-    `report` takes the line that says what is done with the gradients.
+    `report` takes the log line about the gradients.
     """
 
     def __init__(self, model: Any, step: Callable[..., Any], report: Callable[[str], None]) -> None:
@@ -112,8 +113,8 @@ class OwnLoss:
         self._shares: dict[str, Any] | None = None
 
     def take(self, step: Callable[[Any], Any], data: Any) -> Any:
-        """What the step returns; shares in it, in the metrics and in the gradients are those of all rows."""
-        if self._is_left_alone or self._shares is not None:  # the latter: another replica is being traced
+        """Run the step; turn shares in its result and metrics into means, and average gradients of a mean."""
+        if self._is_left_alone or self._shares is not None:  # the latter: another device is being traced
             return step(data)
         with self._standing_between():
             return tf.nest.map_structure(self._whole, step(data))
@@ -184,5 +185,5 @@ class OwnLoss:
 
 
 def _key(tensor: Any) -> str:
-    """A name by which a tensor is known again, while it lives."""
+    """Return a name that identifies a tensor while it exists."""
     return str(id(tensor)) if isinstance(tensor, tf.__internal__.EagerTensor) else str(tensor.name)

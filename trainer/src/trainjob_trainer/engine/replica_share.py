@@ -1,8 +1,8 @@
-"""Each replica's loss counts by its share of the global batch's rows, where parts are of unequal size.
+"""Each device's loss counts by its share of the global batch's rows, if the parts have unequal sizes.
 
-Keras divides a replica's mean loss by the number of replicas, and gradients are summed over them. That is
-the mean over the global batch only if all replicas have as many rows. Where they don't, the share comes
-beside the rows, and Keras's function for that division multiplies by it: sums and regularizers stay right.
+Keras divides a device's mean loss by the number of devices, and gradients are summed over the devices. That
+is the mean over the global batch only if all devices have equally many rows. Otherwise the share comes with
+the rows, and Keras's function for that division multiplies by the share: sums and regularizers stay right.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import tensorflow as tf
 
 
 class Part(NamedTuple):
-    """The rows that one replica has of a global batch, and what their mean loss counts for.
+    """The rows of a global batch that one device has, and the weight of their mean loss.
 
-    A share is a float32 scalar; the shares of all replicas add up to 1.
+    A share is a float32 scalar; the shares of all devices add up to 1.
     """
 
     rows: Any
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class _Current(threading.local):
-    """Of the step that this thread is tracing or running; each replica has a thread of its own."""
+    """State of the step that this thread traces or runs; each device has its own thread."""
 
     read: Callable[[], Any] | None = None
     by_gradients: bool = False
@@ -38,7 +38,7 @@ _current = _Current()
 
 
 def weigh_losses(losses: ModuleType) -> None:
-    """Replace the two of `keras.src.losses.loss` that divide by the number of replicas, and undo that."""
+    """Replace the functions of `keras.src.losses.loss` that scale by the number of devices and undo that."""
     scale, unscale = losses.scale_loss_for_distribution, losses.unscale_loss_for_distribution
     if hasattr(scale, "__wrapped__"):
         return
@@ -59,7 +59,7 @@ def weigh_losses(losses: ModuleType) -> None:
 
 
 def by_share(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A replica's training step that takes a `Part` as well as rows alone."""
+    """Return a device's training step that takes a `Part` as well as rows without a share."""
     handles: dict[int, Any] = {}
     is_own = not _is_keras(model, "train_step")
     averages = is_own or not _is_keras(model, "compute_loss")
@@ -76,7 +76,7 @@ def by_share(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def weighed_gradients(gradients: Sequence[Any]) -> list[Any]:
-    """By the share, if the step averages its loss by itself: none has gone through Keras's functions."""
+    """Weigh gradients by the share if the step averages its own loss, without Keras's functions."""
     if _current.read is None or not _current.by_gradients:
         return list(gradients)
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -85,7 +85,7 @@ def weighed_gradients(gradients: Sequence[Any]) -> list[Any]:
 
 
 def without_share(data: Any) -> Any:
-    """The rows alone."""
+    """Return the rows without their share."""
     return data.rows if isinstance(data, Part) else data
 
 
@@ -103,9 +103,9 @@ def _reading(read: Callable[[], Any], by_gradients: bool) -> Iterator[None]:
 
 
 def _kept(share: Any, handles: dict[int, Any]) -> Callable[[], Any]:
-    """Keep it outside the trace: a `tf.function` within a user's step outlasts the trace that it is met in.
+    """Keep the share outside the trace: a `tf.function` within a user's step outlives the trace.
 
-    A `tf.Variable` would be one of the strategy's, which all workers create together.
+    A `tf.Variable` would belong to the strategy, and all workers would have to create it together.
     """
     replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group) or 0)
     if replica not in handles:

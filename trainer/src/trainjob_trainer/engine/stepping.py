@@ -1,4 +1,4 @@
-"""Many training steps in one call of TensorFlow: Python has its say twice a second, not at each step."""
+"""Many training steps in one TensorFlow call: Python code runs twice a second, not at each step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainjob_trainer.engine.not_finite import Found, OnNan
 from trainjob_trainer.engine.work_time import OwnTime, data_moment, moment_after, own_seconds
 from trainjob_trainer.reporting.progress import announce
 
-# XLA for the forward and the backward pass of Keras's own training step, under any number of workers.
+# XLA for the forward and the backward pass of Keras's own training step, with any number of workers.
 #
-# XLA can't compile what meets other workers: TensorFlow refuses it on CPUs and ends the process on GPUs. So
-# the two passes are one compiled function, and gradients are summed and applied outside it.
+# XLA can't compile collectives: TensorFlow refuses them on CPUs and ends the process on GPUs. So the two
+# passes are one compiled function, and gradients are summed and applied outside it.
 
 
 def compile_in_parts(model: Any, *, is_writer: bool) -> bool:
-    """Keep Keras from compiling a whole step; return whether `compiled_step` is to be taken.
+    """Keep Keras from compiling a whole step; return whether to use `compiled_step`.
 
-    The writer says why XLA can't be had.
+    The writer logs why XLA can't be used.
     """
     model.jit_compile = False
     reason = reason_against(model)
@@ -35,12 +35,12 @@ def compile_in_parts(model: Any, *, is_writer: bool) -> bool:
 
 
 def compiled_step(model: Any) -> Callable[[Any], Any]:
-    """The training step of a replica whose two passes XLA compiles."""
+    """Return a device's training step whose two passes XLA compiles."""
     return lambda data: _train_step(model, data)
 
 
 def reason_against(model: Any) -> str | None:
-    """Why XLA can't compile this model's forward and backward pass; None if it can."""
+    """Return why XLA can't compile this model's forward and backward pass; None if it can."""
     if not type(model).train_step.__module__.startswith("keras."):
         return f"{type(model).__name__} has a train_step of its own"
     for layer in model._flatten_layers():
@@ -53,7 +53,7 @@ def _train_step(model: Any, data: Any) -> Any:
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     have_fixed_rows: list[bool] = []
 
-    # A function of its own for each replica: it holds that replica's variables.
+    # Each device has its own function, which holds that device's variables.
     @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
     def passes(x: Any, y: Any, weights: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -61,14 +61,14 @@ def _train_step(model: Any, data: Any) -> Any:
             loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weights, training=True)
             scaled = model.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_weights)
-        have_fixed_rows[:] = map(has_fixed_rows, gradients)  # which can't be seen outside
+        have_fixed_rows[:] = map(has_fixed_rows, gradients)  # this is not visible outside
         return y_pred, loss, gradients
 
     y_pred, loss, gradients = passes(x, y, weights)
     for gradient, is_fixed in zip(gradients, have_fixed_rows, strict=True):
         if is_fixed:
             gradient.has_fixed_rows = True
-    model.optimizer.scale_loss(loss)  # for who watches the loss: the call within can't be seen outside
+    model.optimizer.scale_loss(loss)  # for watchers of the loss, which can't see the call in `passes`
     examples = tf.shape(next(one for one in tf.nest.flatten(x) if one is not None))[0]
     model._loss_tracker.update_state(losses.unscale_loss_for_distribution(loss), sample_weight=examples)
     if gradients:
@@ -77,11 +77,11 @@ def _train_step(model: Any, data: Any) -> Any:
 
 
 _MANY_VARIABLES = 50
-"""From which on the first step takes seconds to be prepared."""
+"""From this number on, preparing the first step takes seconds."""
 
 
 def announce_first_step(model: Any) -> None:
-    """Say what a start is waiting for, where that takes seconds; to be called before the first step."""
+    """Log what a start waits for, if that takes seconds; call it before the first step."""
     count = len(model.trainable_variables)
     if count >= _MANY_VARIABLES:
         announce(
@@ -92,10 +92,10 @@ def announce_first_step(model: Any) -> None:
 
 @contextlib.contextmanager
 def rewritten_once() -> Iterator[None]:
-    """Have TensorFlow rewrite the graphs of what is called here once before their first run, not twice.
+    """Make TensorFlow rewrite the graphs called in this context once before their first run, not twice.
 
-    Its second pass takes as long as the first and finds next to nothing: of 4,206 operations of a model of
-    100 variables it takes away one. All calls of a function need the same, or it is rewritten anew.
+    The second pass takes as long as the first and finds almost nothing: of 4,206 operations of a model of
+    100 variables it removes one. All calls of a function need this context, or TensorFlow rewrites it again.
     """
     eager = importlib.import_module("tensorflow.python.eager.context").context()
     options = eager.function_call_options
@@ -110,10 +110,10 @@ def rewritten_once() -> Iterator[None]:
 
 
 class ManySteps:
-    """A replica's step, taken as often as wanted in one call, and `results` after the last one.
+    """A device's step, run many times in one call, and `results` after the last step.
 
-    What a step returns is dropped, so that nothing is reduced over the workers but the gradients. `own_time`
-    and `found` are of the last call.
+    What a step returns is dropped, so that only the gradients are reduced over the workers. `own_time` and
+    `found` describe the last call.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ManySteps:
         self.found = Found()
 
     def take(self, iterator: Any, count: int) -> Any:
-        """Take `count` steps, the same count on every worker; return `results` of the replicas."""
+        """Take `count` steps, the same count on every worker; return `results` of the devices."""
         with rewritten_once():
             results, spent, *found = self._call(iterator, tf.constant(count, tf.int32))
         self.own_time = OwnTime.of(spent, count)  # waits for the call's end
@@ -173,11 +173,11 @@ class ManySteps:
         return tf.where(is_first, done + 1, first), skipped + tf.cast(is_skipped, tf.int32)
 
     def _told(self, first: Any = None) -> tuple[Any, Any]:
-        """The results, and the replicas' first such steps: all replicas exchange them."""
+        """Return the results, and each device's first step with a fault: all devices exchange it."""
         results = self._results()
         if first is None:
             return results, None
-        # As float32, like the metrics; a call is never so long that it couldn't count its steps.
+        # As float32, like the metrics: it counts the steps of even the longest call exactly.
         context = tf.distribute.get_replica_context()
         mine = tf.one_hot(context.replica_id_in_sync_group, self._strategy.num_replicas_in_sync)
         return results, context.all_reduce(tf.distribute.ReduceOp.SUM, mine * tf.cast(first, tf.float32))

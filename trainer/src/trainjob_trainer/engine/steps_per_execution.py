@@ -1,4 +1,4 @@
-"""How many steps a call takes, and after which calls workers agree: the same on each, so that they meet."""
+"""The steps per call, and the calls after which workers agree: equal on all workers, so that they meet."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 SECONDS_A_CALL = 0.5
-"""Reports, SIGTERM and failed writes are looked at between calls."""
+"""Reports, SIGTERM and failed writes are checked between calls."""
 TIMED_STEPS = 4
-"""Steps of the call by which the speed is first judged; the one before it traces."""
+"""Steps of the call that first measures the speed; the call before it traces."""
 CALLS_A_LOOK = 16
-"""After so many calls the speed is looked at again, in the beginning sooner: they may become longer."""
+"""Calls after which the speed is measured again, sooner at the start: calls may become longer."""
 LONGEST = 1.5
-"""So many times the wanted length a call may have, where one of the rest alone would follow."""
+"""Greatest length of a call, relative to the wanted one, if that avoids a further call for the rest."""
 _FIRST_LOOKS = (2, 4, 8)
 _MAX_STEPS = 1000
 _NANOSECONDS = 1_000_000_000
 
 
 class StepsPerExecution:
-    """Steps of the next call, by the writer's clock: each worker has its own, and all must make equal calls.
+    """Steps of the next call, by the writer's clock: clocks differ, and all workers must make equal calls.
 
     `agree` returns the writer's number on every worker; all call it together. The first call takes one step.
     """
@@ -34,7 +34,7 @@ class StepsPerExecution:
 
     @classmethod
     def fixed(cls, steps: int) -> StepsPerExecution:
-        """Always so many."""
+        """Return an instance whose calls always take `steps` steps."""
         executions = cls(lambda number: number)
         executions.wanted, executions.is_fixed = steps, True
         return executions
@@ -45,11 +45,11 @@ class StepsPerExecution:
         return self.wanted if self.is_fixed else int(self.wanted * LONGEST)
 
     def next_call(self, left: int) -> int:
-        """Steps of the next call, where so many are left until something else is to be done."""
+        """Return the steps of the next call, if `left` steps remain until other work is due."""
         return left if left <= self.longest else self.wanted
 
     def record(self, count: int, seconds: float) -> None:
-        """A call of `count` steps took so long. All workers call it together."""
+        """Record the duration of a call of `count` steps. All workers call it together."""
         self._calls += 1
         if self.is_fixed:
             return
@@ -65,7 +65,7 @@ class StepsPerExecution:
 
 
 class Looks:
-    """After which calls the workers agree on what comes next: about twice a second, and the same on each.
+    """The calls after which workers agree on what comes next: about twice a second, equal on all workers.
 
     `agree` returns the writer's numbers on every worker; all call it together. The first look is after the
     first call.
@@ -83,9 +83,9 @@ class Looks:
         self._until = 1
 
     def after_call(self, wishes: Callable[[], int], *, now: bool = False) -> int:
-        """A call has ended: return the writer's wishes; 0 where it isn't time to look and `now` is false.
+        """Return the writer's wishes after a call; 0 if no look is due and `now` is false.
 
-        All workers call it together, each with wishes of its own.
+        All workers call it together, each with its own wishes.
         """
         self._calls += 1
         if self._calls < self._until and not now:
@@ -99,13 +99,13 @@ class Looks:
 
 
 def steps_a_call(seconds_a_step: float) -> int:
-    """Steps that take about `SECONDS_A_CALL`."""
+    """Return the number of steps that take about `SECONDS_A_CALL`."""
     return max(1, min(_MAX_STEPS, int(SECONDS_A_CALL / max(seconds_a_step, 1e-6))))
 
 
 def next_stop(step: int, total: int, periods: Iterable[int | None]) -> int:
-    """The step at which something other than steps is to be done next, when `step` are done.
+    """Return the step after which other work is next due, when `step` steps are done.
 
-    Periods are such as steps an epoch and steps between checkpoints; None is no period.
+    Periods are, for example, steps per epoch and steps between checkpoints; None means no period.
     """
     return min([total] + [(step // period + 1) * period for period in periods if period])

@@ -1,9 +1,9 @@
-"""How long a replica waits for its data in a step, and works on it by itself: until its gradients are there.
+"""How long a device waits for its data in a step, and works by itself until its gradients are computed.
 
-What follows, the reduction over all workers, takes until the slowest one has come, so the time of a whole
-step is the same on every worker and names nobody. The moments are taken within the traced step; nothing waits
-for them. A layer that meets the other workers in the forward pass, such as synchronized BatchNormalization,
-waits for them there: that counts as work.
+The reduction over all workers follows. It lasts until the slowest worker arrives, so the time of a whole step
+is the same on every worker and doesn't show the slow one. The moments are taken within the traced step;
+nothing waits for them. A layer that communicates with other workers in the forward pass, such as synchronized
+BatchNormalization, waits for them there: that counts as work.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class OwnTime:
-    """Seconds that a step of a call took this process itself, on average; None where that can't be known.
+    """Mean seconds of this process's own part of a step in a call; None if that can't be known.
 
-    `input` is the wait for its data; `work` includes that, and ends when its gradients are there.
+    `input` is the wait for data; `work` includes that, and ends when the gradients are computed.
     """
 
     work: float | None = None
@@ -27,33 +27,33 @@ class OwnTime:
 
     @classmethod
     def of(cls, sums: Any, steps: int) -> OwnTime:
-        """From the sums of `own_seconds` over a call of `steps`; waits for the call's end."""
+        """Compute it from the sums of `own_seconds` over a call of `steps` steps; wait for the call's end."""
         work, waited = (float(one) / steps for one in sums.numpy())
         return cls(None if work < 0 else work, waited)
 
 
 def moment_after(tensors: Sequence[Any]) -> Any:
-    """When these have been computed: Unix seconds, a float64 scalar of the traced function."""
+    """Return when these are computed: Unix seconds, a float64 scalar of the traced function."""
     with tf.device("CPU:0"), tf.control_dependencies(list(tensors)):
         return tf.timestamp()
 
 
 def gradients_moment(gradients: Sequence[Any]) -> Any:
-    """When a replica's gradients were there, as `moment_after`; None among them is no gradient."""
+    """Return when a device's gradients are computed, as `moment_after`; None stands for no gradient."""
     return moment_after(_computed(gradients))
 
 
 def data_moment(data: Any) -> Any:
-    """When a step's data were there; of several devices, those of all."""
+    """Return when a step's data are there, for all devices of this process."""
     return moment_after([one for one in tf.nest.flatten(data, expand_composites=True) if one is not None])
 
 
 def own_seconds(strategy: Any, began: Any, had: Any, ready: Any) -> Any:
-    """Seconds of work, and of waiting for data, of this process's slowest replica: a float64 vector.
+    """Return seconds of work, and of the wait for data, of this process's slowest device: a float64 vector.
 
-    `had` is when the step had its data; `ready` is each replica's `gradients_moment`, or 0 where that can't
-    be known: then the seconds of work are less than 0, by decades. There are few operations, as each costs
-    some microseconds.
+    `had` is when the step had its data; `ready` is each device's `gradients_moment`, or 0 if that can't be
+    known: then the seconds of work are decades below 0. There are few operations, because each costs some
+    microseconds.
     """
     every = strategy.experimental_local_results(ready)
     latest = every[0] if len(every) == 1 else tf.reduce_max(tf.stack(every))
@@ -61,9 +61,9 @@ def own_seconds(strategy: Any, began: Any, had: Any, ready: Any) -> Any:
 
 
 def _computed(gradients: Sequence[Any]) -> list[Any]:
-    """Values to wait for: all of them, and a number of the smallest.
+    """Return a value to wait for: a number of the smallest gradient, copied to the host after all gradients.
 
-    A GPU's operations count as done when they are queued. The number has to come to the host, after them.
+    A GPU's operations count as done when they are queued; only the copy shows that they have ended.
     """
     values = [getattr(one, "values", one) for one in gradients if one is not None]
     if not values:

@@ -1,11 +1,11 @@
-"""Which part of each global batch a worker takes under Keras's own `fit`, `evaluate` and `predict`.
+"""The part of each global batch that a worker takes under Keras's own `fit`, `evaluate` and `predict`.
 
-Every worker reads the same batches in the same order and cuts its own rows out of each: what TensorFlow's
-sharding policy DATA means, but exact for batches that the replicas don't divide. In training each replica's
-loss counts by its rows (`replica_share`); in evaluation every row counts once, and a last batch of fewer rows
-than replicas is filled up from the batch before, so that none goes without. Where the user has chosen the
-policy FILE, each worker trains and evaluates on files of its own (`file_shards`). With HINT and OFF,
-TensorFlow shards as ever.
+All workers read the same batches in the same order, and each cuts its own rows out of each batch. This is
+TensorFlow's sharding policy DATA, but exact for batches that the number of devices doesn't divide. In
+training, a device's loss counts by its rows (`replica_share`). In evaluation, every row counts once: a last
+batch of fewer rows than devices is filled up with rows moved from the previous batch, so that each device has
+a row. With the policy FILE, each worker trains and evaluates on its own files (`file_shards`). With HINT and
+OFF, TensorFlow's sharding stays unchanged.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
 from trainjob_trainer.reporting.progress import announce
 
-# Batched data sets by their rows: joined, and cut into parts.
+# Rows of batched data sets: joined, and cut into parts.
 
 
 def has_rows(dataset: Any) -> bool:
-    """Whether the elements are batches whose rows can be told apart."""
+    """Return whether the elements are batches, which have rows."""
     return any(_is_batched(spec) for spec in tf.nest.flatten(dataset.element_spec))
 
 
 def static_batch_size(dataset: Any) -> int | None:
-    """Rows of a full batch, or None where the data set does not say."""
+    """Return the rows of a full batch, or None if the data set does not define them."""
     for spec in tf.nest.flatten(dataset.element_spec):
         if _is_batched(spec) and spec.shape[0] is not None:
             return int(spec.shape[0])
@@ -59,16 +59,16 @@ def static_batch_size(dataset: Any) -> int | None:
 
 
 def are_equal(dataset: Any, parts: int) -> bool:
-    """Whether each batch is known to have as many rows for each part, as with `drop_remainder=True`."""
+    """Return whether each batch is known to have equal parts, as with `drop_remainder=True`."""
     sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if _is_batched(spec)]
     return all(size is not None and size % parts == 0 for size in sizes)
 
 
 def fill_rest(dataset: Any, least: int) -> Any:
-    """Bring a last batch of fewer than `least` rows up to that number, with rows of the batch before it.
+    """Fill up a last batch of fewer than `least` rows, with rows moved from the previous batch.
 
     The number of batches stays. Only the last batch may be smaller than the others. Batches of unequal width
-    can't be joined, so that some parts of such a rest have no rows. Only dense tensors are filled up.
+    can't be joined; then some parts of the last batch have no rows. Only dense tensors are filled up.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     dense = all(isinstance(spec, tf.TensorSpec) and _is_batched(spec) for spec in specs)
@@ -90,9 +90,9 @@ def fill_rest(dataset: Any, least: int) -> Any:
 
 
 def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False) -> Any:
-    """Parts `first` to `first + count - 1`, from 0, of each batch cut into `of` parts, one element each.
+    """Return parts `first` to `first + count - 1`, from 0, of each batch cut into `of`, one element each.
 
-    With `weighed`, an element is a `Part`, which always has rows: see `part_of`.
+    With `weighed`, an element is a `Part`, which always has rows (see `part_of`).
     """
 
     def cut(batch: Any, number: Any) -> Any:
@@ -115,9 +115,9 @@ def part(dataset: Any, *, first: int, count: int, of: int, weighed: bool = False
 
 
 def part_of(total: Any, number: Any, of: int) -> tuple[Any, Any, Any]:
-    """Where part `number`, from 0, begins and ends, and how many parts have these same rows.
+    """Return where part `number`, from 0, begins and ends, and how many parts have the same rows.
 
-    With fewer rows than parts, but at least one, each part is one row, and some have the same one.
+    With fewer rows than parts, but at least one, each part is one row, and some parts have the same row.
     """
     begin = total * number // of
     later = total * (number + 1) // of
@@ -136,7 +136,7 @@ def _mapped(dataset: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _element(dataset: Any, parts: Any) -> Any:
-    """Undo what tf.data does to an element that is a tuple: it passes it as several arguments."""
+    """Return the element: tf.data passes a tuple as several arguments."""
     return parts if isinstance(dataset.element_spec, tuple) else parts[0]
 
 
@@ -181,7 +181,7 @@ def _no_rows(spec: Any) -> Any:
 def share_batches(trainer: ModuleType) -> None:
     """Replace how `TFEpochIterator` of `keras.src.backend.tensorflow.trainer` distributes a data set.
 
-    With it goes how losses are divided, where the parts are of unequal size.
+    Also replace how losses are divided, for parts of unequal size.
     """
     weigh_losses(trainer.loss_module)
     iterator: Any = trainer.TFEpochIterator
@@ -221,7 +221,7 @@ def share_batches(trainer: ModuleType) -> None:
 
     @functools.wraps(base_get)
     def _get_iterator(self: Any) -> Any:
-        # With steps of an epoch Keras makes the next one at the end of the epoch that has used one up.
+        # With `steps_per_epoch`, Keras makes the next iterator at the end of the epoch that exhausted one.
         self._trainjob_order.begin_epoch(bool(self.steps_per_epoch and self._current_iterator is not None))
         return base_get(self)
 
@@ -231,12 +231,12 @@ def share_batches(trainer: ModuleType) -> None:
 
 
 class Order:
-    """The order of training examples: a function of seed, `fit` and epoch. So workers and restarts agree.
+    """The order of training examples: a function of seed, `fit` and epoch, so workers and restarts agree.
 
-    A script that seeds TensorFlow itself keeps Keras's order. Of arrays it is the same in every epoch: each
-    has a new iterator, and that begins with the seed. A `shuffle()` in a pipeline goes on with each iterator,
-    and Keras makes two for an epoch, of which it uses the first. `needs_iterators` says whether an epoch's
-    order depends on its iterator being a new one.
+    A script that seeds TensorFlow itself keeps Keras's order. For arrays, this order is the same in every
+    epoch: each epoch has a new iterator, which begins with the seed. A `shuffle()` in a pipeline continues
+    with each iterator; Keras makes two iterators per epoch and uses the first. `needs_iterators` says whether
+    an epoch's order requires a new iterator.
     """
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class Order:
 
     @contextlib.contextmanager
     def applied_to(self, adapter: Any) -> Iterator[None]:
-        """Have the data set that Keras builds meanwhile from arrays shuffled in this order."""
+        """Apply this order to the data set that Keras builds from arrays within the `with` block."""
         is_seeded = is_seeded_by_user(importlib.import_module("tensorflow.python.eager.context"))
         shuffles = type(adapter).__name__ == "ArrayDataAdapter" and adapter._shuffle
         self.needs_iterators = is_seeded and shuffles == "batch"
@@ -272,13 +272,13 @@ class Order:
         return tf.random.experimental.stateless_shuffle(value, [tf.constant(job_seed(), tf.int64), number])
 
     def follow(self, dataset: Any) -> None:
-        """Of a pipeline that reorders itself: go on with it as one process does."""
+        """Follow a pipeline that reorders itself: advance it as Keras does in one process."""
         self._reordered, self.needs_iterators = dataset, True
 
     def begin_epoch(self, later: int = 0) -> None:
-        """Choose the order of the iterator that is about to be made; it counts its further epochs itself.
+        """Set the order of the next iterator, which counts its further epochs itself.
 
-        It begins to serve `later` epochs after the one under way, or before it if that is negative.
+        Its first epoch is `later` epochs after the current one, or before it if `later` is negative.
         """
         call = current_process().call
         if call is None:
@@ -293,7 +293,7 @@ class Order:
 
 
 def first_draw(value: Any) -> Any:
-    """What `tf.random.shuffle` draws first, here, and thus whenever the data set is read anew."""
+    """Return the first draw of `tf.random.shuffle` as a constant, for each new read of the data set."""
     seed, further = tf.compat.v1.random.get_seed(None)
     with tf.init_scope():
         numbers = tf.data.Dataset.from_tensors(tf.range(value.shape[0], dtype=value.dtype))
@@ -304,7 +304,7 @@ def first_draw(value: Any) -> Any:
 
 
 def _size_of(adapter: Any, dataset: Any) -> int | None:
-    """Rows of a full global batch; None where neither Keras's adapter nor the data set says it."""
+    """Return the rows of a full global batch; None if neither adapter nor data set defines them."""
     try:
         size = adapter.batch_size
     except Exception:  # noqa: BLE001 - adapters answer for what they know
@@ -313,9 +313,9 @@ def _size_of(adapter: Any, dataset: Any) -> int | None:
 
 
 def _may_go_on(epoch: Any, dataset: Any) -> bool:
-    """Whether one iterator can serve all epochs: a new one each time takes a short epoch's time.
+    """Return whether one iterator can serve all epochs: a new one takes as long as a short epoch.
 
-    Data that Python makes is told of each epoch's end, and may change then.
+    Data made in Python gets a call at each epoch's end, and may change then.
     """
     call = current_process().call
     is_known = call is not None and call.executions is not None and not epoch.steps_per_epoch
@@ -325,7 +325,7 @@ def _may_go_on(epoch: Any, dataset: Any) -> bool:
 
 
 def _is_reordered(epoch: Any, dataset: Any) -> bool:
-    """Whether it is a pipeline of the user's, read anew for each epoch, and in another order each time."""
+    """Return whether it is a user's pipeline that is read in a new order for each epoch."""
     adapter, files = epoch.data_adapter, epoch._trainjob_files
     if type(adapter).__name__ != "TFDatasetAdapter" or not reorders_itself(dataset):
         return False
@@ -339,7 +339,7 @@ def _read_here(epoch: Any, dataset: Any) -> Any:
 
 
 def _go_on(epoch: Any, call: FitCall) -> None:
-    """At the beginning of the epoch that a restart goes on with: have the data stand where it stood then."""
+    """Before the first epoch after a restart, bring the data to where this epoch began."""
     passed = call.epoch - epoch._trainjob_order.first
     goes_on = call.reads_over and call.midway[0] == call.epoch and epoch._current_iterator is None
     if passed <= 0 or not goes_on:
@@ -361,22 +361,22 @@ def _go_on(epoch: Any, call: FitCall) -> None:
     if current_process().is_writer:
         announce(f"the {served * steps:,} batches that were trained before the restart are read over")
     epoch._trainjob_order.begin_epoch(-served)
-    with contextlib.suppress(tf.errors.OutOfRangeError):  # then Keras had made another one
+    with contextlib.suppress(tf.errors.OutOfRangeError):  # then Keras had made a new iterator
         found = iter(epoch._distributed_dataset)
         read_over(served * steps, found)
         epoch._current_iterator, epoch._steps_seen = found, served * steps
 
 
 def standing_after(epochs: int, steps: int, batches: int | None) -> tuple[int, int]:
-    """How often Keras has made another iterator of the data, and how many epochs its present one has served.
+    """Return how often Keras has renewed the data's iterator, and how many epochs the current one has served.
 
-    An epoch takes so many steps, and less where the data, of so many `batches`, ends; None: no end is known.
+    An epoch takes `steps` steps, or fewer if the data ends after its `batches`; None: no end is known.
     """
     return divmod(epochs, -(-batches // steps)) if batches else (0, epochs)
 
 
 def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
-    """Have each worker read its own."""
+    """Distribute the data set, so that each worker reads its own part."""
     strategy = epoch._distribute_strategy
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
@@ -389,9 +389,9 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
     def own(context: Any) -> Any:
         local = replicas // context.num_input_pipelines
         mine = files.taken() if whole is None else whole(context.input_pipeline_id * local, local)
-        # Keras counts the batches and stops at the last one. Declared endless, the data set is not asked by
-        # all workers together before each step whether there is more; and the end, where some would leave
-        # a collective that others wait in, is never met.
+        # Keras counts the batches and stops at the last one. With a finite data set, all workers would
+        # agree before each step on whether there is more data. At its end, some workers would leave
+        # a collective in which others wait.
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return mine.apply(endless).prefetch(tf.data.AUTOTUNE)
 
@@ -399,7 +399,7 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
 
 
 def _by_rows(epoch: Any, dataset: Any, size: int | None) -> Callable[[int, int], Any]:
-    """What replicas take of batches that all workers read: so many, from the first one on."""
+    """Return a function that cuts the parts of `count` devices, from device `first` on, out of each batch."""
     replicas = epoch._distribute_strategy.num_replicas_in_sync
     training = epoch._trainjob_use is Use.FIT
     is_enough = (_smallest_of_arrays(epoch.data_adapter, size) or 0) >= replicas
@@ -411,7 +411,7 @@ def _by_rows(epoch: Any, dataset: Any, size: int | None) -> Callable[[int, int],
 
 
 class OwnFiles:
-    """Data of which each worker reads its own files; `sharded` are the script's batches of them."""
+    """Data of which each worker reads its own files; `sharded` has the script's batches from them."""
 
     def __init__(self, sharded: Any, plan: file_shards.Plan, devices: int, sentence: str) -> None:
         self.sharded, self.plan, self.sentence = sharded, plan, sentence
@@ -419,11 +419,11 @@ class OwnFiles:
 
     @classmethod
     def of(cls, epoch: Any, dataset: Any, size: int | None) -> OwnFiles | None:
-        """Where the user wants it so; None where rows are shared. All workers call it together.
+        """Return the data if the user chose FILE; None if rows are shared. All workers call it together.
 
-        Predicted rows come in the order of the data set, so each worker reads all of it; and so it does where
-        the rows of an evaluation can't be spread over equally many steps. Raises InvalidConfiguration where
-        the data set can't be trained on in this way.
+        Predicted rows must keep the order of the data set, so each worker reads all of it; the same holds if
+        the rows of an evaluation can't be spread over equally many steps. Raises InvalidConfiguration if the
+        data set can't be trained on in this way.
         """
         use, own = epoch._trainjob_use, part_of_worker(current_process().task)
         if use is Use.PREDICT or not file_shards.is_by_file(dataset) or not has_rows(dataset):
@@ -449,13 +449,13 @@ class OwnFiles:
 
     @property
     def shapes(self) -> Shapes:
-        """Of what devices take; the same on all workers, who make equal calls."""
+        """The shapes of the devices' batches; the same on all workers, since their calls must be equal."""
         if self.plan.sizes is None:
             return Shapes.UNKNOWN
         return Shapes.EQUAL if self.plan.steps is None else Shapes.LAST_SMALLER
 
     def declare_length(self, epoch: Any) -> None:
-        """Have Keras know how many steps an epoch has."""
+        """Set the number of steps per epoch for Keras."""
         adapter = epoch.data_adapter
         if self.plan.steps is None:
             epoch.steps_per_epoch = epoch.steps_per_epoch or adapter.num_batches
@@ -464,7 +464,7 @@ class OwnFiles:
         epoch._num_batches = adapter.num_batches
 
     def taken(self) -> Any:
-        """What the worker's devices take one after the other."""
+        """Return the batches of the worker's devices, one after the other."""
         plan, devices = self.plan, self._devices
         if plan.sizes is not None:
             batches = file_shards.joined(self.sharded, plan, devices)
@@ -482,7 +482,7 @@ class OwnFiles:
 def _exchange(
     epoch: Any, dataset: Any, lists: list[int] | None, batch: int | None, is_counted: bool
 ) -> file_shards.Found:
-    """What each worker finds in its files."""
+    """Exchange the numbers that the workers find in their files."""
     from trainjob_trainer.distribution.collective import gather_all  # noqa: PLC0415 - needs all of Keras
 
     task = current_process().task
@@ -502,7 +502,7 @@ def _exchange(
 
 
 def _can_be_joined(dataset: Any) -> bool:
-    """Whether rows of one batch and of the next one can be put into one."""
+    """Return whether rows of different batches can form one batch."""
     specs = tf.nest.flatten(dataset.element_spec)
     return all(
         isinstance(one, tf.TensorSpec) and _is_batched(one) and one.shape[1:].is_fully_defined()
@@ -512,17 +512,17 @@ def _can_be_joined(dataset: Any) -> bool:
 
 @functools.cache
 def _tell_once(sentence: str) -> None:
-    """Not again where a script trains on the same data again and again."""
+    """Log it once, even if a script trains on the same data several times."""
     announce(sentence)
 
 
 def _is_to_be_told(call: Any) -> bool:
-    """The library has said by itself what its workers read."""
+    """Return whether to log what workers read; the library logs it itself."""
     return call is None or bool(call.reads_over)
 
 
 def _sentence(epoch: Any, dataset: Any) -> str:
-    """What each worker reads."""
+    """Return the log line on what each worker reads."""
     if epoch._trainjob_files is not None:
         return str(epoch._trainjob_files.sentence)
     if not isinstance(dataset, tf.data.Dataset) or not _is_ours_to_share(dataset):
@@ -535,7 +535,7 @@ def _sentence(epoch: Any, dataset: Any) -> str:
 
 
 def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) -> bool:
-    """Whether training batches may have parts of unequal size; a line says where they have too few rows."""
+    """Return whether training batches may have unequal parts; log if they have too few rows."""
     rest = _smallest_of_arrays(adapter, size)
     least = min(one for one in (size, rest, replicas) if one)
     if least < replicas and current_process().is_writer:
@@ -546,12 +546,12 @@ def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) ->
 
 
 def _smallest_of_arrays(adapter: Any, size: int | None) -> int | None:
-    """Rows of the smallest batch of arrays, an epoch's last one; None of other data."""
+    """Return the rows of the smallest batch of arrays, the last of an epoch; None for other data."""
     return (adapter.partial_batch_size or size) if type(adapter).__name__ == "ArrayDataAdapter" else None
 
 
 def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
-    """What a training batch of fewer rows than replicas means; `is_rest`: only an epoch's last one does."""
+    """Return the message on a batch of fewer rows than devices; `is_rest`: only the last of an epoch."""
     which = "the last batch of an epoch" if is_rest else "a batch"
     has = f"{which} has {count} row{'s' if count > 1 else ''} for {replicas} replicas"
     advice = "" if is_rest else f"; with a batch_size of at least {replicas} each has rows of its own"
@@ -562,7 +562,7 @@ def too_few_rows(count: int, replicas: int, *, is_rest: bool) -> str:
 
 
 def _counted(adapter: Any, dataset: Any) -> Any:
-    """The data set with a known number of batches, read once to find out where nothing else says it."""
+    """Return the data set with a known number of batches; read it once to count them if necessary."""
     if not isinstance(dataset, tf.data.Dataset) or adapter.num_batches is not None:
         return dataset
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:

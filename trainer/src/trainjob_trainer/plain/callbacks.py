@@ -1,4 +1,4 @@
-"""Our two ends of the list of callbacks: one restores before the user's begin, one records after theirs."""
+"""The first and last callback of `fit`: one restores before the user's callbacks, one records after them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainjob_trainer.reporting.step_times import StepClock
 
 
 class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """First in the list: the user's callbacks see the restored model, and write only if they may."""
+    """First in the list, so that the user's callbacks see the restored model and write only if allowed."""
 
     def __init__(self, restore: Callable[[int | None], None], claim_output: Callable[[], None]) -> None:
-        """Call `restore` once, with the steps of an epoch, when the model is built and none has been taken.
+        """Call `restore` once, with the steps per epoch, after the model is built and before the first step.
 
-        `claim_output` is asked before the other callbacks write or delete; it raises if they must not.
+        `claim_output` is called before the other callbacks write or delete; it raises if they must not.
         """
         super().__init__()
         self._restore = restore
@@ -39,12 +39,12 @@ class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._claim_output()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras; BackupAndRestore deletes its folder now."""
+        """Called by Keras; BackupAndRestore deletes its folder at this point."""
         self._claim_output()
 
 
 class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """Tells of evaluations and predictions, which may take longer than a step, that they get on."""
+    """Reports the progress of evaluations and predictions, which may take longer than a step."""
 
     async_safe = True
 
@@ -54,23 +54,23 @@ class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
         self._before = progress.last.state
 
     def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, as `on_predict_begin`."""
+        """Called by Keras, also as `on_predict_begin`."""
         self._before = self._progress.last.state
         self._progress.update(state="evaluating", evaluated_batches=None)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, as `on_predict_batch_end`, with the last batch's number from 0."""
+        """Called by Keras, also as `on_predict_batch_end`, with the last batch's number, from 0."""
         self._progress.update(evaluated_batches=batch + 1)
 
     def on_test_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, as `on_predict_end`."""
+        """Called by Keras, also as `on_predict_end`."""
         self._progress.update(state=self._before, evaluated_batches=None)
 
     on_predict_begin, on_predict_batch_end, on_predict_end = on_test_begin, on_test_batch_end, on_test_end
 
 
 class AtEnd(Scoring):
-    """Last in the list: it sees what the user's callbacks decided."""
+    """Last in the list, so that it sees the decisions of the user's callbacks."""
 
     async_safe = False
 
@@ -87,7 +87,7 @@ class AtEnd(Scoring):
         self._held: HostGroups = {}
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras; by now the user's callbacks have forgotten everything."""
+        """Called by Keras, after the user's callbacks have reset their state."""
         resumed = self._call.resumed
         if resumed is not None and self._call.plan is ResumePlan.RESUME and not resumed.complete:
             put_back(self._users, resumed.callbacks, self._call.resumed_groups)
@@ -95,7 +95,7 @@ class AtEnd(Scoring):
             self._held = read_variables(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, with the epoch's number from 0."""
+        """Called by Keras, with the epoch's number, from 0."""
         process, call, steps = self._process, self._call, (self.params or {}).get("steps")
         if epoch > call.epoch and steps:  # another callback restored a later epoch
             process.step += (epoch - call.epoch) * int(steps)
@@ -131,11 +131,11 @@ class AtEnd(Scoring):
             between_calls(self._process, self._call, self.model, self._users, done)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras; the script may go on with another `fit`."""
+        """Called by Keras; the script may call `fit` again."""
         self._profiler.pause(self._process.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras; what the last one ends with is saved by `training`, after all callbacks' ends."""
+        """Called by Keras; `training` saves the state after the last epoch, once all callbacks have ended."""
         call = self._call
         call.epoch = epoch + 1
         call.epochs_run.append(epoch)
@@ -146,7 +146,7 @@ class AtEnd(Scoring):
             between_calls(self._process, call, self.model, self._users)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Called by Keras; there is nothing to save in a validation, and no end of it to wait for."""
+        """Called by Keras; a stop needn't wait for the end of a validation, which has nothing to save."""
         if self._batches and self._call.times.within_epochs:
             between_calls(
                 self._process, self._call, self.model, self._users, self._batches, before_validation=True
@@ -170,7 +170,7 @@ class AtEnd(Scoring):
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """The script's callbacks as a flat list, in whichever form it gave them."""
+    """Return the script's callbacks as a flat list, from any form that Keras accepts."""
     if callbacks is None:
         return []
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -181,7 +181,7 @@ def listed(callbacks: Any) -> list[Any]:
 
 
 def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:
-    """The script's callbacks between ours; a `CallbackList` of its own stays that very object."""
+    """Return the script's callbacks between ours; its own `CallbackList` stays the same object."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         return [first, *listed(callbacks), last]
     others = [one for one in callbacks.callbacks if not isinstance(one, (AtBegin, AtEnd))]
@@ -193,7 +193,7 @@ def with_ours(callbacks: Any, first: Any, last: Any, model: Any) -> Any:
 
 
 def with_scoring(callbacks: Any, progress: ProgressFile) -> Any:
-    """The callbacks of an evaluation or prediction, and ours; `fit` passes a list that has its own."""
+    """Return the callbacks of an evaluation or prediction, and ours; the list from `fit` already has it."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return [*listed(callbacks), Scoring(progress)]

@@ -1,11 +1,11 @@
-"""Many batches in one call under Keras's own `fit` and `evaluate`, where nobody has to see each of them.
+"""Many batches in one call under Keras's own `fit` and `evaluate`, if no callback has to see each of them.
 
-Keras meets TensorFlow once a batch (`steps_per_execution`), and with several workers reduces every metric
-over them each time. Here a call takes as many batches as half a second holds; what each worker counts is
-reduced at the end of an epoch. A callback of the script's that asks for every batch gets every batch, with
-reduced figures. What `takes_many` doesn't know is left to Keras.
+Keras calls TensorFlow once per batch (`steps_per_execution`), and with several workers reduces every metric
+over them each time. Here a call takes as many batches as fit in half a second; the workers' metrics are
+reduced at the end of an epoch. If a callback of the script asks for every batch, it gets every batch, with
+reduced metrics. Models that `takes_many` excludes are left to Keras.
 
-What this replaces of Keras is private; `has_expected_shape` guards it.
+The replaced functions of Keras are private; `has_expected_shape` checks them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from trainjob_trainer.plain.keras_repair import fit_class, is_collective, of_one
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
 from trainjob_trainer.reporting.progress import announce
 
-# What a call of many batches is asked for.
+# The batches of one call, and their data set.
 
 
 @dataclass
 class Batches:
-    """What Keras's loop passes on as the iterator: the data, and how many batches the call is to take.
+    """What Keras's loop passes on as the iterator: the data, and how many batches the call takes.
 
-    `is_seen`: a callback looks at the figures, so that they are to be those of all workers.
+    `is_seen`: a callback looks at the metrics, so they must be those of all workers.
     """
 
     iterator: Any
@@ -45,7 +45,7 @@ class Batches:
     is_seen: bool = False
 
     def __iter__(self) -> Batches:
-        """Return itself: Keras reads a first batch for the shapes."""
+        """Return itself: Keras reads a first batch to learn the shapes."""
         return self
 
     def __next__(self) -> Any:
@@ -53,11 +53,11 @@ class Batches:
 
 
 EVALUATION_BATCHES = 32
-"""Batches that one call of an evaluation takes where no callback looks at them."""
+"""Batches per call of an evaluation if no callback looks at them."""
 
 
 class Use(Enum):
-    """What a data set of Keras's is for."""
+    """The use of a data set in Keras."""
 
     FIT = "fit"
     EVALUATE = "evaluate"
@@ -65,14 +65,14 @@ class Use(Enum):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Use:
-        """By what Keras passes on to its iterator: only `fit` has class weights, only `predict` no labels."""
+        """Return the use, by Keras's arguments: only `fit` has class weights, only `predict` no labels."""
         if "class_weight" in arguments:
             return cls.FIT
         return cls.EVALUATE if "y" in arguments else cls.PREDICT
 
 
 class Shapes(Enum):
-    """What is known of the shapes of a data set's batches."""
+    """What is known about the shapes of a data set's batches."""
 
     EQUAL = "equal"
     LAST_SMALLER = "last-smaller"
@@ -80,7 +80,7 @@ class Shapes(Enum):
 
     @classmethod
     def of(cls, adapter: Any) -> Shapes:
-        """Those of the batches that one of Keras's adapters makes."""
+        """Return the shapes of the batches from one of Keras's adapters."""
         kind = type(adapter).__name__
         if kind == "ArrayDataAdapter":
             return cls.LAST_SMALLER if adapter.has_partial_batch else cls.EQUAL
@@ -93,7 +93,7 @@ class Shapes(Enum):
 
 
 def take_many_batches(trainer: ModuleType) -> None:
-    """Replace the two in `keras.src.backend.tensorflow.trainer`."""
+    """Replace methods of two classes in `keras.src.backend.tensorflow.trainer`."""
     kind = fit_class(trainer)
     if hasattr(kind._make_function, "__wrapped__") or not has_expected_shape(trainer):
         return
@@ -105,7 +105,7 @@ def take_many_batches(trainer: ModuleType) -> None:
 
 
 def has_expected_shape(trainer: ModuleType) -> bool:
-    """Whether the private functions still take what they took."""
+    """Return whether the private functions still have the expected parameters."""
     try:
         kind = fit_class(trainer)
         expected = (
@@ -123,9 +123,9 @@ _OPTIMIZERS_OWN = ("apply", "apply_gradients")
 
 
 def takes_many(model: Any) -> bool:
-    """Whether a call of this model may take many batches: what it does with each is Keras's own, and traced.
+    """Return whether a call of this model may take many batches: its step is Keras's own, and traced.
 
-    What a method of the user's returns may be held by no metric, and be of the last batch alone.
+    A user's method may return values that no metric keeps; only those of the last batch would remain.
     """
     call = current_process().call
     if call is not None and call.any_step:
@@ -136,13 +136,13 @@ def takes_many(model: Any) -> bool:
 
 
 def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
-    """Whether a class has these methods from Keras; that of None, which has none of them, has no others."""
+    """Return whether a class has these methods from Keras or not at all; the class of None has none."""
     found = (getattr(kind, name, None) for name in methods)
     return all(method is None or method.__module__.startswith("keras.") for method in found)
 
 
 def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
-    """How many batches the calls of a `fit` with the script's callbacks take; None leaves them to Keras."""
+    """Return the steps per execution of a `fit` with the script's callbacks; None leaves them to Keras."""
     call = process.call
     if call is None or not takes_many(model):
         return None
@@ -156,7 +156,7 @@ def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]
 
 
 def see_tests(callbacks: Any) -> bool:
-    """Whether one of an evaluation's callbacks, beside ours, looks at its batches."""
+    """Return whether a callback of an evaluation, besides ours, looks at its batches."""
     from trainjob_trainer.plain.callbacks import Scoring, listed  # noqa: PLC0415 - needs all of Keras
 
     users = [one for one in listed(callbacks) if not isinstance(one, Scoring)]
@@ -193,7 +193,7 @@ def _trace(model: Any, step: Callable[..., Any]) -> Any:
 
 
 def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """For a step that Keras takes itself, such as one of the user's own."""
+    """Sum the gradients of a step that Keras runs itself, such as a user's own step."""
     from trainjob_trainer.engine.gradient_path import GradientPath  # noqa: PLC0415 - Keras is imported just now
     from trainjob_trainer.engine.metric_state import read_over_all  # noqa: PLC0415
     from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
@@ -212,7 +212,7 @@ def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[...
 
 
 def with_own_loss(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """The model's training or test step; of the user's own, shares of a mean count as in one process."""
+    """Return the training or test step; in a user's own step, shares of a mean count as in one process."""
     is_alone = model.distribute_strategy.num_replicas_in_sync == 1
     if is_alone or are_keras_own(type(model), [step.__name__]):
         return step
@@ -223,14 +223,14 @@ def with_own_loss(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
-    """At the end of an epoch or evaluation: all metrics over all workers in one call."""
+    """Reduce all metrics over all workers in one call, at the end of an epoch or evaluation."""
 
     @functools.wraps(original)
     def _get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         over_all, call = _over_all(self), current_process().call
         if over_all is not None:
             return over_all.results()
-        if not logs and call is not None and call.batches_before:  # which were all that the epoch has
+        if not logs and call is not None and call.batches_before:  # all batches of the epoch
             logs = self.get_metrics_result()
         return original(self, logs)
 
@@ -238,7 +238,7 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """At the start of an epoch or evaluation, where Keras meets the other workers once a variable."""
+    """Reset all metrics in one call; Keras contacts the other workers once per variable."""
 
     @functools.wraps(original)
     def reset_metrics(self: Any) -> None:
@@ -249,7 +249,7 @@ def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _over_all(model: Any) -> Any:
-    """Of a model whose calls take many batches; else None."""
+    """Return the `OverAll` of a model whose calls take many batches, else None."""
     call = current_process().call
     if call is None or call.executions is None:
         return None
@@ -257,7 +257,7 @@ def _over_all(model: Any) -> Any:
 
 
 def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the callbacks of an evaluation within `fit` decide how many batches one call takes."""
+    """Let the callbacks of an evaluation within `fit` decide how many batches one call takes."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -274,7 +274,7 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
-    # Older versions of Keras number a call by one of its batches; its callbacks are then told of the last.
+    # Older versions of Keras number a call by one of its batches; callbacks then get the last one's number.
     by_pairs = "yield step, iterator" in inspect.getsource(original)
 
     @functools.wraps(original)
@@ -306,7 +306,7 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reads_over() -> bool:
-    """Whether an epoch can begin behind what an earlier attempt has taken of it."""
+    """Return whether an epoch can begin after the batches that an earlier attempt took."""
     trainer = importlib.import_module("keras.src.backend.tensorflow.trainer")
     return hasattr(trainer.TFEpochIterator._enumerate_iterator, "__wrapped__")
 
@@ -314,16 +314,16 @@ def reads_over() -> bool:
 def _after(
     passed: int, calls: Iterator[tuple[Any, ...]], batches: int, *, reads_over: bool = True
 ) -> Iterator[tuple[Any, ...]]:
-    """Keras's calls of so many batches each behind those that have passed, which are read over if need be."""
+    """Yield Keras's calls of `batches` batches each, after the `passed` batches, which are read if needed."""
     for one in calls:
         if one[0] + batches > passed:
             yield one
         elif reads_over and sum(1 for _ in itertools.islice(one[-1], batches)) < batches:
-            return  # data of unknown length, of which the last call got fewer
+            return  # data of unknown length, whose last call got fewer batches
 
 
 def read_over(count: int, iterator: Any) -> None:
-    """Of a strategy's data; without Python in between it takes little more than the reading."""
+    """Read and drop batches of a strategy's data; without Python in the loop, only reading takes time."""
     tf = importlib.import_module("tensorflow")
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
@@ -340,7 +340,7 @@ def read_over(count: int, iterator: Any) -> None:
 def _executions_of(
     epoch: Any, steps: int, executions: StepsPerExecution, call: FitCall
 ) -> Iterator[tuple[int, int, Batches]]:
-    """The calls of one epoch: numbers of the first and the last batch, and the data."""
+    """Yield the calls of one epoch: numbers of the first and the last batch, and the data."""
     trains = epoch._trainjob_use is Use.FIT
     files = epoch._trainjob_files
     shapes = Shapes.EQUAL
@@ -372,9 +372,9 @@ def _executions_of(
 
 
 def most_at_once(left: int, shapes: Shapes, *, gathers: bool) -> int:
-    """How many of the batches that are left one call may take.
+    """Return how many of the batches that are left one call may take.
 
-    Within one call TensorFlow gathers rows of the first batch's shape (measured with 2.21), so those of
+    Within one call TensorFlow gathers rows of the first batch's shape (measured with 2.21), so batches of
     another shape need another call.
     """
     if not gathers or shapes is Shapes.EQUAL:

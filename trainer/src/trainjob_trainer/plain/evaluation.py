@@ -1,6 +1,6 @@
-"""`fit` in the evaluator's role: it scores checkpoints on its validation data, and never returns.
+"""`fit` in the evaluator: it scores checkpoints on its validation data, and never returns.
 
-What follows `fit` in the script is the training's: the process ends where `fit` would.
+The code after `fit` in the script is for the training replicas, so the process ends instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARRAYS = ("x", "y", "sample_weight")
 
 
 def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, Any]) -> NoReturn:
-    """Evaluate each new checkpoint of the job, the final one for certain, and end the process with code 0."""
+    """Evaluate each new checkpoint of the job, including the final one, and end the process with code 0."""
     data = _heldout(arguments)
     if data is None:
         announce(
@@ -41,7 +41,7 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
 
 
 def _heldout(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Arguments of `evaluate`, as `fit` itself would choose them."""
+    """Return the arguments that `fit` itself would pass to `evaluate`; None without validation data."""
     validation = arguments["validation_data"]
     if validation is None and arguments["validation_split"]:
         slicing = importlib.import_module("keras.src.trainers.data_adapters.array_slicing")

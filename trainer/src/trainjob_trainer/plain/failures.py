@@ -1,4 +1,4 @@
-"""How a script that fails leaves: its cause in the progress report, and no wait for peers that are gone."""
+"""The end of a failed script: its cause goes to the progress report, and it doesn't wait for lost peers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _OF_SEVERAL = re.compile(r"^\(\d+\)\s+(?:[A-Z_]+:\s+)?")
 _NODE = re.compile(r"\s*(?:\[\[|\[Op:| for '\{\{node ).*$")
 _BOLD = re.compile(r"\x1b\[[0-9;]*m")
 _CALL = "Arguments received by "
-"""Keras closes an error within a layer by what the layer was called with."""
+"""Keras ends the message of an error within a layer with the arguments of the call."""
 
 
 def install_hook(process: PlainProcess) -> None:
-    """From now on every uncaught error of the main thread goes through here.
+    """Handle every uncaught error of the main thread from now on.
 
-    A process of a cluster ends at once, without atexit handlers: TensorFlow's shutdown would wait for the
-    others, and they wait for this one; or for a data pipeline that calls Python.
+    A process of a cluster ends at once, without atexit handlers. TensorFlow's shutdown would wait for the
+    other processes, which wait for this one, or for a data pipeline that calls Python.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -57,7 +57,7 @@ def install_hook(process: PlainProcess) -> None:
 
 
 def joined_process() -> PlainProcess:
-    """This process; one whose environment is malformed ends here, before it trains into the wrong place."""
+    """Return this process; end it if its environment is malformed, before it writes to a wrong folder."""
     try:
         return current_process()
     except TrainerError as error:
@@ -65,9 +65,9 @@ def joined_process() -> PlainProcess:
 
 
 def end_on_request(process: PlainProcess) -> None:
-    """End on SIGTERM, which TensorFlow would swallow; a `fit` that takes steps saves what it has reached.
+    """End on SIGTERM, which TensorFlow would swallow; a `fit` that takes steps saves its progress.
 
-    A script's own handler stays the one that decides.
+    A script's own handler is kept.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         process.stop.install(lambda: _end(process))
@@ -83,7 +83,7 @@ def _end(process: PlainProcess) -> None:
 
 
 def explain(error: BaseException, process: PlainProcess) -> TrainerError | None:
-    """The failure behind an error, or None when it is the script's own."""
+    """Return the failure behind an error, or None if the error is the script's own."""
     if isinstance(error, OSError):
         written = explain_write_error(error, Path(str(error.filename or process.environment.output_dir)))
         return written if isinstance(written, OutputFull) else None
@@ -91,7 +91,7 @@ def explain(error: BaseException, process: PlainProcess) -> TrainerError | None:
 
 
 def describe(error: BaseException, trace: TracebackType | None) -> str:
-    """One sentence, with the line of the user's script that led to the error."""
+    """Return one sentence, with the line of the user's script that led to the error."""
     words = _BOLD.sub("", str(error)).partition(_CALL)[0]
     place = _last_of_user((frame.filename, frame.lineno) for frame in traceback.extract_tb(trace))
     if any(kind.__name__ == "OpError" for kind in type(error).__mro__):
@@ -104,10 +104,10 @@ def describe(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def read_graph_error(message: str) -> tuple[str, list[tuple[str, int | None]]]:
-    """The cause in an error of TensorFlow's, and the files and lines that its operation was made at.
+    """Return the cause in a TensorFlow error, and the files and lines where its operation was created.
 
-    The message begins with those, and ends with the cause and with names of nodes. Of several causes, such
-    as those of several devices, the first is taken: others follow from it.
+    The message begins with these lines, and ends with the cause and with names of nodes. Of several causes,
+    such as those of several devices, the first is returned: the others follow from it.
     """
     frames: list[tuple[str, int | None]] = []
     cause: list[str] = []
@@ -130,7 +130,7 @@ def _last_of_user(frames: Iterable[tuple[str, int | None]]) -> tuple[str, int | 
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file isn't the interpreter's, a library's or ours, which may be reached through links."""
+    """Return whether a file is the user's: not Python's, a library's or ours, also through links."""
     if file.startswith("<") or "__autograph_generated_file" in file:
         return False
     return not (file.startswith(_NOT_THE_USERS) or os.path.realpath(file).startswith(_NOT_THE_USERS))

@@ -1,9 +1,9 @@
-"""Which files each worker reads, where the script shards its data by file (`auto_shard_policy` FILE).
+"""The files that each worker reads, if the script shards its data by file (`auto_shard_policy` FILE).
 
 Worker i of n reads every n-th file from the i-th on; TensorFlow rewrites the pipeline for that. Its rows are
-put into batches anew, so that all workers together take one global batch a step. Files hold different numbers
-of rows, and no worker may run out of them while others wait for it in a collective. So the steps of an epoch
-are planned from the rows of all workers, or the script says them, and then files are read over and over.
+batched again, so that all workers together take one global batch per step. Files hold different numbers of
+rows, and no worker may run out of rows while others wait for it in a collective. So the steps of an epoch are
+planned from the rows of all workers, or the script sets them, and then files are read repeatedly.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _POLICY = tf.data.experimental.AutoShardPolicy.FILE
 _IGNORE_STATE = 1
 _BATCHES = ("BatchDataset", "ParallelBatchDataset")
 UNKNOWN = -1
-"""A number of files or rows that isn't known, where only integers can be exchanged."""
+"""An unknown number of files or rows, where only integers can be exchanged."""
 
 
 def is_by_file(dataset: Any) -> bool:
-    """Whether the user has chosen that each worker reads files of its own."""
+    """Return whether the user chose that each worker reads its own files."""
     if not isinstance(dataset, tf.data.Dataset):
         return False
     return bool(dataset.options().experimental_distribute.auto_shard_policy == _POLICY)
 
 
-# What a worker reads: TensorFlow decides on it, and is asked.
+# What a worker reads, as TensorFlow decides it.
 
 
 def shard(dataset: Any, part: Part) -> Any:
-    """The same pipeline on one worker's files; raises tf.errors.OpError if TensorFlow finds no files."""
+    """Return the pipeline on one worker's files; raises tf.errors.OpError if TensorFlow finds no files."""
     specs = [
         one if isinstance(one, tf.TensorSpec) else tf.TensorSpec([], tf.variant)
         for one in tf.nest.flatten(dataset.element_spec)
@@ -54,7 +54,7 @@ def shard(dataset: Any, part: Part) -> Any:
 
 
 def has_readers(dataset: Any) -> bool:
-    """Whether it seems to read files; asking TensorFlow of others fills the log with errors."""
+    """Return whether it seems to read files; sharding other data fills the log with errors."""
     ahead = [dataset]
     while ahead:
         one = ahead.pop()
@@ -74,9 +74,9 @@ def _is_name(spec: Any) -> bool:
 
 
 def count_files(sharded: Any, *, reads: bool) -> list[int] | None:
-    """How many files each list of them has that the workers share; None where that can't be known.
+    """Return the length of each list of files that the workers share; None if it can't be known.
 
-    With `reads`, their names are read where TensorFlow doesn't know their number.
+    With `reads`, the names are read if TensorFlow doesn't know their number.
     """
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(
@@ -92,12 +92,12 @@ def count_files(sharded: Any, *, reads: bool) -> list[int] | None:
 
 
 def files_of(lists: Sequence[int], part: Part) -> int:
-    """How many files one worker reads; of each list every n-th."""
+    """Return how many files one worker reads: every n-th of each list."""
     return sum(len(range(part.index, files, part.count)) for files in lists)
 
 
 def _upstream(graph: Any, node: Any) -> Any:
-    """What is sharded: the names of the files, as a rule."""
+    """Return the data set that is sharded: usually the names of the files."""
     cut = tf.compat.v1.GraphDef()
     cut.CopyFrom(graph)
     (end,) = [one for one in cut.node if one.op == "_Retval"]
@@ -116,9 +116,9 @@ def _elements(dataset: Any, *, reads: bool) -> int | None:
 
 
 def count_rows(dataset: Any, part: Part, batch: int, rows_of: Callable[[Any], Any]) -> int:
-    """Rows in one worker's files; neither parsed nor batched, where the pipeline lets one see that.
+    """Count the rows in one worker's files, without parsing or batching if the pipeline allows it.
 
-    A full batch has `batch` rows; `rows_of` counts those of an element.
+    A full batch has `batch` rows; `rows_of` counts the rows of an element.
     """
     none = tf.constant(0, tf.int64)
     stage = equally_many(dataset)
@@ -131,22 +131,22 @@ def count_rows(dataset: Any, part: Part, batch: int, rows_of: Callable[[Any], An
 
 
 def count_batches(dataset: Any, part: Part) -> int:
-    """Batches that the pipeline makes of one worker's files."""
+    """Count the batches that the pipeline makes of one worker's files."""
     return count_elements(shard(equally_many(dataset), part))
 
 
-# What all take together.
+# Plans of the steps and batches of all workers.
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker takes of its files in an epoch, or again and again.
+    """What a worker takes from its files in an epoch, or repeatedly.
 
     Attributes:
-        steps: of an epoch; None where files are read over and over.
-        sizes: rows of what its devices take, one after the other; where there are no steps, over and over.
-            None where batches can't be joined, so that each is cut into as many parts as there are replicas.
-        shares: of the rows of a step, for each of the sizes; None where they are all equal.
+        steps: steps of an epoch; None if files are read repeatedly.
+        sizes: rows that its devices take, one after the other; repeated if there are no steps. None if
+            batches can't be joined; then each is cut into as many parts as all workers have devices.
+        shares: the share of a step's rows for each of the sizes; None if all are equal.
     """
 
     steps: int | None
@@ -155,28 +155,28 @@ class Plan:
 
 
 def split(rows: int, parts: int) -> list[int]:
-    """As evenly as can be."""
+    """Split rows into parts as evenly as possible."""
     return [rows * (number + 1) // parts - rows * number // parts for number in range(parts)]
 
 
 def plan_endless(batch: int, part: Part, devices: int) -> Plan:
-    """Of each global batch, of `batch` rows, every replica takes its part, over and over."""
+    """Plan an endless stream: each device takes its part of each global batch of `batch` rows."""
     sizes = _of_replicas(batch, part.count * devices)
     own = sizes[part.index * devices : (part.index + 1) * devices]
     return _weighed(None, own, [sum(sizes)] * devices, part.count * devices)
 
 
 def plan_epoch(rows: Sequence[int], batch: int, part: Part, devices: int) -> Plan:
-    """As many steps as the worker with the fewest rows has; its last one may be smaller, and counts for less.
+    """Plan as many steps as the worker with the fewest rows has; its last may be smaller, and counts less.
 
-    `rows` are those of each worker's files, at least 1; `batch` those of a global batch; `devices` are each
-    worker's. Raises InvalidConfiguration if a worker has fewer rows than devices.
+    `rows` are the rows in each worker's files, at least 1; `batch` are those of a global batch; `devices` is
+    their number per worker. Raises InvalidConfiguration if a worker has fewer rows than devices.
     """
     full = _of_replicas(batch, part.count * devices)
     takes = [sum(full[worker * devices : (worker + 1) * devices]) for worker in range(part.count)]
     steps = min(-(-have // take) for have, take in zip(rows, takes))
     last = [min(take, have - (steps - 1) * take) for have, take in zip(rows, takes)]
-    if min(last) < devices:  # not each device would have a row
+    if min(last) < devices:  # some devices would have no row
         steps, last = steps - 1, takes
     if steps == 0:
         fewest = min(rows)
@@ -191,9 +191,9 @@ def plan_epoch(rows: Sequence[int], batch: int, part: Part, devices: int) -> Pla
 
 
 def plan_evaluation(rows: Sequence[int], batch: int, part: Part, devices: int) -> Plan | None:
-    """Every row once, in as many steps as the most rows need; workers with fewer take fewer at a time.
+    """Plan every row once, in as many steps as the most rows need; workers with fewer take fewer a step.
 
-    Arguments as `plan_epoch`. None where some worker hasn't a row for each of its devices in each step.
+    Arguments as `plan_epoch`. None if a worker lacks a row for each of its devices in each step.
     """
     full = _of_replicas(batch, part.count * devices)
     takes = [sum(full[worker * devices : (worker + 1) * devices]) for worker in range(part.count)]
@@ -214,13 +214,13 @@ def _weighed(steps: int | None, sizes: Sequence[int], totals: Sequence[int], rep
 
 @dataclass(frozen=True)
 class Found:
-    """What the workers find, one number for each; all see the same, and so decide the same.
+    """What the workers find, one number per worker; all have the same numbers and so decide the same.
 
     Attributes:
-        files: in all, as each worker sees them; `UNKNOWN` where it can't tell.
-        reads: how many each worker reads.
-        counts: rows in each worker's files, batches where these can't be joined; `UNKNOWN` where not counted.
-        batch: rows of a global batch; None where batches can't be joined.
+        files: all files, as each worker counts them; `UNKNOWN` if it can't.
+        reads: how many files each worker reads.
+        counts: rows in each worker's files, or batches if these can't be joined; `UNKNOWN` if not counted.
+        batch: rows of a global batch; None if batches can't be joined.
     """
 
     files: Sequence[int]
@@ -229,10 +229,10 @@ class Found:
     batch: int | None
 
     def plan_training(self, part: Part, devices: int) -> Plan:
-        """What a worker takes.
+        """Return what a worker takes in training.
 
-        Raises InvalidConfiguration if there are fewer files than workers, workers see different ones, or one
-        has no whole batch.
+        Raises InvalidConfiguration if there are fewer files than workers, workers see different numbers of
+        files, or a worker has no whole batch.
         """
         trouble = self.trouble()
         if trouble:
@@ -245,13 +245,13 @@ class Found:
         return plan_endless(self.batch, part, devices)
 
     def plan_evaluation(self, part: Part, devices: int) -> Plan | None:
-        """What a worker takes; None where it can't be done with files of its own."""
+        """Return what a worker takes in evaluation; None if it isn't possible with its own files."""
         if self.trouble() or UNKNOWN in self.counts or self.batch is None:
             return None
         return plan_evaluation(self.counts, self.batch, part, devices)
 
     def trouble(self) -> str | None:
-        """Why the files can't be shared."""
+        """Return why the files can't be shared, or None if they can."""
         workers, files = len(self.files), self.files[0]
         if len(set(self.files)) > 1:
             other = next(worker for worker, count in enumerate(self.files) if count != files)
@@ -274,7 +274,7 @@ class Found:
         return None
 
     def sentence(self, steps: int | None, *, reorders: bool) -> str:
-        """What each worker reads; `steps` of an epoch is None where files are read over and over."""
+        """Return the log line on what each worker reads; `steps` is None if files are read repeatedly."""
         workers, files = len(self.files), self.files[0]
         if files == UNKNOWN:
             read = f"each of {workers} workers reads files of its own"
@@ -302,7 +302,7 @@ class Found:
 
 
 _NAMED = 3
-"""Up to so many workers are named one by one."""
+"""Up to this many workers are named individually."""
 
 
 NO_FILES = (
@@ -313,9 +313,9 @@ NO_FILES = (
 
 
 def by_rows_sentence(workers: int, lists: Sequence[int] | None) -> str:
-    """What each worker reads where all read the same.
+    """Return the log line on what each worker reads if all read the same data.
 
-    `lists` counts the files that could be shared instead; None where there are none, or it isn't known.
+    `lists` counts the files that could be shared instead; None if there are none, or it isn't known.
     """
     read = f"training data: each of {workers} workers reads all of it and takes its rows of each batch"
     if lists is None or min(lists) < workers:
@@ -325,13 +325,13 @@ def by_rows_sentence(workers: int, lists: Sequence[int] | None) -> str:
     )
 
 
-# What a worker's devices take, of its files.
+# Batches for a worker's devices.
 
 
 def joined(sharded: Any, plan: Plan, devices: int) -> Any:
-    """Batches of the plan's sizes, one element a device; pairs of a batch and its share where it has shares.
+    """Return batches of the plan's sizes, one element per device; pairs of batch and share if it has shares.
 
-    `sharded` has batches of any size, of rows of one shape; the plan must have sizes.
+    `sharded` has batches of any size, with rows of one shape; the plan must have sizes.
     """
     source = sharded if plan.steps is not None else sharded.repeat()
     sizes = np.array(plan.sizes, np.int64)

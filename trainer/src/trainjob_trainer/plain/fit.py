@@ -1,4 +1,4 @@
-"""`keras.Model.fit` of an unmodified script: training in one role, scoring checkpoints in another."""
+"""`keras.Model.fit` of an unmodified script: it trains, or scores checkpoints in the evaluator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainjob_trainer.plain.process import assigned, current_process
 def manage_fit(trainer: ModuleType) -> None:
     """Wrap `fit`, `evaluate` and `predict` in `keras.src.backend.tensorflow.trainer`; their signatures stay.
 
-    A `fit` within another one (a callback that trains a second model) is left to Keras.
+    A `fit` within another `fit` (a callback that trains a second model) is left to Keras.
     """
     kind = fit_class(trainer)
     original = kind.fit
@@ -52,9 +52,9 @@ def manage_fit(trainer: ModuleType) -> None:
 
 
 def refuse_legacy_fit(training: ModuleType) -> None:
-    """Wrap `fit` in `tf_keras.src.engine.training`: in a job it is refused.
+    """Wrap `fit` in `tf_keras.src.engine.training`: in a job it raises InvalidConfiguration.
 
-    Nothing would be saved to go on from, and the evaluator would train too.
+    It would save no checkpoints, and the evaluator would train too.
     """
     kind: Any = training.Model
     original = kind.fit
@@ -80,7 +80,7 @@ def _is_in_a_job() -> bool:
 
 
 def _reported(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`evaluate` or `predict`, which tells that it gets on wherever a script or a callback calls it."""
+    """Make `evaluate` or `predict` report its progress, whether a script or a callback calls it."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

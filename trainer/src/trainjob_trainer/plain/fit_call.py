@@ -1,9 +1,9 @@
-"""Where one call of `fit` stands, and what a checkpoint has to say for a later attempt to go on from it.
+"""The state of one call of `fit`, and what a checkpoint must hold so that a later attempt can resume.
 
-A script may call `fit` several times, on one model or on several. Each model has checkpoints of its own
-(the first one those of the job), and its calls are numbered. After a restart the script runs from its top:
-a call that had ended comes back at once with the model restored, the one that was under way goes on where
-its checkpoint was written, and later ones train as usual.
+A script may call `fit` several times, on one model or on several. Each model has its own checkpoints (the
+first model has the job's), and its calls are numbered. After a restart the script runs from its top. A call
+that had ended returns at once with the model restored. The call that was under way resumes where its
+checkpoint was written, and later calls train as usual.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from trainjob_trainer.task import Task
 
 GROUP = "fit"
-"""Name of the checkpoint's group that holds a `FitState`."""
+"""Name of the checkpoint group that holds a `FitState`."""
 
 
 KEPT_CALLS = 10
-"""So many calls of `fit`, the newest, keep their last checkpoint: scripts use a model between two."""
+"""Number of the newest `fit` calls that keep their last checkpoint: scripts use a model between calls."""
 TIMES_ITS_OWN = 10
-"""At an epoch's end so many times of what a checkpoint took must have passed since: epochs may be short."""
+"""Minimum time between saves at epoch ends, in durations of the last save: epochs may be short."""
 SECONDS_WITHIN_AN_EPOCH = 300.0
-"""After so long a checkpoint is written in the midst of an epoch."""
+"""After this many seconds a checkpoint is written within an epoch."""
 
 
 class SaveTimes:
     """When a `fit` saves, by the writer's clock.
 
-    `every` is the user's number of steps between two, if given; `step` is that of the newest, or where
-    training began; `within_epochs`: the training can go on within an epoch.
+    `every` is the user's number of steps between checkpoints, if given; `step` is the step of the newest, or
+    where training began; `within_epochs`: the training can resume within an epoch.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class SaveTimes:
         self._took = 0.0
 
     def has_come(self, step: int) -> bool:
-        """Whether the user wants a checkpoint of this step; the same on every worker."""
+        """Return whether the user wants a checkpoint at this step; the same on every worker."""
         return self.every is not None and step // self.every > self.step // self.every
 
     def is_due(self, step: int, *, epoch_ends: bool, is_writing: bool) -> bool:
-        """Whether to save after `step` steps; `is_writing`: the checkpoint before is still being written."""
+        """Return whether to save after `step` steps; `is_writing`: the last checkpoint is being written."""
         if self.every is not None:
             return self.has_come(step)
         least = TIMES_ITS_OWN * self._took if epoch_ends else SECONDS_WITHIN_AN_EPOCH
@@ -77,7 +77,7 @@ class SaveTimes:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[None]:
-        """Around all that keeps training from going on."""
+        """Measure a save; the `with` block contains all that interrupts training."""
         began = self._clock()
         yield
         self.step, self._saved_at = step, self._clock()
@@ -89,9 +89,9 @@ class PastCall:
     """A call that has ended, or is under way.
 
     Attributes:
-        epochs: numbers of the epochs that its `History` held.
-        history: the rest of it.
-        step: of the checkpoint that it left at its end; 0 before that.
+        epochs: numbers of the epochs in its `History`.
+        history: the rest of its `History`.
+        step: step of the checkpoint at its end; 0 before its end.
     """
 
     epochs: Sequence[int] = ()
@@ -101,16 +101,16 @@ class PastCall:
 
 @dataclass(frozen=True)
 class FitState:
-    """Saved beside the variables.
+    """The state of `fit` that is saved beside the variables.
 
     Attributes:
         call: number of the call on this model, from 1.
-        epochs_done: Keras's epoch number to go on with.
+        epochs_done: Keras's number of the epoch to resume with.
         epochs_asked: the call's `epochs`.
         past: the calls so far, this one last.
-        callbacks: what Keras's deciding callbacks remember, by position.
-        settings: `resume.settings_of` the call.
-        batches_done: of the epoch with that number.
+        callbacks: the values by which Keras's callbacks decide, by position.
+        settings: result of `resume.settings_of` for the call.
+        batches_done: batches done of the epoch to resume with.
     """
 
     call: int
@@ -123,12 +123,12 @@ class FitState:
     batches_done: int = 0
 
     def to_arrays(self) -> list[NamedArray]:
-        """As a group of a checkpoint: JSON in bytes."""
+        """Return the state as a checkpoint group: JSON in bytes."""
         return json_group("state", asdict(self), default=_plain)
 
     @classmethod
     def from_groups(cls, groups: HostGroups, checkpoint: Checkpoint, *, finished: bool) -> FitState:
-        """Read it back; a checkpoint of `train_and_evaluate` has none, and counts as one call."""
+        """Read the state; a checkpoint of `train_and_evaluate` has none, and counts as one call."""
         if GROUP not in groups:
             epoch = checkpoint.epoch
             return cls(1, epoch, epoch, finished, (PastCall(),))
@@ -139,26 +139,26 @@ class FitState:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what a `History` or a callback holds; a metric may be an array, such as a score by class."""
+    """Return a value of a `History` or callback for JSON; a metric may be an array: a score by class."""
     array = np.asarray(value)
     return str(value) if array.dtype.hasobject else array.tolist()
 
 
 class ResumePlan(Enum):
-    """What a call has to do."""
+    """What a call of `fit` has to do."""
 
     TRAIN = "train"
     RESUME = "resume"
     SKIP = "skip"
-    """It had ended in an earlier attempt, and the script had gone on."""
+    """The call ended in an earlier attempt, and the script continued after it."""
     FINISHED = "finished"
-    """It had ended, and so had the script: the output folder is a finished one."""
+    """The call ended, and so did the script: the output folder is finished."""
 
 
 def choose_plan(state: FitState | None, *, number: int, epochs: int, script_finished: bool) -> ResumePlan:
-    """Decide from the state in the newest checkpoint, None without one.
+    """Choose the plan from the state in the newest checkpoint; the state is None without one.
 
-    `number` and `epochs` are this call's; `script_finished`: the folder carries the final marker.
+    `number` and `epochs` are this call's; `script_finished`: the folder has the final marker.
     """
     if state is None or number > state.call:
         return ResumePlan.TRAIN
@@ -171,14 +171,14 @@ def choose_plan(state: FitState | None, *, number: int, epochs: int, script_fini
 
 @dataclass
 class ModelRecord:
-    """What is known of one model of the script.
+    """What is known about one model of the script.
 
     Attributes:
-        number: in the order of their first `fit`, from 1.
+        number: its number in the order of first `fit` calls, from 1.
         calls: how many times `fit` has been called on it.
-        saved: step of the checkpoint that its newest call has ended with or begun at, 0 without one.
+        saved: step of the checkpoint that its newest call ended with or began at; 0 without one.
         past: its calls that have ended.
-        compiles: whether XLA is asked for.
+        compiles: whether XLA is requested.
     """
 
     number: int
@@ -192,12 +192,12 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class Seen:
-    """What callbacks of any worker look at: one worker may have more of them than the others.
+    """What the callbacks of any worker look at: workers may have different callbacks.
 
     Attributes:
-        batches: of training; then each call takes as many as Keras's would.
+        batches: batches of training; then each call takes as many as Keras's own.
         tests: batches of a validation.
-        epochs: anything at all, so that one may end training.
+        epochs: anything: there is a callback, which may end training.
     """
 
     batches: bool = False
@@ -206,7 +206,7 @@ class Seen:
 
     @classmethod
     def by_any(cls, strategy: Any, task: Task, callbacks: Sequence[Any]) -> Seen:
-        """All workers call it together, and get the same."""
+        """Combine the callbacks of all workers. All workers call it together and get the same result."""
         from trainjob_trainer.distribution.collective import gather_all  # noqa: PLC0415 - needs all of TensorFlow
 
         batches = any(sees_batches(one) for one in callbacks)
@@ -217,25 +217,25 @@ class Seen:
 
 @dataclass(kw_only=True)
 class FitCall:
-    """The `fit` under way, as what is put into Keras sees it.
+    """The `fit` under way, as our replacements in Keras see it.
 
     Attributes:
-        number: of the call on this model.
-        every: steps at which a call ends, since a checkpoint may be due.
-        last_step: of the training, where that may be in the midst of an epoch.
+        number: number of the call on this model.
+        every: a TensorFlow call ends at each multiple of these steps, since a checkpoint may be due.
+        last_step: last step of the training, if it may be within an epoch.
         epoch: Keras's number of the epoch under way, from 0.
-        midway: an epoch's number, and how many of its batches an earlier attempt has taken.
-        reads_over: whether those are still to be read.
-        any_step: whether many batches are taken in one call whatever the model's step is.
-        batch_size: rows of a global batch, when known.
-        executions: batches of a call, where they are ours to choose.
-        compiles: whether XLA is asked for.
+        midway: an epoch's number, and how many of its batches an earlier attempt took.
+        reads_over: whether those batches must still be read.
+        any_step: whether one call takes many batches regardless of the model's step.
+        batch_size: rows of a global batch, if known.
+        executions: batches per call, if they aren't left to Keras.
+        compiles: whether XLA is requested.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
-        has_begun: whether Keras's `fit` has been called for it; another one is a callback's.
+        has_begun: whether Keras's `fit` has been called for it; a further `fit` is a callback's.
         seen: what callbacks look at.
         sees_tests: whether a callback of the evaluation under way looks at its batches.
-        own_time: what a step of the last call took this worker by itself, where that is measured.
-        watch: for losses, gradients and weights that are not finite.
+        own_time: this worker's own time per step of the last call, if measured.
+        watch: watch for losses, gradients and weights that are not finite.
     """
 
     number: int
@@ -259,24 +259,24 @@ class FitCall:
 
     @property
     def batches_before(self) -> int:
-        """Batches of the epoch under way that an earlier attempt has taken."""
+        """Batches of the epoch under way that an earlier attempt took."""
         epoch, batches = self.midway
         return batches if epoch == self.epoch else 0
 
 
 @dataclass(kw_only=True)
 class ScriptCall(FitCall):
-    """A call of a script of the user's.
+    """A `fit` call of the user's script.
 
     Attributes:
         looks: when the workers agree on whether to save or to stop.
-        skipped_to: step of the checkpoint that it had left at its end, where it is skipped.
-        resumed: the state it started from.
-        resumed_groups: everything in the checkpoint it started from, until all has been put back.
-        epochs_run: numbers of the epochs that its `History` holds, earlier attempts' included.
-        history: what it holds of them.
-        settings: `resume.settings_of` it, once the model is built.
-        weights: compares those of the workers, where they train one model together.
+        skipped_to: step of the checkpoint that is restored instead, if the call is skipped.
+        resumed: the state that it started from.
+        resumed_groups: all groups of the checkpoint that it started from, until all are restored.
+        epochs_run: numbers of the epochs in its `History`, including those of earlier attempts.
+        history: metrics of these epochs.
+        settings: result of `resume.settings_of` for it, once the model is built.
+        weights: compares the workers' weights, if they train one model together.
     """
 
     record: ModelRecord

@@ -1,6 +1,6 @@
-"""What is done to which module, right after it has been imported.
+"""Changes to modules of TensorFlow and Keras, made right after their import.
 
-Each preparation is done once, and is safe beside a script that uses the library explicitly.
+Each change is made once, and is safe in a script that uses the library explicitly.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from types import ModuleType
 
 
 def prepare(module: ModuleType) -> None:
-    """Prepare one of the modules that the import hook waits for; any other is left alone."""
+    """Prepare a module that the import hook waits for; leave any other module alone."""
     preparation = PREPARATIONS.get(module.__name__)
     if preparation is not None:
         preparation(module)
 
 
 def prepare_loaded() -> None:
-    """Prepare what has been imported already, for a process that the import hook did not see start."""
+    """Prepare the modules that are already imported, since the environment has changed."""
     for name in PREPARATIONS:
         module = sys.modules.get(name)
         if module is not None:
@@ -27,7 +27,7 @@ def prepare_loaded() -> None:
 
 
 def prepare_fit() -> None:
-    """Prepare Keras's `fit` alone, for a process that has been set up in another way."""
+    """Prepare only Keras's `fit`, for a process that is set up in another way."""
     prepare(importlib.import_module("keras.src.backend.tensorflow.trainer"))
 
 
@@ -85,4 +85,4 @@ PREPARATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "keras.src.models.model": _keras_model,
     "tf_keras.src.engine.training": _legacy_keras,
 }
-"""By the module's name; `bootstrap/trainjob_import_hook.py` waits for the same (a test holds them equal)."""
+"""By module name; `bootstrap/trainjob_import_hook.py` waits for the same modules (a test compares them)."""

@@ -1,9 +1,9 @@
 """Repairs of Keras 3 under several workers.
 
-Without three of them `fit` raises errors: two are "PerReplica" errors (Keras issue 20585), one is the refusal
-of a model without `call()`. They concern private functions, so they are applied only where the fault is seen
-in the source of a Keras that has been tried; a test fails as soon as Keras mends them. Beside them `predict`
-and `predict_on_batch` return every row once, and in order.
+Three of them prevent errors of `fit`: two "PerReplica" errors (Keras issue 20585), and the refusal of a model
+without `call()`. They replace private functions, so they are applied only to a tested version of Keras whose
+source shows the fault; a test fails as soon as Keras fixes it. The others make `predict` and
+`predict_on_batch` return every row once, in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARK = "_trainjob_repaired"
 def repair_keras(trainer: Any, version: str | None = None) -> bool:
     """Repair `keras.src.backend.tensorflow.trainer` in place, once; `version` is Keras's own by default.
 
-    Returns whether several workers can be expected to train. If not, a line on stderr says what to do.
+    Returns whether training with several workers should work. If not, a line on stderr says what to do.
     """
     if getattr(trainer, _MARK, False):
         return True
@@ -48,24 +48,24 @@ def repair_keras(trainer: Any, version: str | None = None) -> bool:
 
 
 def fit_class(trainer: Any) -> Any:
-    """The class that `fit` is a method of, which Keras 3.16 has renamed."""
+    """Return the class that has `fit`; Keras 3.16 renamed it."""
     return getattr(trainer, "TensorFlowTrainer", None) or trainer.Trainer
 
 
 def has_build_fault(trainer: ModuleType) -> bool:
-    """Whether the first batch, a tuple of per-replica values, is still reduced as if it were one tensor."""
+    """Return whether Keras still reduces the first batch, a tuple of per-replica values, as one tensor."""
     source = inspect.getsource(fit_class(trainer)._maybe_symbolic_build)
     return re.search(r"distribute_strategy\.reduce\(", source) is not None
 
 
 def has_reduce_fault(trainer: ModuleType) -> bool:
-    """Whether scalar metrics are still averaged over an axis that they do not have."""
+    """Return whether Keras still averages scalar metrics over an axis that they do not have."""
     source = inspect.getsource(trainer.reduce_per_replica)
     return re.search(r'strategy\.reduce\("MEAN", v, axis=0\)', source) is not None
 
 
 def is_collective(strategy: Any) -> bool:
-    """Whether several processes take part in each step: MultiWorkerMirroredStrategy with at least two."""
+    """Return whether the strategy is a MultiWorkerMirroredStrategy of at least two processes."""
     kinds = {kind.__name__ for kind in type(strategy).__mro__}
     return "CollectiveAllReduceStrategy" in kinds and bool(strategy.extended._in_multi_worker_mode())
 
@@ -96,7 +96,7 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
             trouble = fixed_batch_trouble(_fixed_rows(self), call.batch_size, replicas)
             if trouble:
                 raise InvalidConfiguration(trouble)
-        for optimizer in _optimizers_of(self):  # Keras takes the scope it was made in, which may be none
+        for optimizer in _optimizers_of(self):  # Keras uses the scope of its creation, which may be none
             optimizer._distribution_strategy = strategy
         if _has_call(self):
             original(self, data_batch=data_batch)
@@ -109,9 +109,9 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
 
 
 def _bring_into_strategy(model: Any) -> None:
-    """Have the variables that metrics and optimizers got outside the scope, as by a `compile()` there.
+    """Create again, in the scope, what metrics and optimizers created outside it, as by a `compile()` there.
 
-    Each worker would count its own rows alone, and a step would count once for each of a worker's devices.
+    Otherwise each worker counts only its own rows, and a step counts once for each device of a worker.
     """
     strategy, tf = model.distribute_strategy, importlib.import_module("tensorflow")
     of_optimizers = [one for optimizer in _optimizers_of(model) for one in optimizer.variables]
@@ -128,7 +128,7 @@ def _optimizers_of(model: Any) -> list[Any]:
 
 
 def _goes_on() -> bool:
-    """Whether there is a checkpoint to go on from: its variables, and those of its metrics, are wanted now.
+    """Return whether there is a checkpoint to resume, which needs the model's and its metrics' variables now.
 
     Without a strategy Keras creates them in the first step.
     """
@@ -137,9 +137,9 @@ def _goes_on() -> bool:
 
 
 def fixed_batch_trouble(fixed: int | None, rows: int | None, replicas: int) -> str | None:
-    """Why a model can't train whose input says how many rows a batch has, as stateful RNNs need it.
+    """Return why a model with a fixed batch size, as stateful RNNs need it, can't train; None if it can.
 
-    `fixed` are those rows, None for any number; `rows` those of a global batch, None where it isn't known.
+    `fixed` is the model's rows per batch, None for any number; `rows` is a global batch's, None if unknown.
     """
     if fixed is None or rows is None or fixed * replicas == rows:
         return None
@@ -166,8 +166,8 @@ def _has_call(model: Any) -> bool:
 def _build_by_its_step(model: Any, batch: Any) -> None:
     """Create the variables of a model without `call()`, which Keras creates while it traces the first step.
 
-    Under a strategy Keras does so by a symbolic call. Here its training step is traced instead, symbolically:
-    nothing of it takes place. Its optimizers are built for what the step gives them.
+    Under a strategy Keras makes a symbolic call instead. Here the training step is traced symbolically, and
+    not executed. Its optimizers are built for the variables that the step passes to them.
     """
     keras, backend = importlib.import_module("keras"), importlib.import_module("keras.src.backend")
     symbols = keras.tree.map_structure(
@@ -186,7 +186,7 @@ def _build_by_its_step(model: Any, batch: Any) -> None:
 
 @contextlib.contextmanager
 def _without_gradients(model: Any) -> Iterator[list[tuple[Any, Any]]]:
-    """Have zeros for gradients, which can't be had outside a replica, and only note what is applied."""
+    """Replace gradients, which need a replica context, by zeros, and only record what is applied."""
     tf = importlib.import_module("tensorflow")
     applied: list[tuple[Any, Any]] = []
 
@@ -212,7 +212,7 @@ def _without_gradients(model: Any) -> Iterator[list[tuple[Any, Any]]]:
 
 
 def _batch_spec(epoch: Any) -> Any:
-    """What a replica's batch looks like, if the data says so: reading one takes an iterator of its own."""
+    """Return the spec of a device's batch, if the data has one: reading a batch takes another iterator."""
     tf = importlib.import_module("tensorflow")
     try:
         spec = without_share(epoch._distributed_dataset.element_spec)
@@ -224,7 +224,7 @@ def _batch_spec(epoch: Any) -> Any:
 
 
 def of_one_replica(spec: Any) -> Any:
-    """What a replica gets of it; None where that may be nothing."""
+    """Return the spec of one device's part; None if a device may get nothing."""
     components = getattr(spec, "_component_specs", None)
     if type(spec).__name__ == "PerReplicaSpec" and components:
         spec = components[0]
@@ -237,7 +237,7 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
     @functools.wraps(original)
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
         if reduction == "concat" and is_collective(strategy):
-            # A worker's rows lie together, those of its devices in their order; Keras takes it the other way.
+            # A worker's rows are contiguous, in the order of its devices; Keras assumes another order.
             return trainer.tree.map_structure(lambda value: strategy.gather(value, axis=0), values)
         if reduction not in ("auto", "mean") or not is_collective(strategy):
             return original(values, strategy, reduction)
@@ -253,7 +253,7 @@ def _repaired_reduce(trainer: ModuleType) -> Callable[..., Any]:
 
 
 def _repaired_predict_on_batch(trainer: ModuleType) -> Callable[..., Any]:
-    """Each worker has a batch of its own and predicts it by itself; Keras returns the rows of all."""
+    """Have each worker predict its own batch alone; Keras returns the rows of all workers."""
     original = fit_class(trainer).predict_on_batch
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""What this process knows about itself while it runs somebody else's script, and the seed that all share."""
+"""The state of a process that runs an unmodified script, and the seed that all replicas share."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class PlainProcess:
-    """One replica's process.
+    """The process of one replica.
 
     Attributes:
-        models: what is known of each model that the script has called `fit` on.
-        count: how many models there have been.
-        step: optimizer steps that the script has taken, all its models together, earlier attempts included.
-            It only grows: by it others tell whether training has come further than before a failure.
-        call: the `fit` under way.
-        is_scoring: whether Keras's `evaluate` or `predict` is under way in the evaluator.
-        failed: whether the script is on its way out with an error.
-        fence: the writer's claim to the checkpoints, if an agent has started it.
+        models: the record of each model that the script has called `fit` on.
+        count: the number of these models.
+        step: optimizer steps of all models of the script, earlier attempts included. It only grows, and shows
+            whether training has come further than before a failure.
+        call: the current `fit`.
+        is_scoring: whether Keras's `evaluate` or `predict` is running in the evaluator.
+        failed: whether the script is ending with an error.
+        fence: the writer's claim to the checkpoints, if its start has a generation.
     """
 
     task: Task
@@ -52,18 +52,18 @@ class PlainProcess:
 
     @property
     def is_writer(self) -> bool:
-        """Whether files written by this replica are the job's."""
+        """Whether the files that this replica writes are the job's."""
         return self.task.is_writer
 
     def claim_output(self) -> None:
-        """Before anything is written: make sure that this process may write it; raises as `Fence.claim`."""
+        """Ensure, before anything is written, that this process may write it; raises as `Fence.claim`."""
         if self.fence is not None:
             self.fence.claim()
 
 
 @contextmanager
 def assigned(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value meanwhile: calls of Keras may lie within one another, by callbacks."""
+    """Set an attribute to another value within the block: callbacks may nest calls of Keras."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -77,7 +77,7 @@ _instead: list[PlainProcess] = []
 
 @contextmanager
 def running_as(process: PlainProcess) -> Iterator[None]:
-    """Meanwhile `current_process` is this one: the library knows more than the environment says."""
+    """Have `current_process` return this one in the block: the library knows more than the environment."""
     _instead.append(process)
     try:
         yield
@@ -86,7 +86,7 @@ def running_as(process: PlainProcess) -> Iterator[None]:
 
 
 def current_process() -> PlainProcess:
-    """This process, as its environment describes it.
+    """Return this process, as its environment describes it.
 
     Raises InvalidConfiguration if TF_CONFIG or a TRAINJOB_* variable is malformed.
     """
@@ -94,7 +94,7 @@ def current_process() -> PlainProcess:
 
 
 def forget_environment() -> None:
-    """It has changed since `current_process` read it."""
+    """Have `current_process` read the environment again, which has changed."""
     _by_environment.cache_clear()
 
 
@@ -108,18 +108,18 @@ def _by_environment() -> PlainProcess:
     return PlainProcess(task, environment, ProgressFile.from_environment(os.environ), fence=fence)
 
 
-# Random numbers that are the same in every replica of a job, unless the user seeds them.
+# Random numbers, equal in every replica of a job unless the user seeds them.
 #
-# Every worker cuts its share out of the same global batches, and the evaluator holds out the same examples;
-# both need one order of the data. Replicas that draw a shuffle or a split from seeds of their own would
-# train on some examples twice, on some never, and score those they were trained on.
+# Every worker takes its share of the same global batches, and the evaluator holds out the same examples:
+# both need one order of the data. With their own seeds, replicas would train on some examples
+# twice and on some never, and score those that they were trained on.
 
 
 def job_seed() -> int:
-    """A number that all replicas of a job share, in every attempt.
+    """Return a number that all replicas of a job share, in every attempt.
 
-    It comes from the job's name, not from its UID: a job that is created anew and goes on from the checkpoint
-    of the one before must hold out the same examples as that one did.
+    It comes from the job's name, not from its UID: a job that is created again and resumes from its
+    predecessor's checkpoint must hold out the same examples.
     """
     return zlib.crc32(os.environ.get("TRAINJOB_NAME", "").encode())
 
@@ -131,5 +131,5 @@ def seed_tensorflow(context: Any) -> None:
 
 
 def is_seeded_by_user(context: Any) -> bool:
-    """Whether the user has chosen the seed, and with it Keras's order of examples."""
+    """Return whether the user has chosen the seed, and with it Keras's order of examples."""
     return context.global_seed() not in (None, job_seed())

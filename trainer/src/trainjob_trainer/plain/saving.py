@@ -1,4 +1,4 @@
-"""What a checkpoint of `fit` holds, when worker 0 writes one, and how a later attempt goes on from it."""
+"""Checkpoints of `fit`: what they hold, when the writer saves one, and how a later attempt resumes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trainjob_trainer.resume import (
 
 
 def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
-    """The variables to save or restore; the optimizer's are created if they don't exist yet."""
+    """Return the variables to save or restore; create the optimizer's if they don't exist yet."""
     groups: dict[str, list[Any]] = {"model": list(model.variables)}
     optimizer = getattr(model, "optimizer", None)
     if with_optimizer and optimizer is not None:
@@ -50,12 +50,12 @@ def groups_of(model: Any, *, with_optimizer: bool) -> VariableGroups:
 
 
 def all_groups_of(model: Any) -> VariableGroups:
-    """The variables of a checkpoint; the model's strategy has created Keras's random state."""
+    """Return the variables of a checkpoint; Keras's random state already exists in the strategy's scope."""
     return {**groups_of(model, with_optimizer=True), **further_groups(model)}
 
 
 def compare_weights(process: PlainProcess, call: ScriptCall, model: Any) -> None:
-    """Before a checkpoint, between two steps. All workers call it; it raises as `WeightsWatch.compare`."""
+    """Compare weights between steps, before saving. All workers call it; raises as `WeightsWatch.compare`."""
     if call.weights is not None:
         variables = all_groups_of(model)
         call.weights.compare(variables, process.step)
@@ -73,18 +73,18 @@ def between_calls(
     *,
     before_validation: bool = False,
 ) -> None:
-    """Save if it is time to, and end the process if it has been asked to. All workers call it together.
+    """Save if a checkpoint is due, and end the process if a stop is requested. All workers call it together.
 
-    `batches` are taken of the epoch under way; 0 at an epoch's end. There training ends on all where the
-    writer's `stop_training` says so, and nothing is saved. Before a validation only who has been asked to
-    stop saves: others do at the epoch's end, with its figures.
+    `batches` is the number of batches taken of the current epoch; 0 at an epoch's end. There training ends on
+    all workers if the writer's `stop_training` is set, and nothing is saved. Before a validation a checkpoint
+    is saved only if a stop is requested: otherwise it waits for the epoch's end and the epoch's metrics.
 
     Raises:
         OutputFull, OutputUnwritable: this or an earlier checkpoint can't be written.
-        Fenced, OutputTaken: the output is somebody else's by now.
-        NotFinite: the weights are not.
+        Fenced, OutputTaken: a newer start of this job, or another job, has taken over the output.
+        NotFinite: the weights are not finite.
         WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
-        Preempted: asked to stop; what was reached is saved.
+        Preempted: a stop was requested; the current state is saved.
     """
     writer = call.record.writer
 
@@ -117,10 +117,10 @@ def between_calls(
 
 
 def save_end(process: PlainProcess, call: ScriptCall, model: Any, users: list[Any]) -> None:
-    """Write what a call ends with, and wait for it. Only the writer calls it.
+    """Write the checkpoint of a call's end, and wait for it. Only the writer calls it.
 
-    The call is the last of its record's `past`. Raises OutputFull or OutputUnwritable if it can't be written,
-    and NotFinite if the weights are not.
+    The call is the last of its record's `past`. Raises OutputFull or OutputUnwritable if the checkpoint can't
+    be written, and NotFinite if the weights are not finite.
     """
     call.record.writer.save_last(
         process.step,
@@ -165,20 +165,20 @@ def _snapshot(
     return {**values, METRICS: list(metrics), GROUP: state.to_arrays(), **remembered_weights(users)}
 
 
-# A call of `fit` brought to where an earlier attempt left it, on all workers alike.
+# Resuming a call of `fit` where an earlier attempt left it, on all workers.
 
 
 def restore(
     process: PlainProcess, call: ScriptCall, model: Any, users: list[Any], epoch_steps: int | None
 ) -> None:
-    """Decide what the call has to do, and restore what that needs. Keras calls it once the model is built.
+    """Choose the call's resume plan, and restore what it needs. Keras calls it once the model is built.
 
-    `epoch_steps` is None where the steps of an epoch aren't known.
+    `epoch_steps` is None if the steps of an epoch are unknown.
 
     Raises:
         OutputFinished: there is nothing left to train.
-        CheckpointUnavailable: nobody knows what is there, or what was reported isn't.
-        CheckpointMismatch: the checkpoint is another model's.
+        CheckpointUnavailable: the folder can't be read, or a reported checkpoint is missing.
+        CheckpointMismatch: the checkpoint belongs to another model.
     """
     store = call.record.store
     call.settings = _settings(call, model, epoch_steps)
@@ -214,20 +214,20 @@ def restore(
 
 
 def _are_same_batches(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a number of batches still stands for the same examples."""
+    """Return whether a number of batches still stands for the same examples."""
     return all(then.get(name) == now.get(name) for name in ("global_batch", "steps_of_an_epoch"))
 
 
 def read_variables(model: Any) -> HostGroups:
-    """The values of all that a checkpoint would hold."""
+    """Return the values of all variables that a checkpoint would hold."""
     return read(all_groups_of(model))
 
 
 def resume_midway(process: PlainProcess, call: ScriptCall, model: Any, before: HostGroups) -> None:
-    """Go on within an epoch, if that is where the checkpoint was written.
+    """Resume within an epoch, if the checkpoint was written there.
 
-    What callbacks do at the epoch's begin they had done before: one may multiply the learning rate each time.
-    `before` is `read_variables` of the model, before those callbacks.
+    Undo what callbacks did at the epoch's begin, since the checkpoint already includes it: one may multiply
+    the learning rate each time. `before` is `read_variables` of the model, before those callbacks.
     """
     host, call.resumed_groups = call.resumed_groups, {}
     if call.batches_before:
@@ -252,7 +252,7 @@ def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str
 
 
 def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[int, bool]:
-    """The writer's view of the folder, on every worker: newest step, final or not."""
+    """Return the writer's view of the folder on every worker: newest step, and whether it is final."""
     strategy = model.distribute_strategy
     collective = is_collective(strategy)
     view = [0, 0]
@@ -260,7 +260,7 @@ def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[
         newest = store.latest()
         view = [newest.step if newest else 0, int(store.final() is not None)]
         if process.is_writer:
-            if store.directory == process.environment.checkpoint_dir:  # of all models, the first looks
+            if store.directory == process.environment.checkpoint_dir:  # only the first model checks
                 refuse_lost(store, view[0], process.environment.reported_checkpoint)
             set_aside_damaged(store, view[0])
     if collective:
@@ -271,7 +271,7 @@ def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[
 def _end_of(
     process: PlainProcess, model: Any, call: ScriptCall, state: FitState
 ) -> tuple[Checkpoint, HostGroups] | None:
-    """What an earlier call left at its end, if it is still there; all workers call it together."""
+    """Return the checkpoint of an earlier call's end, if it still exists; all workers call it together."""
     store, past = call.record.store, list(state.past)
     step = past[call.number - 1].step if call.number <= len(past) else 0
     if process.is_writer and step not in store.steps():

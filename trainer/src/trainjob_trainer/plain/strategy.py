@@ -23,8 +23,8 @@ from trainjob_trainer.task import Task
 def prepare_strategy(module: ModuleType) -> None:
     """Wrap the constructor in `tensorflow.python.distribute.collective_all_reduce_strategy`.
 
-    A training role seeds TensorFlow and has its errors explained. The evaluator gets a strategy of the same
-    class that reaches no further than its own process: it must neither wait for the workers nor delay them.
+    The wrapper seeds TensorFlow and explains errors. The evaluator gets a strategy of the same class for its
+    own process alone: it must neither wait for the workers nor delay them.
     """
     strategy: Any = module.CollectiveAllReduceStrategy
     original = strategy.__init__
@@ -58,10 +58,10 @@ def _create_locally(strategy: Any, task: Task) -> None:
 
 
 def end_at_own_loop(process: PlainProcess) -> None:
-    """Have the evaluator end where a script without `fit` begins to train: it would train all of it again.
+    """End the evaluator where a script without `fit` begins to train: it would repeat the whole training.
 
-    The sign of training is a gradient within `strategy.run` that is none of Keras's `evaluate` or `predict`.
-    A `run` without one may come before `fit`, and a gradient outside may be a part of a model.
+    The sign of training is a gradient within `strategy.run`, outside Keras's `evaluate` and `predict`. A
+    `run` without a gradient may come before `fit`, and a gradient outside `run` may be a part of a model.
     """
     tf = importlib.import_module("tensorflow")
     original = tf.GradientTape.gradient
@@ -85,7 +85,7 @@ def end_at_own_loop(process: PlainProcess) -> None:
 
 
 def end_evaluator(process: PlainProcess) -> NoReturn:
-    """End well and for good: a script might catch SystemExit and go on."""
+    """End the process at once, with exit code 0: a script might catch SystemExit and continue."""
     process.progress.update(state="finished")
     process.progress.flush()
     remove_private_folder()
@@ -93,7 +93,7 @@ def end_evaluator(process: PlainProcess) -> NoReturn:
 
 
 def read_as_numbers(kind: Any) -> None:
-    """Let `float()` and `int()` read a strategy's variables, as they read those of one process."""
+    """Let `float()` and `int()` read a strategy's variables, as they read those without a strategy."""
     for number in (float, int):
         if not hasattr(kind, f"__{number.__name__}__"):
             setattr(kind, f"__{number.__name__}__", lambda self, number=number: number(self.numpy()))
@@ -120,7 +120,7 @@ def _build(process: PlainProcess, build: Any) -> None:
 
 
 def end_if_finished(process: PlainProcess) -> None:
-    """A replica that comes back after the job's end must not wait for peers that will never come."""
+    """End a replica that starts after the job's end: it would wait for peers that never come."""
     store = CheckpointStore(process.environment.checkpoint_dir)
     before = None if process.task.is_evaluator else finished_before(store, process.environment.uid)
     if before is not None:
@@ -129,7 +129,7 @@ def end_if_finished(process: PlainProcess) -> None:
 
 
 def _own_resolver(task: Task) -> Any:
-    """A cluster of nobody. It says `evaluator`, so that scripts do not take this process for the chief."""
+    """Return an empty cluster of type `evaluator`, so that scripts do not take this process for the chief."""
     tf = importlib.import_module("tensorflow")
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({}),

@@ -1,4 +1,4 @@
-"""The traced calls of one model's training or test step, for Keras's own `fit` and `evaluate`."""
+"""Traced calls of a model's training or test step, for Keras's own `fit` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainjob_trainer.plain.process import current_process
 
 
 class TracedSteps:
-    """Takes many batches of a compiled model, with a strategy of several workers, in one TensorFlow call."""
+    """Takes many batches of a compiled model in one TensorFlow call."""
 
     def __init__(self, model: Any, step: Callable[..., Any]) -> None:
         self._model = model
@@ -27,7 +27,7 @@ class TracedSteps:
         if self._trains and call is not None:
             step = by_share(model, compiled_step(model) if call.compiles else step)
             path = GradientPath.of(model, self._strategy, call.watch.on_nan if call.watch else OnNan.IGNORE)
-        with_optionals = getattr(model, "_autoconvert_optionals", None)  # newer versions of Keras have it
+        with_optionals = getattr(model, "_autoconvert_optionals", None)  # only in newer versions of Keras
         step = with_optionals(step) if with_optionals else step
         self._local = ManySteps(self._strategy, step, model.get_metrics_result, path)
         self._seen = ManySteps(self._strategy, step, self._results_over_all, path)
@@ -35,9 +35,9 @@ class TracedSteps:
         self._is_announced = not (self._trains and current_process().is_writer)
 
     def take(self, batches: Batches) -> dict[str, Any]:
-        """Take the batches; return figures of this worker, or of all where somebody sees each batch.
+        """Take the batches; return metrics of this worker, or of all workers if a callback looks at them.
 
-        Raises NotFinite if a loss or a gradient is not, and that is to end the training.
+        Raises NotFinite if a loss or a gradient is not finite, and that ends the training.
         """
         process = current_process()
         call = process.call

@@ -1,4 +1,4 @@
-"""`fit` in a training role: it goes on from what was trained before, saves between two calls, and reports."""
+"""`fit` in a training role: it resumes earlier training, saves between two calls, and reports."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
 
-# When a script is through: the final marker is written as it exits with success, not when a `fit` ends.
+# The end of a script: the final marker is written when it exits with success, not when a `fit` ends.
 #
-# What follows `fit` (a test, an export) belongs to the job. Were the marker there before, a failure in it
-# would find the job finished after the restart, and never be made good. The writer's end is the job's: what
-# another worker does later is not waited for.
+# What follows `fit` (a test, an export) belongs to the job. With an earlier marker, a failure there would
+# find the job finished after the restart, and would never be repaired. The writer's end is the job's end:
+# the job does not wait for what another worker does later.
 
 
 def expect_end(process: PlainProcess, record: ModelRecord) -> None:
-    """Mark the first model's last step as final when the script ends well. Later models change nothing."""
+    """Mark the first model's last step as final when the script succeeds. Later models change nothing."""
     if record.number == 1:
         _note_exit_codes(process)
         atexit.register(_finish, process, record)
@@ -67,7 +67,7 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
 
 
 def _note_exit_codes(process: PlainProcess) -> None:
-    """`sys.exit(1)` and `exit(1)` end a script without an error that a hook would see."""
+    """Record failure on `sys.exit(1)` and `exit(1)`, which raise no error that a hook would see."""
     original = sys.exit
 
     @functools.wraps(original)
@@ -83,17 +83,17 @@ def _note_exit_codes(process: PlainProcess) -> None:
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
     """Run one call of `fit` and return its `History`, earlier attempts' epochs included.
 
-    Raises InvalidConfiguration if TRAIN_ON_NAN or TRAIN_COMPARE_WEIGHTS has no such value, OutputFinished if
-    another job finished in this folder and no more epochs are asked for (SystemExit if this job did), and
-    NotFinite for a step's loss or gradient. What else ends it is raised as by `saving.between_calls`.
+    Raises InvalidConfiguration if TRAIN_ON_NAN or TRAIN_COMPARE_WEIGHTS has an invalid value, OutputFinished
+    if another job finished in this folder and no more epochs are requested (SystemExit if this job did), and
+    NotFinite for a step's loss or gradient. Other errors are those of `saving.between_calls`.
     """
     if not model.compiled:
-        return fit(model, **arguments)  # Keras says what is missing
-    if not process.count:  # a script without a strategy of several workers has not come by this yet
+        return fit(model, **arguments)  # Keras reports what is missing
+    if not process.count:  # without a strategy of several workers this has not run yet
         end_if_finished(process)
         end_on_request(process)
     process.progress.keep_fresh()
-    if process.count:  # the first fit of all is part of the start
+    if process.count:  # the first `fit` is part of the start
         process.progress.update(state="preparing")
     users = listed(arguments.get("callbacks"))
     reaction = _reaction(users)
@@ -106,7 +106,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         create_random_state()
     call.watch = FiniteWatch(reaction, process.task)
     if getattr(model.train_function, "watched_for", None) is not reaction:
-        model.train_function = None  # made by train_on_batch, say, for which nobody looks at gradients
+        model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
     call.weights = _weights_watch(process, model)
     call.executions = build_executions(process, model, users)
     if not process.is_writer:
@@ -122,7 +122,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
             history = fit(model, **arguments)
             _end(process, call, model, users)
     except Exception:
-        with contextlib.suppress(TrainerError):  # the error under way says more
+        with contextlib.suppress(TrainerError):  # the original error says more
             call.record.writer.settle()
         raise
     finally:
@@ -181,20 +181,20 @@ def _compile_in_parts(process: PlainProcess, call: ScriptCall, model: Any) -> No
         return
     if model.jit_compile:
         call.record.compiles = compile_in_parts(model, is_writer=process.is_writer)
-    elif model.train_function is None:  # compiled anew since the last `fit`
+    elif model.train_function is None:  # compiled again since the last `fit`
         call.record.compiles = False
     call.compiles = call.record.compiles
 
 
 def _reaction(users: list[Any]) -> OnNan:
-    """A script that has a callback for NaN has decided by itself, unless the environment says more."""
+    """Return the reaction to NaN: a script's own callback decides, unless the environment sets one."""
     if any(isinstance(one, keras.callbacks.TerminateOnNaN) for one in users) and not os.environ.get(VARIABLE):
         return OnNan.IGNORE
     return OnNan.from_environment(os.environ)
 
 
 def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
-    """None where each worker trains a model by itself."""
+    """Return the watch, or None if each worker trains its own model."""
     strategy = model.distribute_strategy
     if process.task.num_workers > 1 and not is_collective(strategy):
         return None
@@ -202,7 +202,7 @@ def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
 
 
 def _end(process: PlainProcess, call: ScriptCall, model: Any, users: list[Any]) -> None:
-    """Save what the call leaves behind: callbacks may have put other weights back at its end."""
+    """Save the state after the call: callbacks may have restored other weights at its end."""
     step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
     call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step))
     if call.plan is ResumePlan.SKIP:
@@ -210,5 +210,5 @@ def _end(process: PlainProcess, call: ScriptCall, model: Any, users: list[Any]) 
     compare_weights(process, call, model)
     if process.is_writer:
         save_end(process, call, model, users)
-    process.progress.update(state="preparing")  # what the script does now takes no steps
+    process.progress.update(state="preparing")  # the script takes no steps now
     process.progress.flush()

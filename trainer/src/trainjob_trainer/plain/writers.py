@@ -1,6 +1,6 @@
-"""Files of replicas that are not the writer: the same calls, into a private folder that is removed at exit.
+"""Files of replicas other than the writer: they go to a private folder that is removed at exit.
 
-They still make the calls, as reading some variables takes all workers.
+These replicas still make the calls, since reading some variables takes all workers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from trainjob_trainer.plain.process import current_process
 
 
 def redirect_saving(module: ModuleType) -> None:
-    """Wrap `keras.src.saving.saving_api`: models and weights, saved and loaded.
+    """Wrap the functions of `keras.src.saving.saving_api` that save and load models and weights.
 
-    A replica that is not the writer finds again what it has saved itself; anything else it loads from
-    where it is.
+    A replica other than the writer loads what it has saved itself from its private folder, and any other file
+    from the given path.
     """
     for name, position in (("save_model", 1), ("save_weights", 1)):
         _redirect(module, name, position, _for_writing)
@@ -56,7 +56,7 @@ def _redirect(owner: Any, name: str, position: int, choose: Callable[[Any], Any]
 
 def _for_writing(path: Any) -> Any:
     if not isinstance(path, (str, Path)):
-        return path  # an open file is the script's own affair
+        return path  # an open file is left to the script
     private = private_path(path)
     Path(private).parent.mkdir(parents=True, exist_ok=True)
     if current_process().task.is_evaluator:

@@ -1,1 +1,1 @@
-"""What a replica tells the outside: lines, progress files, TensorBoard, profiles, W&B."""
+"""Reports of a replica: log lines, progress files, TensorBoard, profiles, W&B."""

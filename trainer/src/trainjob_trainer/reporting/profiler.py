@@ -1,7 +1,7 @@
-"""TensorFlow's profiler on demand: steps of a running training are recorded for TensorBoard.
+"""TensorFlow's profiler on demand: it records steps of a running training for TensorBoard.
 
-Each replica decides by itself, between two calls of many steps: workers don't have to agree, since a recorded
-call is as long as any other. So whole calls are recorded, those that the wanted steps are in.
+Each replica decides by itself between two calls of many steps. Workers don't have to agree, since a recorded
+call is as long as any other. So the profiler records the whole calls that contain the requested steps.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from trainjob_trainer.reporting.machine import give_back, resident_bytes
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.task import Task
 
-# What `trainjob profile` asks of one replica, and what it is told: two small files in the output folder.
+# Request and answer of `trainjob profile` for one replica: two small files in the output folder.
 #
-# `profile/worker-0.json` is the request, `profile/worker-0.answer.json` what has come of it. The one who asks
-# writes the first and may take it back; the replica removes it when it is done, and replaces the second.
+# `profile/worker-0.json` is the request, `profile/worker-0.answer.json` the answer. The client writes the
+# request and may withdraw it. The replica replaces the answer, and removes the request at the end.
 
 
 FOLDER = "profile"
@@ -34,7 +34,7 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True)
 class Request:
-    """Which steps: from `first`, counted from 1, to `last`; `id` tells it from other requests."""
+    """The steps from `first`, counted from 1, to `last`; `id` is unique to the request."""
 
     id: str
     first: int
@@ -42,7 +42,7 @@ class Request:
 
     @classmethod
     def parse(cls, text: str, done: int) -> Request:
-        """Read `{"id", "first", "last"}`, or `{"id", "count"}` of steps after `done`, or raise ValueError."""
+        """Parse `{"id", "first", "last"}` or `{"id", "count"}` of steps after `done`, or raise ValueError."""
         raw = json.loads(text)
         if not isinstance(raw, dict) or not isinstance(raw.get("id"), str):
             raise ValueError("no object with an id")  # noqa: TRY004 - of the text, not of an argument
@@ -54,11 +54,11 @@ class Request:
         return cls(raw["id"], first, last)
 
     def begins(self, done: int, ahead: int) -> bool:
-        """Whether the next call, of up to `ahead` steps, is to be recorded."""
+        """Return whether to record the next call, which has up to `ahead` steps."""
         return done + ahead >= self.first
 
     def refusal(self, done: int, total: int | None) -> str | None:
-        """Why these steps can't be had any more, or ever; None if they can."""
+        """Return why these steps can't be recorded; None if they can."""
         if self.last <= done:
             return f"steps {self.first}-{self.last} are over: {done} steps are done"
         if total is not None and self.first > total:
@@ -67,7 +67,7 @@ class Request:
 
 
 class RequestFiles:
-    """The two files of one replica, such as `worker-0`; what can't be read or written is passed over."""
+    """The two files of one replica, such as `worker-0`; errors of the file system are ignored."""
 
     def __init__(self, output: Path, replica: str) -> None:
         self._request = output / FOLDER / f"{replica}.json"
@@ -75,12 +75,12 @@ class RequestFiles:
         self._seen: tuple[int, ...] | None = None
 
     def has_changed(self) -> bool:
-        """Look for another request than before, or none any more; one look at a file."""
+        """Return whether the request is another one than before, or gone; costs one `stat`."""
         before, self._seen = self._seen, self._version()
         return self._seen != before
 
     def read(self) -> str | None:
-        """Return the request as it stands; None without one."""
+        """Return the text of the request; None without one."""
         try:
             with self._request.open(encoding="utf-8") as file:
                 return file.read(_MOST_BYTES)
@@ -93,11 +93,11 @@ class RequestFiles:
             write_atomically(self._answer, json.dumps(facts))
 
     def remove(self) -> None:
-        """The request has been dealt with; another one that has come meanwhile stays."""
+        """Remove the request that was read, but not one that has replaced it."""
         if self._version() == self._seen:
             with contextlib.suppress(OSError):
                 self._request.unlink()
-            self._seen = self._version()  # of one that can't be removed: it isn't taken for a new one
+            self._seen = self._version()  # a request that can't be removed must not count as a new one
 
     def _version(self) -> tuple[int, ...] | None:
         try:
@@ -108,7 +108,7 @@ class RequestFiles:
 
 
 def id_of(text: str) -> str:
-    """The id of a request, as far as it can be told."""
+    """Return the id of a request, empty if it has none or can't be parsed."""
     try:
         raw: Any = json.loads(text)
     except ValueError:
@@ -124,48 +124,48 @@ def _number(value: Any) -> int:
 
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_WORDS = 5.0
-"""Of a replica that waits for the first step."""
+"""Between two answers of a replica that waits for the first step."""
 MOST_SECONDS = 20.0
-"""No browser opens a longer record."""
+"""Browsers can't open a longer recording."""
 MOST_MEGABYTES = 256
-"""By which the process may grow meanwhile; a pod has a limit. It is looked at between calls only."""
+"""Growth of the process during a recording, since a pod has a limit; checked only between calls."""
 
 
 class Trace(Protocol):
-    """What records."""
+    """Records steps."""
 
     def start(self, folder: Path) -> None:
-        """Begin to record."""
+        """Start recording."""
 
     def stop(self, *, save: bool) -> None:
-        """Write what has been recorded below the folder, or forget it."""
+        """Stop recording, and write the record below the folder or drop it."""
 
     def mark(self, step: int) -> Any:
-        """Return a context: what is recorded in it is shown as one step, of this number."""
+        """Return a context whose content is shown as one step of this number."""
 
 
 class TensorFlowTrace:
-    """TensorFlow's own."""
+    """Records with TensorFlow's profiler."""
 
     def start(self, folder: Path) -> None:
-        """Begin to record."""
+        """Start recording."""
         _profiler().start(str(folder))
 
     def stop(self, *, save: bool) -> None:
-        """Write what has been recorded below the folder, or forget it."""
+        """Stop recording, and write the record below the folder or drop it."""
         try:
             _profiler().stop(save=save)
         finally:
-            give_back()  # a megabyte or so for each step
+            give_back()  # about a megabyte for each step
 
     def mark(self, step: int) -> Any:
-        """Return a context: what is recorded in it is shown as one step, of this number."""
+        """Return a context whose content is shown as one step of this number."""
         return _profiler().Trace("train", step_num=step, _r=1)
 
 
 @dataclass(frozen=True)
 class _Recording:
-    """What is being recorded for whom, after how many steps it began, when, and with how much memory."""
+    """The recorded request, and the steps done, the time and the memory when the recording began."""
 
     request: Request
     done_before: int
@@ -173,7 +173,7 @@ class _Recording:
     memory: int
 
     def why_over(self, done: int, now: float, memory: int) -> str | None:
-        """Why it ends now: nothing if all steps are there, otherwise a sentence; None if it goes on."""
+        """Return why it ends now: empty if all steps are recorded, else a sentence; None to continue."""
         if done >= self.request.last:
             return ""
         if now - self.began >= MOST_SECONDS:
@@ -184,9 +184,9 @@ class _Recording:
 
 
 class Profiler:
-    """Looks for requests between calls. It ends no training: what goes wrong is told to the one who asks.
+    """Handles requests between calls. Errors never end training; the answer reports them.
 
-    `total` is the last step of the training, None where that isn't known.
+    `total` is the last step of the training, None if unknown.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Profiler:
         self._recording: _Recording | None = None
 
     def between_calls(self, done: int, ahead: int) -> None:
-        """To be called before each call, of at most `ahead` steps, when `done` steps are done."""
+        """Handle requests after `done` steps, before the next call of at most `ahead` steps."""
         now = self._clock()
         if self._recording is not None:
             why = self._recording.why_over(done, now, self._memory())
@@ -230,16 +230,16 @@ class Profiler:
             self._tell(self._request, "waiting", step=done)
 
     def mark(self, done: int) -> Any:
-        """Return a context for the next call, which shows it as one step; it costs nothing otherwise."""
+        """Return a context that shows the next call as one step; an empty one without a recording."""
         return contextlib.nullcontext() if self._recording is None else self._trace.mark(done)
 
     def pause(self, done: int) -> None:
-        """No more steps come for now."""
+        """End the recording: no more steps come for now."""
         if self._recording is not None:
             self._stop(self._recording, done, "ended with the steps that there are for now")
 
     def finish(self, done: int) -> None:
-        """No more steps will come."""
+        """End the recording and refuse requests: no more steps will come."""
         self.pause(done)
         self._look(done)
         if self._request is not None:
@@ -288,7 +288,7 @@ class Profiler:
         announce(f"profile of steps {first}-{done} written to {self._folder}")
 
     def _forget(self) -> None:
-        """Whoever has asked waits no longer."""
+        """Drop the recording: its request is gone."""
         if self._recording is not None:
             self._recording = None
             with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Lines for the log, and progress reports: one small JSON file, replaced whole a few times a second."""
+"""Log lines, and progress reports: one small JSON file, replaced once or twice a second."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from trainjob_trainer.atomic_file import write_atomically
 
 
 def announce(message: str) -> None:
-    """One line for the log, at once."""
+    """Write one line to the log at once."""
     print(f"trainjob: {message}", file=sys.stderr, flush=True)
 
 
 MIN_SECONDS_BETWEEN_WRITES = 0.5
 MAX_SECONDS_BETWEEN_WRITES = 1.0
-"""And a look: while the process lives, the file is never older than two seconds."""
+"""Plus the time between two checks: while the process lives, the file is never older than two seconds."""
 MAX_TERMINATION_MESSAGE = 3072
-"""Characters, all of them ASCII; the kubelet keeps the last 4,096 bytes, and half a JSON text is none."""
+"""ASCII characters; the kubelet keeps the last 4,096 bytes, and a cut JSON text is invalid."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a replica last said about itself; None means that nothing is known.
+    """The last report of a replica; None means unknown.
 
     Attributes:
         state: starting, waiting, preparing, training, saving, evaluating, finished or failed.
         step: optimizer steps done, of `total_steps`.
-        epoch: the one under way, from 1, of `total_epochs`.
-        loss: of the last report; on a worker its own share of it.
+        epoch: the current one, from 1, of `total_epochs`.
+        loss: the last one reported; on a worker its own share of it.
         examples_per_second: over all workers.
-        step_seconds: what a step took lately, on average.
-        work_seconds: the part of it that this replica worked itself: input, forward and backward pass.
-        input_seconds: the part of that in which it waited for its input.
-        global_batch: examples a step, over all workers, where they must divide it.
-        checkpoint_step: the newest checkpoint on disk.
-        resumed_from: the step that this process started at, if not at 0.
-        evaluated_batches: of the evaluation under way.
+        step_seconds: recent average duration of a step.
+        work_seconds: the part of it in which this replica itself worked: input, forward and backward pass.
+        input_seconds: the part of `work_seconds` in which it waited for its input.
+        global_batch: examples a step over all workers; with parameter servers, those of one worker.
+        checkpoint_step: step of the newest checkpoint on disk.
+        resumed_from: the step at which this process started, if not 0.
+        evaluated_batches: batches done in the current evaluation.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result.
         stopped_early: why training ended before `total_steps`, if it did.
         error: `reason` and `message`, one sentence for a person.
@@ -71,16 +71,17 @@ class Progress:
     error: Mapping[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Camel-case keys; what is unknown is left out."""
+        """Return the known fields, with keys in camel case."""
         known = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {_camel_case(name): plain_number(value) for name, value in known if value is not None}
 
 
 class ProgressFile:
-    """The last report of this process, on disk. Reporting never disturbs training: errors are swallowed.
+    """The last report of this process, on disk. Write errors are ignored: reports must not disturb training.
 
-    It is nowhere if `path` is None. `termination_log` gets the last report of a process that has done its
-    work: what Kubernetes keeps of an ended container. A process that fails leaves it to the log's last lines.
+    Without `path` there is no file. `termination_log` gets the last report of a process that has finished, as
+    the termination message of its container. For a process that fails, the last lines of the log are the
+    message.
     """
 
     def __init__(
@@ -103,23 +104,23 @@ class ProgressFile:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str]) -> ProgressFile:
-        """Where the job wants reports, however wrong the rest of the environment may be.
+        """Return the job's progress file, even if the rest of the environment is invalid.
 
-        Whoever asks in this process gets the same one: two that are kept fresh would take turns in the file.
+        All callers in this process get the same instance: two that are kept fresh would overwrite each other.
         """
         path, termination_log = _path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG")
         return cls(None, termination_log) if path is None else _report_at(path, termination_log)
 
     @property
     def last(self) -> Progress:
-        """What was reported last, written or not."""
+        """The last report, written or not."""
         return self._last
 
     def update(self, **changes: Any) -> None:
         """Change the named fields of `Progress`.
 
-        A change of state is written at once, and so is the first step, by which others know that training
-        is under way again; the rest soon.
+        A change of state is written at once; so is the first step, which shows that training runs again.
+        Other changes are written soon.
         """
         with self._lock:
             before, self._last = self._last, replace(self._last, **changes)
@@ -132,10 +133,10 @@ class ProgressFile:
                 self.flush()
 
     def keep_fresh(self, wait: Callable[[float], object] = time.sleep) -> None:
-        """From now on write the last report again about every second, from a thread of its own.
+        """Start a thread that writes the last report again about every second.
 
-        A process that is frozen, or whose interpreter is, stops doing so; one in a long step goes on. The
-        report that a process ends with is left alone.
+        The writes stop if the process or its interpreter is frozen, but continue in a long step. The final
+        report of a process is not written again.
         """
         with self._lock:
             if self._is_kept_fresh or self._path is None:
@@ -157,7 +158,7 @@ class ProgressFile:
         self.flush()
 
     def flush(self) -> None:
-        """Write what was reported last, whatever the time."""
+        """Write the last report now."""
         with self._lock:
             self._written_at = self._clock()
             report = {**self._last.to_json(), "time": self._now()}
@@ -167,7 +168,7 @@ class ProgressFile:
                 _leave_last_words(self._termination_log, report)
 
     def _write(self, path: Path, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end a training that could go on
+        with contextlib.suppress(OSError):  # a full disk must not end training
             write_atomically(path, text)
 
 
@@ -182,7 +183,7 @@ def _path(env: Mapping[str, str], variable: str) -> Path | None:
 
 
 def _leave_last_words(path: Path, report: dict[str, Any]) -> None:
-    """Write the report in place: the kubelet's file is a mount of its own, and there on a cluster only."""
+    """Write the report in place: the kubelet's file is a mount, which exists only on a cluster."""
     text = json.dumps(report, allow_nan=False)
     if len(text) > MAX_TERMINATION_MESSAGE:
         text = json.dumps({k: v for k, v in report.items() if k not in ("metrics", "evaluation")})
@@ -192,7 +193,7 @@ def _leave_last_words(path: Path, report: dict[str, Any]) -> None:
 
 
 def plain_number(value: Any) -> Any:
-    """A JSON value for a number of any library; nan and infinities, which JSON lacks, become strings."""
+    """Return a JSON value for a number of any library; NaN and infinities, which JSON lacks, as strings."""
     if isinstance(value, Mapping):
         return {str(key): plain_number(item) for key, item in value.items()}
     if value is None or isinstance(value, (str, bool, int)):

@@ -1,4 +1,4 @@
-"""How long steps take, seen from outside of them: each call's mean, as often as the call had steps."""
+"""Step durations, measured from outside: the mean of each call, once for each of its steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Drained:
-    """What was collected.
+    """The collected step times.
 
     Attributes:
-        seconds: of each step, a float32 array; what a histogram is made of.
-        figures: `input_share`, the part of the time in which this replica waited for its data, from 0 to 1;
-            nothing where that isn't known.
+        seconds: duration of each step, a float32 array of shape (steps,), for a histogram.
+        figures: `input_share`, the share of the time in which this replica waited for its data, from 0 to 1;
+            empty if unknown.
     """
 
     seconds: np.ndarray[Any, Any]
@@ -25,17 +25,17 @@ class Drained:
 
 
 class StepTimes:
-    """Collects until it is drained."""
+    """Collects step times until `drain`."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[int, float, float | None]] = []
 
     def add(self, count: int, seconds: float, input_seconds: float | None) -> None:
-        """Take note of a call; each of its steps waited `input_seconds` for its data, None if unknown."""
+        """Add a call of `count` steps; each waited `input_seconds` for its data, None if unknown."""
         self._calls.append((count, seconds, input_seconds))
 
     def drain(self) -> Drained:
-        """Return what there is, and begin anew."""
+        """Return the collected times and remove them."""
         calls, self._calls = self._calls, []
         means = np.array([seconds / max(count, 1) for count, seconds, _ in calls], np.float32)
         counts = [count for count, _, _ in calls]
@@ -46,14 +46,14 @@ class StepTimes:
         return Drained(np.repeat(means, counts) if calls else means, figures)
 
 
-# What a step takes, seen from outside of it.
+# Recent average duration of a step.
 
 
 _WINDOW_SECONDS = 1.0
 
 
 class StepClock:
-    """Looks between steps, and averages over about a second; the first step, which traces, is left out."""
+    """Averages step durations over about a second; leaves out the first step, which traces."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class StepClock:
         self._seconds: float | None = None
 
     def look(self, step: int, global_batch: int | None = None) -> dict[str, Any]:
-        """What is known when `step` steps are done, as fields of `Progress`."""
+        """Return the known averages after `step` steps, as fields of `Progress`."""
         self._measure(step, self._clock())
         if self._seconds is None:
             return {}

@@ -1,4 +1,4 @@
-"""What one replica writes for TensorBoard, and for W&B where that is asked for."""
+"""Figures of one replica for TensorBoard, and for W&B where it is enabled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class Summaries:
-    """Scalars and histograms below a folder (and to W&B), or nowhere; the event file appears with the first.
+    """Writes scalars and histograms below a folder, and to W&B if given; without a folder, nothing.
 
-    All that writes raises OutputFull or OutputUnwritable if it can't.
+    The first value creates the event file. Every method raises OutputFull or OutputUnwritable if it can't
+    write.
     """
 
     def __init__(self, folder: Path | None, also: WandbRun | None = None) -> None:
@@ -38,7 +39,7 @@ class Summaries:
             self._also.log(step, scalars)
 
     def write_histogram(self, step: int, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Record how values are spread; none are not recorded."""
+        """Record the distribution of values; an empty array is not recorded."""
         if not len(values) or self._folder is None:
             return
         with _explained(self._folder), self._opened(self._folder).as_default(step=step):
@@ -47,13 +48,13 @@ class Summaries:
             self._also.log_histogram(step, name, values)
 
     def flush(self) -> None:
-        """Hand everything to the file system."""
+        """Write everything to the file system."""
         if self._folder is not None and self._writer is not None:
             with _explained(self._folder):
                 self._writer.flush()
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Flush, and end the W&B run: no more values will come."""
         self.flush()
         if self._also is not None:
             self._also.finish()

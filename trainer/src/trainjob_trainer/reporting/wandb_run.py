@@ -1,8 +1,8 @@
-"""Weights & Biases beside TensorBoard, where it is asked for. What goes wrong there ends no training.
+"""Weights & Biases in addition to TensorBoard, where it is enabled. Its errors never end training.
 
-One run for the training and one for the evaluation, in one group of the job's name: figures of the same name
-lie over each other in one chart. A run is the job's, however often training is restarted. The server, the
-project and the rest are chosen by the variables that W&B itself reads (WANDB_PROJECT, WANDB_MODE, ...).
+Training and evaluation have one run each, in one group with the job's name, so figures of the same name share
+a chart. A job keeps its runs when training restarts. The variables that W&B itself reads (WANDB_PROJECT,
+WANDB_MODE, ...) set the server, the project and all else.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _STEP = "step"
 
 @dataclass(frozen=True)
 class WandbPlan:
-    """What the run is to be called, and where it lies until it is uploaded.
+    """Names and folder of a run.
 
-    The kind is `train` or `evaluate`. Files lie in the output folder, unless WANDB_DIR says otherwise.
+    The kind is `train` or `evaluate`. Files are in the output folder until they are uploaded, unless
+    WANDB_DIR is set.
     """
 
     environment: Environment
@@ -39,7 +40,7 @@ class WandbPlan:
     kind: str = "train"
 
     def arguments(self, env: Mapping[str, str]) -> dict[str, Any]:
-        """Return the arguments of `wandb.init`; those that W&B reads from variables are left to it."""
+        """Return the arguments of `wandb.init`, without those that W&B reads from variables that are set."""
         job, uid = self.environment.name, self.environment.uid
         chosen = {
             "project": ("WANDB_PROJECT", job),
@@ -51,15 +52,15 @@ class WandbPlan:
         found: dict[str, Any] = {
             name: ours for name, (variable, ours) in chosen.items() if not env.get(variable)
         }
-        # A variable WANDB_RUN_ID would be one for both runs: the job's own id tells them apart.
+        # WANDB_RUN_ID would be the same for both runs, so the id consists of the job's UID and the kind.
         same = {"id": f"{uid}-{self.kind}", "resume": "allow"} if uid else {}
         return {**found, **same, "config": dict(self.config)}
 
 
 class WandbRun:
-    """One run; it begins with the first figures, or with `begin`. An error ends it, and costs a line.
+    """One run; it starts with the first figures or with `begin`. An error ends it, with one log line.
 
-    Making one raises InvalidConfiguration if the package is not installed.
+    The constructor raises InvalidConfiguration if the package can't be imported.
     """
 
     def __init__(
@@ -77,28 +78,28 @@ class WandbRun:
         self._is_over = False
 
     def as_evaluator(self, environment: Environment) -> WandbRun:
-        """The run of the evaluation, by the same process."""
+        """Return the run for the evaluation by the same process."""
         plan = replace(self._plan, environment=environment, kind="evaluate")
         return WandbRun(plan, self._wandb, self._env, self._tell)
 
     def begin(self) -> None:
-        """Begin, if that hasn't been done."""
+        """Start the run, unless it has started or is over."""
         if self._run is None and not self._is_over:
             self._try(self._begin)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Record figures of a step. After a restart steps come again: they aren't W&B's own steps."""
+        """Record figures of a step. W&B's own step is not used: after a restart steps repeat."""
         self.begin()
         if self._run is not None:
             self._try(lambda: self._run.log({_STEP: step, **figures}))
 
     def log_histogram(self, step: int, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Record how values are spread."""
+        """Record the distribution of values."""
         histogram = np.histogram(values, _BINS)
         self.log(step, {name: self._wandb.Histogram(np_histogram=histogram)})
 
     def finish(self) -> None:
-        """End the run, and wait for what is on its way, but not for ever."""
+        """End the run, and wait a limited time for its uploads."""
         run, self._run, self._is_over = self._run, None, True
         if run is None:
             return
@@ -126,7 +127,10 @@ class WandbRun:
 
 
 def begin_run(task: Task, environment: Environment, config: Mapping[str, Any]) -> WandbRun | None:
-    """Return a begun run of a replica whose figures count, else None; InvalidConfiguration without wandb."""
+    """Return a started run on the writer and the evaluator, else None.
+
+    Raises InvalidConfiguration if wandb can't be imported.
+    """
     if not (task.is_writer or task.is_evaluator):
         return None
     run = WandbRun(WandbPlan(environment, config, "evaluate" if task.is_evaluator else "train"))
