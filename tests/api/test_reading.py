@@ -207,6 +207,13 @@ def test_alias_bomb_is_refused() -> None:
         read_documents("\n".join(rows), source="f.yaml")
 
 
+def test_bomb_of_merges_is_refused() -> None:
+    rows = ["a0: &a0 {x: 1}"]
+    rows += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 9)]
+    with pytest.raises(InvalidTrainJob, match="too large once its aliases are written out"):
+        read_documents("\n".join(rows), source="f.yaml")
+
+
 def test_keys_become_text() -> None:
     assert read("{1: a, yes: b, 1.5: c, 2026-01-31: d}") == {
         "1": "a",
