@@ -32,8 +32,8 @@ COPY trainer/pyproject.toml trainer/
 
 # --- operator ---------------------------------------------------------------------------------------------------------
 FROM build AS operator-dependencies
-# The official client serves the commands that people run on their own machines (submit, get, logs, wait). It is a
-# third of all dependencies, and the controller talks to the API server without it.
+# The official client reads kubeconfigs and runs programs in pods, for people's own machines. It is a third of all
+# dependencies, and kopf would import all of it where it is installed.
 RUN python3 -m venv --without-pip /opt/trainjob \
  && uv export --frozen --quiet --no-dev --no-emit-workspace --package trainjob --prune kubernetes -o requirements.txt \
  && uv pip install --require-hashes --only-binary :all: --compile-bytecode -r requirements.txt \

@@ -33,8 +33,9 @@ from measuring import (
     say,
 )
 
-from trainjob.cluster.kube import Access, ApiClient, from_kubeconfig
-from trainjob.cluster.kube.transport import PODS, TRAINJOBS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access, from_kubeconfig
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 
 WORKERS = 4
 

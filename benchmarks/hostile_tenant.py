@@ -29,8 +29,17 @@ from played_pods import Addresses, Agent, Kubelet, Manifest, a_black_hole, hones
 from tenant_figures import unclean
 
 from trainjob.cluster import ClusterError
-from trainjob.cluster.kube import ApiClient, Resource, from_kubeconfig
-from trainjob.cluster.kube.transport import EVENTS, NETWORK_POLICIES, PODS, SECRETS, SERVICES, TRAINJOBS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import from_kubeconfig
+from trainjob.cluster.kube.resources import (
+    EVENTS,
+    NETWORK_POLICIES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    TRAINJOBS,
+    Resource,
+)
 from trainjob.core.agent import job_token
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_LIVE, LABEL_ROLE
 

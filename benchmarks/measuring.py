@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trainjob.api import API_VERSION, KIND
-from trainjob.cluster.kube import ApiClient, Resource
-from trainjob.cluster.kube.transport import PODS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.resources import PODS, Resource
 from trainjob.core.names import LABEL_JOB
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")

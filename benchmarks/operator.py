@@ -32,8 +32,9 @@ from measuring import (
 )
 
 from trainjob.api import API_VERSION, parse
-from trainjob.cluster.kube import Access, ApiClient, from_kubeconfig
-from trainjob.cluster.kube.transport import BY_KIND, NETWORK_POLICIES, PODS, TRAINJOBS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access, from_kubeconfig
+from trainjob.cluster.kube.resources import BY_KIND, NETWORK_POLICIES, PODS, TRAINJOBS
 from trainjob.core.manifests import build_network_policy, build_objects
 from trainjob.core.names import LABEL_JOB
 from trainjob.core.settings import Isolation

@@ -28,8 +28,8 @@ from trainjob.cluster.agents.protocol import (
     read_length,
     session_key,
 )
-from trainjob.cluster.kube import ApiClient
-from trainjob.cluster.kube.transport import PODS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.resources import PODS
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
 
 Manifest = dict[str, Any]

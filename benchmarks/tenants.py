@@ -47,8 +47,9 @@ from tenant_figures import (
 )
 
 from trainjob.cluster import ClusterError, NotFound
-from trainjob.cluster.kube import Access, ApiClient, Resource, from_kubeconfig
-from trainjob.cluster.kube.transport import EVENTS, SECRETS, TRAINJOBS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access, from_kubeconfig
+from trainjob.cluster.kube.resources import EVENTS, SECRETS, TRAINJOBS, Resource
 from trainjob.core.agent import job_token
 from trainjob.core.names import LABEL_INDEX, LABEL_JOB
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support_cli_server import CliServer
 
 from trainjob.cli import main
 
@@ -55,8 +56,9 @@ def test_complaints_that_can_not_be_written_keep_the_exit_code() -> None:
     assert done.returncode == 2
 
 
-def test_without_the_kubernetes_client_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "trainjob.cli.cluster.connection", raising=False)
+def test_without_the_kubernetes_client_a_sentence_says_so(
+    api: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     for name in [name for name in sys.modules if name.startswith("kubernetes.")]:
         monkeypatch.delitem(sys.modules, name)

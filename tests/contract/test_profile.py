@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support_virtual_time import run_skipping_time
 
 from trainjob.cli.cluster.errors import ClusterProblem, TimeIsOver
-from trainjob.cli.cluster.following import RetryTimes
+from trainjob.cli.profiling import request_files
 from trainjob.cli.profiling.asking import (
     NO_ANSWER_SECONDS,
     LocalProfileClient,
@@ -30,7 +32,7 @@ class NoTrace:
 
 
 class Job:
-    """A training that takes ten steps while the command waits a second; it is both the desk and the clock."""
+    """A training that takes ten steps while the command waits a second; it is the client, too."""
 
     def __init__(self, output: Path, total: int = 1000) -> None:
         task = Task("worker", 0, {})
@@ -43,16 +45,19 @@ class Job:
         self.ask, self.withdraw = self.local.ask, self.local.withdraw
         self.is_deaf = False
 
-    def answer(self) -> Any:
+    async def answer(self) -> Any:
+        while self.seconds + 1 <= asyncio.get_running_loop().time():
+            self.train()
         if self.away:
             raise ReplicaUnavailable("it has no pod now")
-        return self.local.answer()
+        return await self.local.answer()
 
-    def why_over(self) -> str | None:
+    async def why_over(self) -> str | None:
         return "digits is over: Complete" if self.done >= self.total else None
 
-    def pause(self, seconds: float) -> None:
-        self.seconds += seconds
+    def train(self) -> None:
+        """Train for a second."""
+        self.seconds += 1
         if self.is_deaf:
             return
         if self.done < self.total:
@@ -62,8 +67,8 @@ class Job:
                 self.profiler.finish(self.done)
 
     def run(self, timeout: float | None = None, **request: Any) -> Any:
-        pace = RetryTimes(lambda: self.seconds, self.pause).within(timeout)
-        return ProfileRequest(self, "worker 0", self.said.append, pace).run({"id": "x", **request})
+        wanted = ProfileRequest(self, "worker 0", self.said.append)
+        return run_skipping_time(wanted.run({"id": "x", **request}, timeout))
 
 
 def test_a_profile_from_beginning_to_end(tmp_path: Path) -> None:
@@ -93,7 +98,7 @@ def test_the_next_steps(tmp_path: Path) -> None:
 def test_what_the_trainer_refuses(request_: dict[str, int], words: str, tmp_path: Path) -> None:
     job = Job(tmp_path)
     for _ in range(5):
-        job.pause(1.0)
+        job.train()
     with pytest.raises(ClusterProblem, match=words):
         job.run(**request_)
     assert not list((tmp_path / "profile").iterdir())
@@ -122,27 +127,27 @@ def test_the_job_ends_meanwhile(tmp_path: Path) -> None:
 def test_somebody_else_asks_meanwhile(tmp_path: Path) -> None:
     job = Job(tmp_path)
     asked: list[bool] = []
-    pause = job.pause
+    train = job.train
 
-    def interfere(seconds: float) -> None:
+    def interfere() -> None:
         if job.done == 50 and not asked:
             asked.append(True)
-            job.local.ask({"id": "y", "first": 200, "last": 210})
-        pause(seconds)
+            request_files.ask(tmp_path / "profile", "worker-0", '{"id": "y", "first": 200, "last": 210}')
+        train()
 
-    job.pause = interfere  # type: ignore[method-assign]
+    job.train = interfere  # type: ignore[method-assign]
     with pytest.raises(ClusterProblem, match="asked by somebody else"):
         job.run(first=500, last=510)
 
 
 def test_a_pod_that_is_replaced_is_waited_for(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    pause = job.pause
+    train = job.train
 
-    def replace(seconds: float) -> None:
+    def replace() -> None:
         job.away = 20 <= job.done < 50
-        pause(seconds)
+        train()
 
-    job.pause = replace  # type: ignore[method-assign]
+    job.train = replace  # type: ignore[method-assign]
     assert job.run(first=101, last=110)["last"] == 110
     assert "worker 0: it has no pod now; trying again" in job.said

@@ -5,6 +5,7 @@ import json
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from support_controller import ControllerServer
 from support_jobs import build_job
 from support_kube import running, until
 
-from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.config import Access, read_token_file
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller.kopf_watch import JobWatch, Login
@@ -164,7 +165,9 @@ async def test_a_rotated_token_is_read_again(tmp_path: Path) -> None:
     token.write_text("first")
     async with ControllerServer().serve() as server:
         server.tokens = {"first"}
-        async with watching(server, access=Access(server.url, token_file=token)) as (heard, _):
+        async with watching(
+            server, access=Access(server.url, read_token=partial(read_token_file, token))
+        ) as (heard, _):
             await until(lambda: server.open_watches()["TrainJob"] == 1)
             token.write_text("second")
             server.tokens = {"second"}
@@ -179,7 +182,7 @@ async def test_a_rotated_token_is_read_again(tmp_path: Path) -> None:
 async def test_a_fixed_token_is_sent() -> None:
     async with ControllerServer().serve() as server:
         server.tokens = {"fixed"}
-        async with watching(server, access=Access(server.url, token="fixed")):  # noqa: S106 - of a test
+        async with watching(server, access=Access(server.url, read_token=lambda _: "Bearer fixed")):
             await until(lambda: server.open_watches()["TrainJob"] == 1)
     assert {seen.token for seen in server.seen} == {"fixed"}
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from trainjob.api import parse
+from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.transport import Transport, ignore
 from trainjob.installation.check import EXAMPLE, check_api, check_ready
 from trainjob.installation.crd import InstallationFailed
 
@@ -67,7 +67,7 @@ async def test_nobody_there() -> None:
 
 async def test_the_job_is_a_dry_run() -> None:
     answers = Answers((201, "{}"))
-    async with answers.serve() as url, transport(url) as api:
+    async with answers.serve() as url, client(url) as api:
         await check_api(api, "training", say=[].append)
     (request,) = answers.seen
     assert request.path == "/apis/trainjob.dev/v1alpha1/namespaces/training/trainjobs"
@@ -75,7 +75,7 @@ async def test_the_job_is_a_dry_run() -> None:
 
 
 async def test_without_the_crd() -> None:
-    async with Answers((404, "404 page not found")).serve() as url, transport(url) as api:
+    async with Answers((404, "404 page not found")).serve() as url, client(url) as api:
         with pytest.raises(InstallationFailed, match="no TrainJob can be created in training: HTTP 404"):
             await check_api(api, "training", say=[].append)
 
@@ -89,5 +89,5 @@ def test_the_job_is_a_good_one() -> None:
     )
 
 
-def transport(url: str) -> Transport:
-    return Transport(Access(url), on_call=ignore, timeout=5, connections=1)
+def client(url: str) -> ApiClient:
+    return ApiClient(Access(url), timeout=5, connections=1)

@@ -10,8 +10,12 @@ from typing import Any
 from support_apiserver import FakeApiServer
 
 from trainjob.cluster import ClusterError
-from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Timeouts
-from trainjob.cluster.kube.transport import TRAINJOBS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.informer import Timeouts
+from trainjob.cluster.kube.resources import TRAINJOBS
+from trainjob.cluster.kube.transport import Call
 
 GUARD_SECONDS = 30.0
 """Against hanging only."""

@@ -15,9 +15,11 @@ from testbed import Cluster
 from testbed.waiting import until
 
 from trainjob.cluster import ClusterError
-from trainjob.cluster.kube import Access, ApiClient, KubeCluster, from_kubeconfig
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.cluster.kube.config import Access, from_kubeconfig
 from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, Scope
-from trainjob.cluster.kube.transport import PODS, TRAINJOBS
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 
 Manifest = dict[str, Any]
 
@@ -85,7 +87,7 @@ async def open_real(access: Access, namespace: str, **options: Any) -> AsyncIter
 
 def through(url: str, access: Access) -> Access:
     """Return the access by way of a proxy that speaks plain HTTP."""
-    return replace(access, server=url, ca_file=None, ca_data=None)
+    return replace(access, server=url, ca_file=None)
 
 
 class RealKubelet:

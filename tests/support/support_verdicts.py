@@ -12,9 +12,8 @@ from typing import Any
 import aiohttp
 from testbed import Cluster
 
-from trainjob.cluster.kube import from_kubeconfig
-from trainjob.cluster.kube.config import build_tls
-from trainjob.cluster.kube.transport import BY_KIND
+from trainjob.cluster.kube.config import build_tls, from_kubeconfig
+from trainjob.cluster.kube.resources import BY_KIND
 
 Manifest = dict[str, Any]
 

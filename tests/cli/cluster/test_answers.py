@@ -4,40 +4,41 @@ import json
 from typing import Any
 
 import pytest
+from support_answers import status_object
 
 from trainjob.cli.cluster.errors import (
     Exit,
-    Refused,
-    Request,
-    ServerProblem,
-    Unreachable,
     describe_problem,
     explain,
     is_missing,
     is_passing,
     lacks_api,
     no_such_job,
-    read_answer,
 )
+from trainjob.cluster.kube.errors import error_of, unreachable
+from trainjob.cluster.protocol import ClusterError, RequestFailure
 
-GET = Request("get", "trainjobs", "default", "digits")
-LIST = Request("list", "trainjobs", "default")
-CREATE = Request("create", "trainjobs", "nowhere", "digits")
+GET = RequestFailure("get", "trainjobs", "digits")
+LIST = RequestFailure("list", "trainjobs")
+CREATE = RequestFailure("create", "trainjobs")
 RBAC = 'trainjobs.trainjob.dev is forbidden: User "jo" cannot list resource "trainjobs"'
 
 
-def refused(request: Request, code: int, reason: str = "", message: str = "", **details: Any) -> Refused:
-    status = {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
-    return Refused(request, read_answer(code, json.dumps(status)))
+def refused(
+    request: RequestFailure, code: int, reason: str = "", message: str = "", **details: Any
+) -> ClusterError:
+    return error_of(code, json.dumps(status_object(code, reason, message, **details)).encode(), None, request)
 
 
 MISSING = refused(GET, 404, "NotFound", 'trainjobs "digits" not found', name="digits", kind="trainjobs")
 NO_NAMESPACE = refused(
     CREATE, 404, "NotFound", 'namespaces "nowhere" not found', name="nowhere", kind="namespaces"
 )
-NO_CRD = Refused(LIST, read_answer(404, "404 page not found\n"))
+NO_CRD = error_of(404, b"404 page not found\n", None, LIST)
 NO_KIND = refused(GET, 404, "NotFound", "the server could not find the requested resource")
-UNREACHABLE = Unreachable(LIST, "Connection refused", "https://cluster:6443")
+UNREACHABLE = unreachable(
+    RequestFailure("list", "trainjobs", server="https://cluster:6443"), "Connection refused"
+)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +51,11 @@ UNREACHABLE = Unreachable(LIST, "Connection refused", "https://cluster:6443")
         (refused(LIST, 403, "Forbidden", RBAC), f"doesn't allow it: {RBAC}", Exit.NO_CLUSTER),
         (refused(LIST, 500, "InternalError", "etcd"), "can't list trainjobs now: etcd", Exit.NO_CLUSTER),
         (refused(CREATE, 422, "Invalid", "no good"), "refuses to create trainjobs: no good", Exit.FAILED),
-        (Refused(LIST, read_answer(418, "")), "HTTP status 418", Exit.FAILED),
+        (error_of(418, b"", None, LIST), "HTTP status 418", Exit.FAILED),
         (UNREACHABLE, "https://cluster:6443 can't be reached: Connection refused", Exit.NO_CLUSTER),
     ],
 )
-def test_a_problem_in_one_sentence(problem: ServerProblem, words: str, code: Exit) -> None:
+def test_a_problem_in_one_sentence(problem: ClusterError, words: str, code: Exit) -> None:
     told = explain(problem)
     assert words in told.message
     assert told.message == describe_problem(problem)
@@ -69,27 +70,22 @@ def test_a_problem_in_one_sentence(problem: ServerProblem, words: str, code: Exi
         (NO_NAMESPACE, False, False, False),
         (NO_CRD, False, True, False),
         (NO_KIND, False, True, False),
-        (refused(Request("list", "pods"), 404), False, False, False),
+        (refused(RequestFailure("list", "pods"), 404), False, False, False),
         (refused(LIST, 429, "TooManyRequests"), False, False, True),
         (refused(LIST, 503, "ServiceUnavailable"), False, False, True),
         (refused(LIST, 403, "Forbidden"), False, False, False),
         (UNREACHABLE, False, False, True),
     ],
 )
-def test_what_a_problem_means(problem: ServerProblem, missing: bool, no_api: bool, passing: bool) -> None:
+def test_what_a_problem_means(problem: ClusterError, missing: bool, no_api: bool, passing: bool) -> None:
     assert (is_missing(problem), lacks_api(problem), is_passing(problem)) == (missing, no_api, passing)
 
 
 def test_an_answer_that_is_no_status_is_shortened() -> None:
-    answer = read_answer(502, b"<html>\n  Bad Gateway" + b"x" * 1000)
-    assert answer.message.startswith("<html> Bad Gateway")
-    assert len(answer.message) == 300
-    assert answer.reason == ""
-
-
-@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), (None, None), ("soon", None)])
-def test_how_long_it_asks_to_wait(header: str | None, seconds: float | None) -> None:
-    assert read_answer(429, "", header).retry_after == seconds
+    failure = error_of(502, b"<html>\n  Bad Gateway" + b"x" * 1000).failure
+    assert failure.message.startswith("<html> Bad Gateway")
+    assert len(failure.message) == 300
+    assert failure.reason == ""
 
 
 @pytest.mark.parametrize(

@@ -1,62 +1,40 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from support_cli_jobs import stored_job
 from support_cli_requests import Answer, Asked, Break
 from support_cli_server import CliServer
 
-from trainjob.cli.cluster.errors import Refused, Unreachable
-from trainjob.cli.cluster.following import (
-    Change,
-    Gone,
-    Listed,
-    RetryTimes,
-    Seen,
-    TimeOver,
-    Troubled,
-    backoff,
-    follow,
-)
-from trainjob.cli.cluster.options import ClusterOptions
-from trainjob.cli.cluster.resources import TRAINJOBS
-from trainjob.cli.cluster.server import Server
+from trainjob.cli.cluster.jobs import follow, job_scope
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.errors import Unreachable
+from trainjob.cluster.kube.informer import Backoff, Change, Failed, Gone, Seen, Timeouts
+from trainjob.cluster.protocol import Refused, Unavailable
+
+QUICK = Timeouts(first_retry=0.01, longest_retry=0.1)
+
+Changes = AsyncGenerator[Change]
 
 
-class Clock:
-    """Time that passes only when somebody pauses."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.pauses: list[float] = []
-
-    def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
-
-    def pace(self, deadline: float | None = None) -> RetryTimes:
-        return RetryTimes(lambda: self.now, self.pause, deadline)
-
-
-@contextmanager
-def asking(path: Path) -> Iterator[tuple[CliServer, Server]]:
-    with CliServer().serve() as api:
-        kubeconfig = api.write_kubeconfig(path / "kubeconfig")
-        with ClusterOptions(kubeconfig=str(kubeconfig)).connected() as cluster:
-            yield api, cluster.server
-
-
-def changes(server: Server, pace: RetryTimes | None = None) -> Iterator[Change]:
-    return follow(server, TRAINJOBS, "default", {}, pace or Clock().pace())
+@asynccontextmanager
+async def following(pace: Timeouts = QUICK) -> AsyncIterator[tuple[CliServer, Changes]]:
+    with CliServer().serve() as server:
+        async with ApiClient(Access(server.url)) as api:
+            yield server, follow(api, job_scope("default"), pace)
 
 
 def told(change: Change) -> tuple[str, str]:
     """The kind of a change, and the state of the job that it is about."""
     manifest = change.manifest if isinstance(change, Seen | Gone) else {}
     return type(change).__name__, manifest.get("status", {}).get("state", "")
+
+
+async def take(found: Changes, number: int) -> list[tuple[str, str]]:
+    return [told(await anext(found)) for _ in range(number)]
 
 
 def fail(api: CliServer, verb: str, *problems: Exception) -> None:
@@ -70,103 +48,88 @@ def fail(api: CliServer, verb: str, *problems: Exception) -> None:
     api.rules.append(rule)
 
 
-def test_what_is_there_and_what_changes(tmp_path: Path) -> None:
-    with asking(tmp_path) as (api, server):
+async def test_what_is_there_and_what_changes() -> None:
+    async with following() as (api, found):
         api.put(stored_job("Pending"))
-        found = changes(server)
-        assert [told(next(found)) for _ in range(2)] == [("Seen", "Pending"), ("Listed", "")]
+        assert await take(found, 2) == [("Seen", "Pending"), ("Listed", "")]
         api.put(stored_job("Running"))
-        assert told(next(found)) == ("Seen", "Running")
+        assert await take(found, 1) == [("Seen", "Running")]
         api.delete("trainjobs", "digits")
-        assert told(next(found)) == ("Gone", "Running")
+        assert await take(found, 1) == [("Gone", "Running")]
 
 
-def test_a_watch_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    with asking(tmp_path) as (api, server):
-        found = changes(server)
-        assert told(next(found)) == ("Listed", "")
+async def test_a_watch_that_breaks_off_goes_on_where_it_was() -> None:
+    async with following() as (api, found):
+        assert await take(found, 1) == [("Listed", "")]
         fail(api, "watch", Break())
         api.put(stored_job("Pending"))
-        assert told(next(found)) == ("Seen", "Pending")
+        assert await take(found, 1) == [("Seen", "Pending")]
         api.cut_watches()
         api.put(stored_job("Running"))
-        assert told(next(found)) == ("Seen", "Running")
+        assert await take(found, 1) == [("Seen", "Running")]
         assert api.count("list") == 1
 
 
-def test_a_deletion_that_nobody_told(tmp_path: Path) -> None:
-    with asking(tmp_path) as (api, server):
+async def test_a_deletion_that_was_missed() -> None:
+    async with following() as (api, found):
         api.put(stored_job("Running"))
         api.put(stored_job("Pending", name="other"))
-        found = changes(server)
-        assert [told(next(found))[0] for _ in range(3)] == ["Seen", "Seen", "Listed"]
+        assert [kind for kind, _ in await take(found, 3)] == ["Seen", "Seen", "Listed"]
         api.delete("trainjobs", "digits")
         api.forget_history()
-        assert [told(next(found)) for _ in range(2)] == [("Gone", "Running"), ("Listed", "")]
+        assert await take(found, 2) == [("Gone", "Running"), ("Listed", "")]
         assert api.count("list") == 2
 
 
-def test_an_expired_version_as_the_answer_to_a_watch(tmp_path: Path) -> None:
-    with asking(tmp_path) as (api, server):
+async def test_an_expired_version_as_the_answer_to_a_watch() -> None:
+    async with following() as (api, found):
         fail(api, "watch", Answer(410, "Expired", "too old"))
-        found = changes(server)
-        assert [told(next(found))[0] for _ in range(2)] == ["Listed", "Listed"]
+        assert await take(found, 2) == [("Listed", ""), ("Listed", "")]
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_a_server_that_restarts(verb: str, tmp_path: Path) -> None:
-    clock = Clock()
-    with asking(tmp_path) as (api, server):
-        fail(api, verb, Break(), Break(), Answer(503, "ServiceUnavailable", "starting"), Break())
-        found = changes(server, clock.pace())
-        seen = [next(found)]
+async def test_a_server_that_restarts(verb: str) -> None:
+    async with following() as (api, found):
+        # A request on an open connection that breaks off is sent again once, without a word.
+        fail(api, verb, *[Break()] * 4, Answer(503, "ServiceUnavailable", "starting"), Break())
+        seen = [await anext(found)]
         api.put(stored_job("Running"))
         while not isinstance(seen[-1], Seen):
-            seen.append(next(found))
-        problems = [change.problem for change in seen if isinstance(change, Troubled)]
-        assert {type(problem) for problem in problems} == {Refused, Unreachable}
-        assert len(clock.pauses) >= 3
-        assert clock.pauses == [backoff(n + 1) for n in range(len(clock.pauses))]
+            seen.append(await anext(found))
+        failed = [change for change in seen if isinstance(change, Failed)]
+        assert {type(change.error) for change in failed} == {Unavailable, Unreachable}
+        numbers = [change.failures for change in failed]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_it_waits_as_long_as_it_is_asked_to(tmp_path: Path) -> None:
-    clock = Clock()
-    with asking(tmp_path) as (api, server):
+async def test_it_waits_as_long_as_it_is_asked_to() -> None:
+    async with following() as (api, found):
         answer = Answer(429, "TooManyRequests", "slow down")
-        answer.headers = {"Retry-After": "7"}
+        answer.headers = {"Retry-After": "0.5"}
         fail(api, "list", answer)
-        found = changes(server, clock.pace())
-        assert [told(next(found))[0] for _ in range(2)] == ["Troubled", "Listed"]
-        assert clock.pauses == [7.0]
+        failed = await anext(found)
+        assert isinstance(failed, Failed)
+        assert failed.wait == 0.5
+        assert await take(found, 1) == [("Listed", "")]
 
 
-def test_what_is_refused_for_good_is_raised(tmp_path: Path) -> None:
-    with asking(tmp_path) as (api, server):
+async def test_what_is_refused_for_good_is_raised() -> None:
+    async with following() as (api, found):
         fail(api, "watch", Answer(403, "Forbidden", "no"))
-        found = changes(server)
-        assert told(next(found))[0] == "Listed"
+        assert await take(found, 1) == [("Listed", "")]
         with pytest.raises(Refused, match="no"):
-            next(found)
+            await anext(found)
 
 
-def test_a_deadline_ends_it_whatever_happens(tmp_path: Path) -> None:
-    clock = Clock()
-    with asking(tmp_path) as (api, server):
-        fail(api, "list", *[Break() for _ in range(100)])
-        *troubles, last = changes(server, clock.pace(deadline=30.0))
-    assert isinstance(last, TimeOver)
-    assert {type(change) for change in troubles} == {Troubled}
-    assert clock.now == 30.0
-
-
-def test_a_watch_that_ends_at_once_is_not_asked_without_end(tmp_path: Path) -> None:
-    clock = Clock()
-    with asking(tmp_path) as (api, server):
+async def test_a_watch_that_ends_at_once_is_not_asked_without_end() -> None:
+    pace = Timeouts(first_retry=0.1, longest_retry=0.4)
+    async with following(pace) as (api, found):
         api.ends_watches_at_once = True
-        assert [type(c) for c in changes(server, clock.pace(deadline=20.0))] == [Listed, TimeOver]
+        assert await take(found, 2) == [("Listed", "")] * 2  # listed again after some failures
         assert api.count("watch") < 10
 
 
 @pytest.mark.parametrize(("failures", "seconds"), [(1, 0.2), (2, 0.4), (3, 0.8), (7, 10.0), (5000, 10.0)])
 def test_backoff(failures: int, seconds: float) -> None:
-    assert backoff(failures) == pytest.approx(seconds)
+    backoff = Backoff(0.2, 10.0, rand=lambda: 1.0)
+    assert [backoff.next() for _ in range(failures)][-1] == pytest.approx(seconds)

@@ -6,10 +6,10 @@ import click
 import pytest
 
 from trainjob.api import Document, read_documents
-from trainjob.cli.cluster.errors import Answer
 from trainjob.cli.cluster.options import Duration, namespace_of
 from trainjob.cli.files import RefusedFile
 from trainjob.cli.submit import changed_fields, changes_told, describe_refusal, refusal_told
+from trainjob.cluster.protocol import RequestFailure
 
 TEXT = """\
 apiVersion: trainjob.dev/v1alpha1
@@ -34,8 +34,9 @@ def document(text: str = TEXT) -> Document:
     return read
 
 
-def answer(message: str = "", *causes: tuple[str, str]) -> Answer:
-    return Answer(422, "Invalid", message, {"causes": [{"field": f, "message": m} for f, m in causes]})
+def answer(message: str = "", *causes: tuple[str, str]) -> RequestFailure:
+    details = {"causes": [{"field": f, "message": m} for f, m in causes]}
+    return RequestFailure(code=422, reason="Invalid", message=message, details=details)
 
 
 UNKNOWN = (
@@ -69,10 +70,12 @@ UNKNOWN = (
             ],
         ),
         (answer("exceeded quota: q"), "spec.template", ["job.yaml:8 exceeded quota: q"]),
-        (Answer(422), "", ["job.yaml:1 HTTP status 422"]),
+        (RequestFailure(code=422), "", ["job.yaml:1 HTTP status 422"]),
     ],
 )
-def test_the_api_servers_words_beside_the_lines(refusal: Answer, root: str, expected: list[str]) -> None:
+def test_the_api_servers_words_beside_the_lines(
+    refusal: RequestFailure, root: str, expected: list[str]
+) -> None:
     assert [line.rstrip() for line in describe_refusal(refusal, document(), root)] == expected
 
 
@@ -100,7 +103,7 @@ def test_what_applying_would_do() -> None:
         "  kubectl apply -f job.yaml would be refused:",
         "    spec.output: is immutable",
     ]
-    assert list(refusal_told(Answer(422, message="no"), "f"))[1] == "    no"
+    assert list(refusal_told(RequestFailure(code=422, message="no"), "f"))[1] == "    no"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from support_cli_jobs import stored_job
 
-from trainjob.cli.cluster.following import Change, Gone, Listed, Seen, TimeOver
 from trainjob.cli.cluster.waiting import Reason, Waiting
+from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
 
 PENDING, RUNNING = Seen(stored_job("Pending")), Seen(stored_job("Running"))
 COMPLETE, FAILED = Seen(stored_job("Complete")), Seen(stored_job("Failed"))
@@ -23,8 +23,7 @@ OTHER = Seen(stored_job("Running", uid="another"))
         ([RUNNING, Listed(), Gone(COMPLETE.manifest)], Reason.OVER, "Complete"),
         ([RUNNING, Listed(), OTHER], Reason.REPLACED, "Running"),
         ([RUNNING, Listed(), Gone(OTHER.manifest)], None, "Running"),
-        ([RUNNING, Listed(), Listed(), TimeOver()], Reason.TIME_OVER, "Running"),
-        ([TimeOver()], Reason.TIME_OVER, None),
+        ([RUNNING, Listed(), Listed()], None, "Running"),
     ],
 )
 def test_when_the_waiting_is_over(changes: list[Change], reason: Reason | None, state: str | None) -> None:

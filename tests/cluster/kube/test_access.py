@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ from trainjob.cluster.kube.config import (
     REREAD_SECONDS,
     Access,
     InvalidAccess,
-    TokenFile,
+    ReadToken,
+    Token,
     build_tls,
     from_kubeconfig,
     in_cluster,
+    read_token_file,
 )
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -51,7 +55,8 @@ def account(tmp_path: Path) -> Path:
 def test_a_pod_knows_its_api_server(account: Path, host: str, server: str) -> None:
     access = in_cluster({**IN_POD, "KUBERNETES_SERVICE_HOST": host}, account)
     assert access.server == server
-    assert access.token_file == account / "token"
+    assert access.read_token is not None
+    assert access.read_token(False) == "Bearer abc"
     assert access.ca_file == account / "ca.crt"
     assert access.namespace == "trainjob-system"
 
@@ -71,60 +76,89 @@ def test_a_pod_without_an_account_says_so(account: Path, missing: str) -> None:
 def test_a_kubeconfig_with_data(tmp_path: Path) -> None:
     path = write_config(
         tmp_path,
-        {
-            "certificate-authority-data": encoded("ca"),
-            "certificate-authority": "ignored",
-            "tls-server-name": "n",
-        },
+        {"certificate-authority-data": encoded("ca"), "tls-server-name": "n", "proxy-url": "http://proxy"},
         {"client-certificate-data": encoded("cert"), "client-key-data": encoded("key")},
         namespace="lab",
     )
-    assert from_kubeconfig(path) == Access(
-        server="https://example.com:6443",
-        ca_data="ca",
-        certificate_data="cert",
-        key_data="key",
-        server_name="n",
-        namespace="lab",
-    )
+    access = from_kubeconfig(path)
+    assert (access.server, access.server_name) == ("https://example.com:6443", "n")
+    assert (access.namespace, access.proxy, access.read_token) == ("lab", "http://proxy", None)
+    files = (access.ca_file, access.certificate_file, access.key_file)
+    assert [file.read_text() for file in files if file is not None] == ["ca", "cert", "key"]
 
 
 def test_files_are_named_from_the_kubeconfigs_folder(tmp_path: Path) -> None:
-    user = {"client-certificate": "cert.pem", "client-key": "/abs/key.pem", "tokenFile": "token"}
+    for name in ("cert.pem", "key.pem", "ca.pem", "token"):
+        (tmp_path / name).write_text(name)
+    user = {"client-certificate": "cert.pem", "client-key": str(tmp_path / "key.pem"), "tokenFile": "token"}
     access = from_kubeconfig(write_config(tmp_path, {"certificate-authority": "ca.pem"}, user))
     assert access.ca_file == tmp_path / "ca.pem"
     assert access.certificate_file == tmp_path / "cert.pem"
-    assert access.key_file == Path("/abs/key.pem")
-    assert access.token_file == tmp_path / "token"
+    assert access.key_file == tmp_path / "key.pem"
+    assert access.read_token is not None
+    assert access.read_token(False) == "Bearer token"
 
 
 def test_another_context_may_be_named(tmp_path: Path) -> None:
-    path = write_config(tmp_path, {}, {"tokenFile": "abc"})
-    assert from_kubeconfig(path, "main").token_file == tmp_path / "abc"
-    with pytest.raises(InvalidAccess, match="no context 'other'"):
+    path = write_config(tmp_path, {}, {"token": "abc"})
+    assert from_kubeconfig(path, "main").server == "https://example.com:6443"
+    with pytest.raises(InvalidAccess, match=r"no context 'other' in the kubeconfig .*; it has main"):
         from_kubeconfig(path, "other")
 
 
+PLUGIN = """#!/bin/sh
+echo run >> "$0.runs"
+expiry=$(cat "$0.expiry")
+echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+ "status": {"token": "'$(wc -l < "$0.runs" | tr -d ' ')'", "expirationTimestamp": "'$expiry'"}}'
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """A credential plugin, whose token is how often it has run."""
+    path = tmp_path / "plugin"
+    path.write_text(PLUGIN)
+    path.chmod(0o700)
+    path.with_suffix(".expiry").write_text("2999-01-01T00:00:00Z")
+    return path
+
+
+def read_plugin_token(folder: Path, plugin: Path) -> ReadToken:
+    version = "client.authentication.k8s.io/v1"
+    user = {"exec": {"apiVersion": version, "command": str(plugin), "interactiveMode": "Never"}}
+    read = from_kubeconfig(write_config(folder, {}, user)).read_token
+    assert read is not None
+    return read
+
+
+def test_a_credential_plugin_runs_again_when_its_token_expires(tmp_path: Path, plugin: Path) -> None:
+    plugin.with_suffix(".expiry").write_text("2020-01-01T00:00:00Z")
+    read = read_plugin_token(tmp_path, plugin)
+    assert read(False) == "Bearer 2"
+    plugin.with_suffix(".expiry").write_text("2999-01-01T00:00:00Z")
+    assert [read(False), read(False), read(False)] == ["Bearer 3"] * 3
+
+
+def test_a_credential_plugin_runs_again_when_its_token_is_refused(tmp_path: Path, plugin: Path) -> None:
+    read = read_plugin_token(tmp_path, plugin)
+    assert [read(False), read(True), read(False)] == ["Bearer 1", "Bearer 2", "Bearer 2"]
+
+
+def test_a_credential_plugin_that_fails_is_named(tmp_path: Path, plugin: Path) -> None:
+    plugin.write_text("#!/bin/sh\necho no network >&2; exit 3\n")
+    with pytest.raises(InvalidAccess, match=r"can't be used: .*(3|no network)"):
+        read_plugin_token(tmp_path, plugin)
+
+
 @pytest.mark.parametrize(
-    ("cluster", "user", "words"),
+    ("text", "words"),
     [
-        ({}, {"exec": {"command": "aws"}}, "credential plugins"),
-        ({}, {"auth-provider": {"name": "gcp"}}, "credential plugins"),
-        ({}, {"username": "me", "password": "x"}, "passwords"),
-        ({"proxy-url": "http://proxy"}, {}, "proxy-url"),
-        ({"server": ""}, {}, "no server"),
-        ({"certificate-authority-data": "%%"}, {}, "not base64"),
+        ("{", "can't be used: while parsing"),
+        ("[]", "doesn't have the form"),
+        ("{}", "can't be used"),
+        ("current-context: x", "can't be used"),
     ],
-)
-def test_what_can_not_be_used_is_named(
-    tmp_path: Path, cluster: dict[str, Any], user: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(InvalidAccess, match=words):
-        from_kubeconfig(write_config(tmp_path, cluster, user))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"), [("{", "no YAML"), ("[]", "no kubeconfig"), ("{}", "no current-context")]
 )
 def test_what_is_no_kubeconfig_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "config"
@@ -134,20 +168,20 @@ def test_what_is_no_kubeconfig_is_named(tmp_path: Path, text: str, words: str) -
 
 
 def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidAccess, match="can't be read"):
+    with pytest.raises(InvalidAccess, match="nothing can't be used"):
         from_kubeconfig(tmp_path / "nothing")
 
 
 def test_secrets_are_not_shown() -> None:
-    shown = repr(Access(server="https://x", token="a secret", key_data="a secret"))  # noqa: S106
-    assert "secret" not in shown
+    assert "secret" not in repr(Access(server="https://x", read_token=lambda _: "a secret"))
 
 
-def test_certificates_that_can_not_be_used_are_named() -> None:
+def test_certificates_that_can_not_be_used_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pem").write_text("no PEM")
     with pytest.raises(InvalidAccess, match="https://x"):
-        build_tls(Access(server="https://x", ca_data="no PEM"))
+        build_tls(Access(server="https://x", ca_file=tmp_path / "pem"))
     with pytest.raises(InvalidAccess, match="https://x"):
-        build_tls(Access(server="https://x", certificate_data="no PEM", key_data="no PEM"))
+        build_tls(Access(server="https://x", certificate_file=tmp_path / "pem", key_file=tmp_path / "pem"))
 
 
 def test_servers_are_checked_unless_told_otherwise() -> None:
@@ -155,17 +189,30 @@ def test_servers_are_checked_unless_told_otherwise() -> None:
     assert build_tls(Access(server="https://x", insecure=True)).verify_mode is ssl.CERT_NONE
 
 
-def test_a_token_is_read_again(tmp_path: Path) -> None:
+async def test_a_token_is_read_again(tmp_path: Path) -> None:
     file, now = tmp_path / "token", [0.0]
     file.write_text("one\n")
-    token = TokenFile(file, lambda: now[0])
-    assert token.current() == "one"
+    token = Token(partial(read_token_file, file), lambda: now[0])
+    assert await token.current() == "Bearer one"
     file.write_text("two\n")
     now[0] = REREAD_SECONDS - 1
-    assert token.current() == "one"
+    assert await token.current() == "Bearer one"
     now[0] = REREAD_SECONDS
-    assert token.current() == "two"
-    assert not token.reread()
+    assert await token.current() == "Bearer two"
+    assert not await token.renew("Bearer two")
     file.unlink()
     now[0] *= 3
-    assert token.current() == "two"
+    assert await token.current() == "Bearer two"
+
+
+async def test_a_refused_token_is_read_once_for_all_requests(tmp_path: Path) -> None:
+    reads: list[bool] = []
+
+    def read(refused: bool) -> str:
+        reads.append(refused)
+        return f"Bearer {len(reads)}"
+
+    token = Token(read, lambda: 0.0)
+    sent = await token.current()
+    assert await asyncio.gather(*(token.renew(sent) for _ in range(5))) == [True] * 5
+    assert reads == [False, True]

@@ -17,8 +17,8 @@ from support_jobs import build_job
 from support_kube import QUICK, open_client, open_kube, until
 
 from trainjob.cluster import Conflict, NotFound, ObjectRef, Refused
-from trainjob.cluster.kube import Timeouts
 from trainjob.cluster.kube.agent_programs import AgentPrograms
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.core.agent import build_program, program_name
 from trainjob.core.settings import Bundle
 

@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from support_apiserver import FakeApiServer
 from support_kube import open_client, running, until
 
 from trainjob.cluster import AlreadyExists, Conflict, NotFound, Refused, Unavailable
-from trainjob.cluster.kube import Access, ApiClient, Call
-from trainjob.cluster.kube.transport import PODS, TRAINJOBS, Expired
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access, read_token_file
+from trainjob.cluster.kube.errors import Expired
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.cluster.kube.transport import Call
 
 
 def build_pod(name: str = "a", **labels: str) -> dict[str, Any]:
@@ -196,7 +200,7 @@ async def test_a_rotated_token_is_read_again(server: FakeApiServer, tmp_path: Pa
     file = tmp_path / "token"
     file.write_text("one")
     server.tokens = {"one"}
-    async with open_client(server.url, access={"token_file": file}) as api:
+    async with open_client(server.url, access={"read_token": partial(read_token_file, file)}) as api:
         await api.list(PODS, None)
         server.tokens = {"two"}
         with pytest.raises(Unavailable):
@@ -215,7 +219,7 @@ async def test_a_rotation_is_noticed_by_every_request_under_way(
     file = tmp_path / "token"
     file.write_text("one")
     server.tokens = {"one"}
-    async with open_client(server.url, access={"token_file": file}) as api:
+    async with open_client(server.url, access={"read_token": partial(read_token_file, file)}) as api:
         await api.list(PODS, None)
         server.tokens = {"two"}
         file.write_text("two")
@@ -224,7 +228,7 @@ async def test_a_rotation_is_noticed_by_every_request_under_way(
 
 async def test_a_token_may_be_given_as_it_is(server: FakeApiServer) -> None:
     server.tokens = {"fixed"}
-    async with open_client(server.url, access={"token": "fixed"}) as api:
+    async with open_client(server.url, access={"read_token": lambda _: "Bearer fixed"}) as api:
         await api.list(PODS, None)
 
 

@@ -15,10 +15,9 @@ from support_apiserver import FakeApiServer
 from support_kube import QUICK, open_client, running, until
 
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube import Timeouts
-from trainjob.cluster.kube.informer import Informer, Scope
+from trainjob.cluster.kube.informer import Informer, Scope, Timeouts
+from trainjob.cluster.kube.resources import PODS
 from trainjob.cluster.kube.store import Store
-from trainjob.cluster.kube.transport import PODS
 
 LABEL = "trainjob.dev/job"
 

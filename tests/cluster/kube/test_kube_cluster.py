@@ -25,8 +25,8 @@ from trainjob.cluster import (
     Snapshot,
     Unavailable,
 )
-from trainjob.cluster.kube import KubeCluster
 from trainjob.cluster.kube.agents import AgentPolling
+from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.informer import AgentPace
 from trainjob.core.manifests import build_objects
 

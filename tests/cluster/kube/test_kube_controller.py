@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,8 +21,11 @@ from support_kubelet import GhostAgents, Kubelet
 
 from trainjob.api import parse
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube import Call, KubeCluster, Timeouts
+from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.cluster.kube.config import read_token_file
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.permissions import PERMISSIONS
+from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_objects
 from trainjob.core.settings import Bundle, Isolation, Settings
@@ -262,7 +266,10 @@ async def test_a_token_that_is_rotated_stops_nothing(tmp_path: Any) -> None:
     async with FakeApiServer().serve() as server:
         server.tokens = {"one"}
         kubelet = Kubelet(server, lambda _pod: 0)
-        async with open_controller(server, access={"token_file": token}, pace=QUICK), running(kubelet.run()):
+        async with (
+            open_controller(server, access={"read_token": partial(read_token_file, token)}, pace=QUICK),
+            running(kubelet.run()),
+        ):
             server.put(build_job())
             await until(lambda: state(server) == "Complete")
             server.tokens = {"two"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainjob.cluster.kube.transport import NETWORK_POLICIES, PODS, TRAINJOBS, Resource
+from trainjob.cluster.kube.resources import NETWORK_POLICIES, PODS, TRAINJOBS, Resource
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from typing import Any
 from aiohttp import web
 from support_kube import open_client, running, until
 
-from trainjob.cluster.kube import KubeCluster
-from trainjob.cluster.kube.cluster import NAMESPACE_WRITES
+from trainjob.cluster.kube.cluster import NAMESPACE_WRITES, KubeCluster
 from trainjob.core.names import job_labels
 
 MANY = 100

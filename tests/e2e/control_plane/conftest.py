@@ -9,7 +9,8 @@ import pytest
 from support_real_kube import grant, install_crd, open_admin
 from testbed import Cluster
 
-from trainjob.cluster.kube import Access, ApiClient
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,10 @@ from support_real_kube import RealKubelet, eventually, open_real, states
 
 from trainjob.api import parse
 from trainjob.cluster.agents import build_bundle
-from trainjob.cluster.kube import Access, ApiClient, Timeouts
-from trainjob.cluster.kube.transport import (
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.informer import Timeouts
+from trainjob.cluster.kube.resources import (
     CLAIMS,
     CONFIG_MAPS,
     JSON,

@@ -20,8 +20,8 @@ from support_real_kube import eventually, open_admin, open_real, states
 from testbed import Cluster, KubectlError
 
 from trainjob.api import InvalidTrainJob, parse
-from trainjob.cluster.kube import from_kubeconfig
-from trainjob.cluster.kube.transport import TRAINJOBS
+from trainjob.cluster.kube.config import from_kubeconfig
+from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_pod
 

@@ -15,8 +15,11 @@ from testbed import Cluster
 
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, Conflict, JobKey, NotFound, ObjectRef, Refused, Snapshot
-from trainjob.cluster.kube import Access, ApiClient, KubeCluster, Timeouts
-from trainjob.cluster.kube.transport import EVENTS, PODS, SERVICES, TRAINJOBS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.informer import Timeouts
+from trainjob.cluster.kube.resources import EVENTS, PODS, SERVICES, TRAINJOBS
 from trainjob.core.manifests import build_objects
 
 Manifest = dict[str, Any]

@@ -21,10 +21,13 @@ from testbed import Cluster
 
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef
-from trainjob.cluster.kube import Access, ApiClient, Call, KubeCluster, Timeouts, from_kubeconfig
-from trainjob.cluster.kube.config import build_tls
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.cluster.kube.config import Access, build_tls, from_kubeconfig
+from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
-from trainjob.cluster.kube.transport import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
+from trainjob.cluster.kube.resources import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
+from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
 from trainjob.core.agent import build_program
 from trainjob.core.manifests import build_network_policy, build_objects

@@ -21,8 +21,10 @@ from support_verdicts import judge_creations
 from testbed import Cluster
 
 from trainjob.api import InvalidTrainJob, parse
-from trainjob.cluster.kube import Access, ApiClient, Call
-from trainjob.cluster.kube.transport import PODS, TRAINJOBS
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import Access
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_objects
 from trainjob.core.settings import Isolation, Settings

@@ -18,9 +18,9 @@ from support_kube import running
 from support_real_kube import ACCOUNT, RealKubelet, grant, states
 from testbed import Cluster
 
-from trainjob.cluster.kube import ApiClient
+from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
-from trainjob.cluster.kube.transport import BY_KIND, PODS, TRAINJOBS, Resource
+from trainjob.cluster.kube.resources import BY_KIND, PODS, TRAINJOBS, Resource
 from trainjob.controller.election import LEASES
 
 Manifest = dict[str, Any]

@@ -19,9 +19,9 @@ from support_kube import running
 from support_real_kube import ACCOUNT, RealKubelet, eventually, grant
 from testbed import Cluster, KubectlError
 
-from trainjob.cluster.kube import ApiClient
+from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
-from trainjob.cluster.kube.transport import DEPENDENTS, PODS, TRAINJOBS
+from trainjob.cluster.kube.resources import DEPENDENTS, PODS, TRAINJOBS
 
 Manifest = dict[str, Any]
 

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 import yaml
@@ -19,9 +19,6 @@ from trainjob.controller.agent_key import KeyPlace
 from trainjob.controller.logs import LogFormat, start_logging
 from trainjob.controller.settings import Election, ExitCode, OperatorSettings
 from trainjob.core.settings import Isolation, Settings
-
-if TYPE_CHECKING:
-    from trainjob.controller.process import Operator
 
 _log = logging.getLogger(__name__)
 
@@ -165,21 +162,12 @@ def _find_access(kubeconfig: Path | None, context: str | None) -> Access:
         raise click.UsageError(str(error)) from error
 
 
-def import_operator() -> "type[Operator]":
-    """Return the class, which takes seconds to import; `trainjob --help` imports this module too."""
-    # If the official client is installed, kopf imports it for its types alone: half of this process's
-    # memory and most of its start time. kopf works without it.
-    sys.modules.setdefault("kubernetes", None)  # type: ignore[arg-type]
+def _run(settings: OperatorSettings) -> int:
+    # Slow to import; `trainjob --help` imports this module too.
     from trainjob.controller.process import Operator  # noqa: PLC0415
 
-    return Operator
-
-
-def _run(settings: OperatorSettings) -> int:
-    operator = import_operator()
-
     async def run() -> ExitCode:
-        return await operator(settings).run()
+        return await Operator(settings).run()
 
     try:
         return asyncio.run(run())

@@ -10,22 +10,33 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.api import Progress
-from trainjob.cli.cluster.errors import Exit, ServerProblem, describe_exits, describe_problem
-from trainjob.cli.cluster.following import Gone, Listed, Seen, Troubled, follow
+from trainjob.cli.cluster.errors import Exit, describe_exits, describe_problem
 from trainjob.cli.cluster.job_logs import has_log, own_pods, why_no_log
-from trainjob.cli.cluster.jobs import Job, Outcome, find_job, missing_job, pods_of, read_job
+from trainjob.cli.cluster.jobs import (
+    Job,
+    Outcome,
+    find_job,
+    follow,
+    job_scope,
+    list_objects,
+    missing_job,
+    pods_of,
+    read_job,
+)
 from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
-from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.cluster.waiting import describe_failure
 from trainjob.cli.files import dump_stream
 from trainjob.cli.screen import format_metric, format_rate
+from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
+from trainjob.cluster.protocol import ClusterError
 from trainjob.core.failure import used
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import printable, short_duration
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Server
+    from trainjob.cli.cluster.connection import Connection
+    from trainjob.cluster.kube.client import ApiClient
 
 
 # Jobs as a table: the columns of `kubectl get tj`, plus the total steps.
@@ -228,18 +239,21 @@ def get(
         raise click.UsageError("a job has one namespace: name it by -n, without -A")
     if watch and output not in _TABLES:
         raise click.UsageError("-w prints a table; leave out -o, or take -o wide")
-    with where.connected() as cluster:
-        namespace = None if all_namespaces else where.namespace or cluster.namespace
+
+    async def show(cluster: Connection) -> None:
+        namespace = None if all_namespaces else cluster.namespace
         if watch:
-            _watch(cluster.server, namespace, name, wide=output == "wide")
+            await _watch(cluster.api, namespace, name, wide=output == "wide")
         elif name and namespace:
-            _print_one(cluster.server, namespace, name, output)
+            await _print_one(cluster.api, namespace, name, output)
         else:
-            _print_all(cluster.server, namespace, output)
+            await _print_all(cluster.api, namespace, output)
+
+    where.run(show)
 
 
-def _print_one(server: Server, namespace: str, name: str, output: str | None) -> None:
-    manifest = find_job(server, namespace, name)
+async def _print_one(api: ApiClient, namespace: str, name: str, output: str | None) -> None:
+    manifest = await find_job(api, namespace, name)
     if output in ("json", "yaml"):
         click.echo(_dump(manifest, output), nl=False)
         return
@@ -248,16 +262,16 @@ def _print_one(server: Server, namespace: str, name: str, output: str | None) ->
         _print_rows([manifest], wide=True, namespaces=False)
         return
     try:
-        pods = own_pods(pods_of(server, namespace, name), job.uid)
-    except ServerProblem as problem:
-        click.echo(f"its pods are not shown: {describe_problem(problem)}", err=True)
+        pods = own_pods(await pods_of(api, namespace, name), job.uid)
+    except ClusterError as error:
+        click.echo(f"its pods are not shown: {describe_problem(error)}", err=True)
         pods = ()
     for line in draw_job(job, pods, datetime.now(UTC)):
         click.echo(line)
 
 
-def _print_all(server: Server, namespace: str | None, output: str | None) -> None:
-    answer = server.list(TRAINJOBS, namespace)
+async def _print_all(api: ApiClient, namespace: str | None, output: str | None) -> None:
+    answer = await list_objects(api, job_scope(namespace))
     if output in ("json", "yaml"):
         click.echo(_dump(answer, output), nl=False)
         return
@@ -277,17 +291,16 @@ def _print_rows(manifests: Sequence[Mapping[str, Any]], *, wide: bool, namespace
     return column_widths(rows)
 
 
-def _watch(server: Server, namespace: str | None, name: str | None, *, wide: bool) -> None:
-    selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
+async def _watch(api: ApiClient, namespace: str | None, name: str | None, *, wide: bool) -> None:
     first: list[Mapping[str, Any]] = []
     widths: tuple[int, ...] | None = None
     namespaces = namespace is None
-    for change in follow(server, TRAINJOBS, namespace, selectors):
-        if isinstance(change, Troubled):
-            click.echo(f"trainjob: {describe_problem(change.problem)}; trying again", err=True)
+    async for change in follow(api, job_scope(namespace, name or "")):
+        if isinstance(change, Failed):
+            click.echo(f"trainjob: {describe_problem(change.error)}; trying again", err=True)
         elif isinstance(change, Listed) and widths is None:
             if name and namespace and not first:
-                raise missing_job(server, namespace, name)
+                raise await missing_job(api, namespace, name)
             widths = _print_rows(first, wide=wide, namespaces=namespaces)
         elif isinstance(change, Seen) and widths is None:
             first.append(change.manifest)

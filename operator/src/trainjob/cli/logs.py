@@ -1,6 +1,9 @@
 """`trainjob logs`: the logs of the replicas of a job in a cluster."""
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +12,9 @@ from trainjob.cli.cluster.job_logs import LogShowing, Wanted
 from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
 from trainjob.cli.cluster.waiting import LogPrinter
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
+
+if TYPE_CHECKING:
+    from trainjob.cli.cluster.connection import Connection
 
 _EXITS = {
     Exit.GOOD: "the logs were printed; with -f: and the job is complete",
@@ -47,15 +53,12 @@ def logs(
     """
     if follow and previous:
         raise click.UsageError("--previous shows what is over; it can't be followed")
-    with where.connected() as cluster:
-        showing = LogShowing(
-            cluster.server,
-            where.namespace or cluster.namespace,
-            name,
-            wanted=Wanted(role, index),
-            printer=LogPrinter(stamps=timestamps),
-            tail=tail,
-        )
-        how = showing.follow if follow else showing.show_previous if previous else showing.show
-        code = how()
-    sys.exit(code)
+
+    async def show(cluster: Connection) -> Exit:
+        printer, wanted = LogPrinter(stamps=timestamps), Wanted(role, index)
+        showing = LogShowing(cluster.api, cluster.namespace, name, wanted=wanted, printer=printer, tail=tail)
+        if follow:
+            return await showing.follow()
+        return await (showing.show_previous() if previous else showing.show())
+
+    sys.exit(where.run(show))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import sys
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.cli.cluster.errors import ClusterProblem, Exit, describe_exits
-from trainjob.cli.cluster.following import RetryTimes
 from trainjob.cli.cluster.jobs import find_job, read_job
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
 from trainjob.cli.profiling.asking import (
@@ -26,7 +26,7 @@ from trainjob.cli.profiling.asking import (
 from trainjob.core.names import Replica
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Server
+    from trainjob.cli.cluster.connection import Connection
 
 _PLUGIN = "tensorboard-plugin-profile"
 
@@ -88,36 +88,33 @@ def profile(
     the profile lies to stdout.
     """
     request = {"id": token_hex(8), **steps}
-    pace = RetryTimes().within(timeout)
     if local:
-        _profile_here(name, request, worker or 0, folder, pace)
+        asyncio.run(_profile_here(name, request, worker or 0, folder, timeout))
     else:
-        with where.connected() as cluster:
-            _profile(cluster.server, where.namespace or cluster.namespace, name, request, worker, pace)
+        where.run(lambda cluster: _profile(cluster, name, request, worker, timeout))
     sys.exit(Exit.GOOD)
 
 
-def _profile_here(name: str, request: Mapping[str, Any], worker: int, folder: Path, pace: RetryTimes) -> None:
+async def _profile_here(
+    name: str, request: Mapping[str, Any], worker: int, folder: Path, limit: float | None
+) -> None:
     output = find_output(folder, name)
     replica = Replica("worker", worker)
-    answer = ProfileRequest(LocalProfileClient(output, replica.name), replica.title, _say, pace).run(request)
+    client = LocalProfileClient(output, replica.name)
+    answer = await ProfileRequest(client, replica.title, _say).run(request, limit)
     _conclude(answer, str(answer.get("folder")), str(output))
 
 
-def _profile(
-    server: Server,
-    namespace: str,
-    name: str,
-    request: Mapping[str, Any],
-    worker: int | None,
-    pace: RetryTimes,
+async def _profile(
+    cluster: Connection, name: str, request: Mapping[str, Any], worker: int | None, limit: float | None
 ) -> None:
-    job = read_job(find_job(server, namespace, name))
+    job = read_job(await find_job(cluster.api, cluster.namespace, name))
     over = describe_end(job)
     if over is not None:
         raise ClusterProblem(f"{over}; only a job that trains can be profiled")
     replica = choose(job.spec, worker)
-    answer = ProfileRequest(PodProfileClient(server, job, replica), replica.title, _say, pace).run(request)
+    client = PodProfileClient(cluster.api, job, replica)
+    answer = await ProfileRequest(client, replica.title, _say).run(request, limit)
     folder = str(answer.get("folder"))
     _conclude(answer, f"{folder} (in the job's output)", folder.rpartition("/logs/")[0])
 

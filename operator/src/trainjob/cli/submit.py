@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.api import Document
-from trainjob.cli.cluster.errors import Answer, Exit, Refused, ServerProblem, describe_exits, describe_problem
+from trainjob.cli.cluster.errors import Exit, describe_exits, describe_problem
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
 from trainjob.cli.cluster.jobs import read_job
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly, namespace_of
-from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.cluster.waiting import LogPrinter, wait_and_conclude
 from trainjob.cli.files import read_valid_trainjobs
+from trainjob.cluster.kube.resources import TRAINJOBS
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Server
+    from trainjob.cli.cluster.connection import Connection
+    from trainjob.cluster.kube.client import ApiClient
 
 
 # Messages about a job that exists already: what `kubectl apply` would change.
@@ -30,22 +32,25 @@ if TYPE_CHECKING:
 _MOST_FIELDS = 8
 
 
-def describe_existing(
-    server: Server, namespace: str, manifest: Mapping[str, Any], file: str
+async def describe_existing(
+    api: ApiClient, namespace: str, manifest: Mapping[str, Any], file: str
 ) -> tuple[str, ...]:
     """Return the lines about a job that exists already; asks the API server and changes nothing."""
     name = str(manifest["metadata"]["name"])
     try:
-        stored = server.get(TRAINJOBS, namespace, name)
-    except ServerProblem as problem:
-        return (f"{name} exists already in namespace {namespace} ({describe_problem(problem)})",)
+        stored = await api.get(TRAINJOBS, namespace, name)
+    except ClusterError as error:
+        return (f"{name} exists already in namespace {namespace} ({describe_problem(error)})",)
     job = read_job(stored)
     lines = [f"{name} exists already in namespace {namespace} ({job.state}); nothing was created"]
     try:
-        changed = server.try_change(TRAINJOBS, namespace, name, {"spec": manifest["spec"]})
+        patch = {"spec": manifest["spec"]}
+        changed = await api.patch(TRAINJOBS, namespace, name, patch, dry_run=True)
         lines += changes_told(changed_fields(stored.get("spec"), changed.get("spec")), file)
-    except Refused as refused:
-        lines += refusal_told(refused.answer, file)
+    except ClusterError as refused:
+        if refused.failure.code == 0:
+            raise
+        lines += refusal_told(refused.failure, file)
     lines.append(f"  to run it anew: kubectl delete tj {name} -n {namespace}, then submit it again")
     return tuple(lines)
 
@@ -59,11 +64,11 @@ def changes_told(fields: tuple[str, ...], file: str) -> Iterator[str]:
     yield f"  kubectl apply -f {file} would change {', '.join(fields[:_MOST_FIELDS])}{more}"
 
 
-def refusal_told(answer: Answer, file: str) -> Iterator[str]:
+def refusal_told(failure: RequestFailure, file: str) -> Iterator[str]:
     """Yield why the file can't be applied."""
     yield f"  kubectl apply -f {file} would be refused:"
-    causes = [f"{cause.get('field')}: {cause.get('message')}" for cause in answer.causes]
-    yield from (f"    {line}" for line in causes or [answer.message])
+    causes = [f"{cause.get('field')}: {cause.get('message')}" for cause in failure.causes]
+    yield from (f"    {line}" for line in causes or [failure.message])
 
 
 def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ...]:
@@ -85,31 +90,33 @@ _STRICT = "strict decoding error: "
 _ROOT = ("", "<nil>")
 
 
-def describe_refusal(answer: Answer, document: Document, root: str = "", about: str = "") -> tuple[str, ...]:
+def describe_refusal(
+    failure: RequestFailure, document: Document, root: str = "", about: str = ""
+) -> tuple[str, ...]:
     """Return one line for each mistake.
 
     Args:
-        answer: the API server's response.
+        failure: the API server's response.
         document: the refused object, or its source.
         root: the path in the document to which the response's fields are relative, such as `spec.template`.
         about: the name of the object, if it isn't the document itself.
     """
     return tuple(
         f"{document.source}:{document.line_of(_within(root, field))} {about}{words}"
-        for field, words in _mistakes(answer)
+        for field, words in _mistakes(failure)
     )
 
 
-def _mistakes(answer: Answer) -> Iterable[tuple[str, str]]:
-    named = [(str(c.get("field", "")), str(c.get("message", ""))) for c in answer.causes]
+def _mistakes(failure: RequestFailure) -> Iterable[tuple[str, str]]:
+    named = [(str(c.get("field", "")), str(c.get("message", ""))) for c in failure.causes]
     # The structural schema and a rule may give the same cause for one field.
     told = dict.fromkeys((f, f"{f}: {m}" if f not in _ROOT else m) for f, m in named if m)
     if told:
         return told
-    _, strict, rest = answer.message.partition(_STRICT)
+    _, strict, rest = failure.message.partition(_STRICT)
     if strict:
         return [(found[1] if (found := _UNKNOWN.search(part)) else "", part) for part in rest.split(", ")]
-    return [("", answer.message or answer.reason or f"HTTP status {answer.code}")]
+    return [("", failure.message or failure.reason or f"HTTP status {failure.code}")]
 
 
 def _within(root: str, field: str) -> str:
@@ -172,24 +179,27 @@ def submit(
     documents = read_valid_trainjobs(file)
     if logs and len(documents) > 1:
         raise click.UsageError(f"--logs follows one job, and {file} holds {len(documents)}")
-    with where.connected() as cluster:
+
+    async def create(cluster: Connection) -> Exit:
         jobs = [_Submission(d, namespace_of(d, where.namespace, cluster.namespace)) for d in documents]
-        code = max(_create(cluster.server, job, file, dry_run=dry_run) for job in jobs)
+        code = max([await _create(cluster.api, job, file, dry_run=dry_run) for job in jobs])
         if code is Exit.GOOD and logs:
-            code = _follow(cluster.server, jobs[0])
-        elif code is Exit.GOOD and wait:
-            code = max(wait_and_conclude(cluster.server, j.namespace, j.name, timeout) for j in jobs)
-    sys.exit(code)
+            return await _follow(cluster.api, jobs[0])
+        if code is Exit.GOOD and wait:
+            return max([await wait_and_conclude(cluster.api, j.namespace, j.name, timeout) for j in jobs])
+        return code
+
+    sys.exit(where.run(create))
 
 
-def _create(server: Server, job: _Submission, file: str, *, dry_run: bool) -> Exit:
+async def _create(api: ApiClient, job: _Submission, file: str, *, dry_run: bool) -> Exit:
     try:
-        server.create(TRAINJOBS, job.namespace, job.manifest, dry_run=dry_run)
-    except Refused as refused:
-        if refused.answer.reason == "AlreadyExists":
-            lines = describe_existing(server, job.namespace, job.document.raw, file)
-        elif refused.answer.code in (400, 413, 422):
-            lines = describe_refusal(refused.answer, job.document)
+        await api.create(TRAINJOBS, job.manifest, dry_run=dry_run)
+    except ClusterError as refused:
+        if isinstance(refused, AlreadyExists):
+            lines = await describe_existing(api, job.namespace, job.document.raw, file)
+        elif refused.failure.code in (400, 413, 422):
+            lines = describe_refusal(refused.failure, job.document)
         else:
             raise
         for line in lines:
@@ -200,6 +210,6 @@ def _create(server: Server, job: _Submission, file: str, *, dry_run: bool) -> Ex
     return Exit.GOOD
 
 
-def _follow(server: Server, job: _Submission) -> Exit:
+async def _follow(api: ApiClient, job: _Submission) -> Exit:
     printer = LogPrinter()
-    return LogShowing(server, job.namespace, job.name, wanted=Wanted(), printer=printer).follow()
+    return await LogShowing(api, job.namespace, job.name, wanted=Wanted(), printer=printer).follow()

@@ -1,6 +1,9 @@
 """`trainjob validate`: every mistake of every file, with its line and field."""
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +13,9 @@ from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_q
 from trainjob.cli.files import RefusedFile, UnreadableFile, read_valid_trainjobs
 from trainjob.core.names import replica_counts
 from trainjob.core.roles import count_gpus, role_template
+
+if TYPE_CHECKING:
+    from trainjob.cli.cluster.connection import Connection
 
 _EXITS = {
     Exit.GOOD: "valid",
@@ -65,11 +71,11 @@ def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> in
     # Rendering and the Kubernetes client are slow to import, and only --cluster needs them.
     from trainjob.cli.cluster.dry_run import check_on_cluster  # noqa: PLC0415
 
-    code = 0
-    with where.connected() as cluster:
+    async def ask(cluster: Connection) -> int:
+        code = 0
         for document in documents:
             namespace = namespace_of(document, where.namespace, cluster.namespace)
-            verdict = check_on_cluster(cluster.server, document, namespace)
+            verdict = await check_on_cluster(cluster.api, document, namespace)
             for line in verdict.lines:
                 click.echo(line, err=True)
             code = max(code, verdict.code)
@@ -77,7 +83,9 @@ def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> in
                 job = document.parse()
                 name = f"{job.metadata.name}: " if named else ""
                 click.echo(f"{name}valid: {describe_size(job)}; the cluster accepts them in {namespace}")
-    return code
+        return code
+
+    return where.run(ask)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -28,6 +28,4 @@ def wait(name: str, timeout: float | None, where: ClusterOptions) -> None:
 
     How far it is goes to stderr; what came of it to stdout if it is complete, else to stderr.
     """
-    with where.connected() as cluster:
-        code = wait_and_conclude(cluster.server, where.namespace or cluster.namespace, name, timeout)
-    sys.exit(code)
+    sys.exit(where.run(lambda cluster: wait_and_conclude(cluster.api, cluster.namespace, name, timeout)))

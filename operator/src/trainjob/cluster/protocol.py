@@ -20,8 +20,45 @@ from trainjob.core.names import JobKey, ObjectRef
 # └── Unavailable      there was no answer, or a request to wait: try again later
 
 
+@dataclass(frozen=True)
+class RequestFailure:
+    """A failed request and the response to it, for messages.
+
+    Attributes:
+        verb: as RBAC writes it, such as `get`.
+        resource: the plural, with the subresource behind a slash.
+        name: of the requested object; empty for lists.
+        server: the address of the API server.
+        code: the HTTP status; 0 without a response.
+        reason: Kubernetes' reason, such as `NotFound`; empty when something else responds.
+        message: of the API server, or the beginning of another response, or of the network.
+        details: the object that it is about, and the causes.
+    """
+
+    verb: str = ""
+    resource: str = ""
+    name: str = ""
+    server: str = ""
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def causes(self) -> tuple[Mapping[str, Any], ...]:
+        """The single mistakes, if the response names them."""
+        causes = self.details.get("causes")
+        return tuple(c for c in causes if isinstance(c, Mapping)) if isinstance(causes, list) else ()
+
+
 class ClusterError(Exception):
-    """A request to a cluster failed; the subclass says what to do."""
+    """A request to a cluster failed; the subclass says what to do.
+
+    Attributes:
+        failure: the request and the response, if the cluster is an API server.
+    """
+
+    failure = RequestFailure()
 
 
 class NotFound(ClusterError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from trainjob.cluster import AlreadyExists, ClusterError, Manifest, NotFound, Unavailable
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff
-from trainjob.cluster.kube.transport import SECRETS
+from trainjob.cluster.kube.resources import SECRETS
 from trainjob.core.names import CONTROLLER_LABELS, MANAGER
 
 _log = logging.getLogger(__name__)

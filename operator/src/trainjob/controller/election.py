@@ -11,7 +11,7 @@ from typing import Protocol
 
 from trainjob.cluster import ClusterError, Manifest, NotFound
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.transport import Resource
+from trainjob.cluster.kube.resources import Resource
 
 # The decisions of the leader election, without a clock and without I/O.
 #

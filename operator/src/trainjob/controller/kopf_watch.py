@@ -13,9 +13,10 @@ import kopf
 
 from trainjob.api.constants import GROUP, PLURAL, VERSION
 from trainjob.cluster import Manifest
-from trainjob.cluster.kube.config import Access, TokenFile, build_tls
+from trainjob.cluster.kube.config import Access, Token, build_tls
 from trainjob.cluster.kube.informer import JOBS_A_PAGE, Backoff, Timeouts
-from trainjob.cluster.kube.transport import TRAINJOBS, Call
+from trainjob.cluster.kube.resources import TRAINJOBS
+from trainjob.cluster.kube.transport import Call
 
 # Storages that store nothing: kopf needs no state for an object that it only watches.
 #
@@ -106,6 +107,7 @@ class Login:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=tls),
             cookie_jar=aiohttp.DummyCookieJar(),
+            proxy=access.proxy,
             middlewares=(_Identification(access),),
             trace_configs=[_trace(self._on_call)],
         )
@@ -115,20 +117,21 @@ class _Identification:
     """Adds the current token to each request: a session outlives many tokens."""
 
     def __init__(self, access: Access) -> None:
-        loop = asyncio.get_running_loop()
-        self._file = TokenFile(access.token_file, loop.time) if access.token_file is not None else None
-        self._token = access.token
+        self._token = Token(access.read_token, asyncio.get_running_loop().time)
         self._server_name = access.server_name
 
     async def __call__(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        token = self._file.current() if self._file is not None else self._token
+        token = await self._token.current()
         if token:
-            request.headers["Authorization"] = f"Bearer {token}"
+            request.headers["Authorization"] = token
         if self._server_name is not None:
             request.server_hostname = self._server_name
-        return await handler(request)
+        response = await handler(request)
+        if response.status == 401:
+            await self._token.renew(token)  # for kopf's next try, in another session
+        return response
 
 
 def _trace(on_call: Callable[[Call], None]) -> aiohttp.TraceConfig:

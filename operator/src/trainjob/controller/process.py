@@ -16,7 +16,7 @@ from trainjob.cluster.agents.bundle import BundleMissing, build_bundle
 from trainjob.cluster.kube.agents import AgentPolling
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
-from trainjob.cluster.kube.transport import TRAINJOBS
+from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import allow_deep_objects
 from trainjob.controller import Controller
 from trainjob.controller.agent_key import InvalidKey, KeyStore

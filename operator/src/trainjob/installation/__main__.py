@@ -9,12 +9,11 @@ from pathlib import Path
 import click
 import yaml
 
+from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
-from trainjob.cluster.kube.transport import Transport, ignore
+from trainjob.cluster.protocol import Manifest
 from trainjob.installation.check import check_api, check_ready
-from trainjob.installation.crd import InstallationFailed, Manifest, install_crd
-
-_REQUEST_SECONDS = 30.0
+from trainjob.installation.crd import InstallationFailed, install_crd
 
 
 @click.group()
@@ -48,18 +47,14 @@ def check(access: Access, url: str, namespace: str) -> None:
 
 
 async def _install(access: Access, wanted: Manifest) -> None:
-    async with _connection(access) as transport:
-        await install_crd(transport, wanted, say=click.echo)
+    async with ApiClient(access, connections=1) as api:
+        await install_crd(api, wanted, say=click.echo)
 
 
 async def _check(access: Access, url: str, namespace: str) -> None:
     await check_ready(url, say=click.echo)
-    async with _connection(access) as transport:
-        await check_api(transport, namespace, say=click.echo)
-
-
-def _connection(access: Access) -> Transport:
-    return Transport(access, on_call=ignore, timeout=_REQUEST_SECONDS, connections=1)
+    async with ApiClient(access, connections=1) as api:
+        await check_api(api, namespace, say=click.echo)
 
 
 def _run(work: Coroutine[None, None, None]) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 
 from trainjob.api.constants import API_VERSION, KIND, TRAINER_CONTAINER
-from trainjob.cluster.kube.transport import TRAINJOBS, Request, Transport
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError
 from trainjob.installation.crd import InstallationFailed
 
 _REQUEST_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 _LONGEST_ANSWER = 1000
-_DRY_RUN = (("dryRun", "All"), ("fieldValidation", "Strict"))
 
 _TRAINER = {"name": TRAINER_CONTAINER, "image": "example.com/job:1", "command": ["python", "train.py"]}
 EXAMPLE: dict[str, Any] = {
@@ -53,16 +52,15 @@ async def check_ready(url: str, *, say: Callable[[str], None], patience_seconds:
     say(f"{url} says that it is ready")
 
 
-async def check_api(transport: Transport, namespace: str, *, say: Callable[[str], None]) -> None:
+async def check_api(api: ApiClient, namespace: str, *, say: Callable[[str], None]) -> None:
     """Send a TrainJob as a dry run.
 
     Raises:
         InstallationFailed: the API server refuses it or can't be reached; the message has the reason.
     """
-    body = json.dumps(EXAMPLE).encode()
-    path = TRAINJOBS.path(namespace)
+    job = EXAMPLE | {"metadata": EXAMPLE["metadata"] | {"namespace": namespace}}
     try:
-        await transport.send(Request("create", "POST", TRAINJOBS, path, query=_DRY_RUN, body=body))
+        await api.create(TRAINJOBS, job, dry_run=True)
     except ClusterError as error:
         raise InstallationFailed(f"no TrainJob can be created in {namespace}: {error}") from error
     say(f"the API server accepts TrainJobs in {namespace}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from trainjob.api.constants import GROUP
-from trainjob.cluster.kube.transport import Request, Resource, Transport
-from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, NotFound
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.resources import Resource
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 
 
 class InstallationFailed(Exception):
@@ -51,16 +50,13 @@ def read_release(text: str | None) -> Release:
 # newer fields of every job that is written afterwards.
 
 
-Manifest = dict[str, Any]
-
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition")
 
 _POLL_SECONDS = 0.2
-_STRICT = (("fieldValidation", "Strict"),)
 
 
 async def install_crd(
-    transport: Transport, wanted: Manifest, *, say: Callable[[str], None], patience_seconds: float = 60
+    api: ApiClient, wanted: Manifest, *, say: Callable[[str], None], patience_seconds: float = 60
 ) -> None:
     """Create `wanted`, or replace a CRD that isn't newer, and wait until it is served.
 
@@ -70,8 +66,8 @@ async def install_crd(
     name = _name(wanted)
     try:
         async with asyncio.timeout(patience_seconds):
-            await _repeat(lambda: _put(transport, wanted, say))
-            await _repeat(lambda: _is_served(transport, name))
+            await _repeat(lambda: _put(api, wanted, say))
+            await _repeat(lambda: _is_served(api, name))
     except TimeoutError:
         raise InstallationFailed(
             f"{name} is not served after {patience_seconds:g} s: see its conditions"
@@ -111,41 +107,34 @@ async def _repeat(attempt: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _is_served(transport: Transport, name: str) -> bool:
-    return is_served(await _read(transport, name))
+async def _is_served(api: ApiClient, name: str) -> bool:
+    return is_served(await _read(api, name))
 
 
-async def _put(transport: Transport, wanted: Manifest, say: Callable[[str], None]) -> bool:
+async def _put(api: ApiClient, wanted: Manifest, say: Callable[[str], None]) -> bool:
     """Return False if the CRD was changed concurrently and must be read again."""
     name, version = _name(wanted), _version(wanted)
-    live = await _read(transport, name)
+    live = await _read(api, name)
     if live is not None and is_downgrade(live, wanted):
         say(f"left {name} alone: it is of version {_version(live)}, newer than {version}")
         return True
     try:
         if live is None:
-            await _write(transport, "create", "POST", CRDS.path(None), wanted)
+            await api.create(CRDS, wanted)
             say(f"created {name} of version {version}")
         else:
-            await _write(transport, "update", "PUT", CRDS.path(None, name), replacement(live, wanted))
+            await api.replace(CRDS, replacement(live, wanted), strict=True)
             say(f"brought {name} from version {_version(live) or 'unknown'} to {version}")
     except (AlreadyExists, Conflict, NotFound):
         return False
     return True
 
 
-async def _read(transport: Transport, name: str) -> Manifest | None:
+async def _read(api: ApiClient, name: str) -> Manifest | None:
     try:
-        body = await transport.send(Request("get", "GET", CRDS, CRDS.path(None, name)))
+        return await api.get(CRDS, None, name)
     except NotFound:
         return None
-    live: Manifest = json.loads(body)
-    return live
-
-
-async def _write(transport: Transport, verb: str, method: str, path: str, manifest: Manifest) -> None:
-    body = json.dumps(manifest).encode()
-    await transport.send(Request(verb, method, CRDS, path, query=_STRICT, body=body))
 
 
 def _name(manifest: Manifest) -> str:

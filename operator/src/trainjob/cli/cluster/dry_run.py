@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainjob.api import Document, TrainJob
-from trainjob.cli.cluster.errors import Answer, Exit, Refused, describe_problem, lacks_api
-from trainjob.cli.cluster.resources import PODS, TRAINJOBS
+from trainjob.cli.cluster.errors import Exit, describe_problem, lacks_api
 from trainjob.cli.submit import describe_refusal
 from trainjob.cluster.agents import preview_source
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, RequestFailure
 from trainjob.core.manifests import build_pod
 from trainjob.core.names import Replica, desired_replicas
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Manifest, Server
+    from trainjob.cluster.kube.client import ApiClient
 
 _NO_PERMISSION = "cannot create resource"
 _NAMES = "{replicas}"
@@ -53,58 +54,58 @@ class _Complaint:
         return tuple(line.replace(_NAMES, _listed(self.replicas), 1) for line in self.lines)
 
 
-def check_on_cluster(server: Server, document: Document, namespace: str) -> Verdict:
+async def check_on_cluster(api: ApiClient, document: Document, namespace: str) -> Verdict:
     """Check the job, and every pod of its first attempt.
 
     Raises:
-        ServerProblem: no check is possible: no response, no namespace, no permission for TrainJobs.
+        ClusterError: no check is possible: no response, no namespace, no permission for TrainJobs.
     """
-    return _check_job(server, document, namespace) + _check_pods(server, document, namespace)
+    return await _check_job(api, document, namespace) + await _check_pods(api, document, namespace)
 
 
-def _check_job(server: Server, document: Document, namespace: str) -> Verdict:
+async def _check_job(api: ApiClient, document: Document, namespace: str) -> Verdict:
     manifest = {**document.raw, "metadata": {**document.raw["metadata"], "namespace": namespace}}
     try:
-        server.create(TRAINJOBS, namespace, manifest, dry_run=True)
-    except Refused as refused:
-        if refused.answer.reason == "AlreadyExists":
-            return _check_change(server, document, namespace)
+        await api.create(TRAINJOBS, manifest, dry_run=True)
+    except AlreadyExists:
+        return await _check_change(api, document, namespace)
+    except ClusterError as refused:
         return _judge(refused, document)
     return Verdict()
 
 
-def _check_change(server: Server, document: Document, namespace: str) -> Verdict:
+async def _check_change(api: ApiClient, document: Document, namespace: str) -> Verdict:
     """Check whether the existing job may be changed into this one."""
     name = str(document.raw["metadata"]["name"])
     try:
-        server.try_change(TRAINJOBS, namespace, name, {"spec": document.raw["spec"]})
-    except Refused as refused:
+        await api.patch(TRAINJOBS, namespace, name, {"spec": document.raw["spec"]}, dry_run=True)
+    except ClusterError as refused:
         about = f"{name} exists already in namespace {namespace}, and can't be changed into this: "
         return _judge(refused, document, about)
     return Verdict()
 
 
-def _judge(refused: Refused, document: Document, about: str = "") -> Verdict:
+def _judge(refused: ClusterError, document: Document, about: str = "") -> Verdict:
     if lacks_api(refused):
         return Verdict((describe_problem(refused),), Exit.NO_CLUSTER)
-    if not is_verdict(refused.answer):
+    if not is_verdict(refused.failure):
         raise refused
-    return Verdict(describe_refusal(refused.answer, document, about=about), Exit.FAILED)
+    return Verdict(describe_refusal(refused.failure, document, about=about), Exit.FAILED)
 
 
-def _check_pods(server: Server, document: Document, namespace: str) -> Verdict:
+async def _check_pods(api: ApiClient, document: Document, namespace: str) -> Verdict:
     found = dict[tuple[str, ...], _Complaint]()
     for replica, pod in pods_to_ask_for(document.parse(), namespace):
         try:
-            server.create(PODS, namespace, pod, dry_run=True)
-        except Refused as refused:
-            if _NO_PERMISSION in refused.answer.message:
+            await api.create(PODS, pod, dry_run=True)
+        except ClusterError as refused:
+            if _NO_PERMISSION in refused.failure.message:
                 told = f"the pods can't be asked for: {describe_problem(refused)}"
                 return Verdict((told,), Exit.NO_CLUSTER)
-            if not is_verdict(refused.answer):
+            if not is_verdict(refused.failure):
                 raise
             root = template_of(document, replica.role)
-            lines = describe_refusal(refused.answer, document, root, about=f"{_NAMES}: ")
+            lines = describe_refusal(refused.failure, document, root, about=f"{_NAMES}: ")
             # The pods of a role, and so the messages about them, differ only in the pods' names.
             plain = tuple(line.replace(pod["metadata"]["name"], "") for line in lines)
             found.setdefault(plain, _Complaint(lines)).replicas.append(replica.name)
@@ -130,10 +131,12 @@ def template_of(document: Document, role: str) -> str:
     return f"spec.{role}.template" if own else "spec.template"
 
 
-def is_verdict(answer: Answer) -> bool:
+def is_verdict(failure: RequestFailure) -> bool:
     """Return whether the response is about the object, and not about the user or the moment."""
     # Admission (a quota, Pod Security, a webhook) also responds with 403.
-    return answer.code in (400, 413, 422) or (answer.code == 403 and _NO_PERMISSION not in answer.message)
+    if failure.code == 403:
+        return _NO_PERMISSION not in failure.message
+    return failure.code in (400, 413, 422)
 
 
 def _listed(names: list[str]) -> str:

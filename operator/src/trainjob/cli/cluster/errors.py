@@ -1,15 +1,18 @@
 """Errors of commands for a cluster: the API server's responses as messages, and exit codes."""
 
+from __future__ import annotations
+
 import difflib
-import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from trainjob.api.constants import API_VERSION, PLURAL
+
+if TYPE_CHECKING:
+    from trainjob.cluster.protocol import ClusterError
 
 # Exit codes of all commands for a cluster, as docs/cli.md lists them.
 
@@ -40,145 +43,11 @@ def describe_exits(meanings: Mapping[Exit, str]) -> str:
     return "\n".join(["\b", "Exit codes:", *rows])
 
 
-# Error responses of an API server.
+# Failed requests in one sentence.
 
 
-_TRANSIENT = frozenset([408, 429, 500, 502, 503, 504])
-_SHOWN_BODY = 300
-
-
-@dataclass(frozen=True)
-class Request:
-    """The parts of a request that messages name.
-
-    Attributes:
-        verb: of Kubernetes: `get`, `list`, `watch`, `create`, `patch`.
-        resource: the plural, such as `pods`; `pods/log` for logs.
-        namespace: None for all of them.
-    """
-
-    verb: str
-    resource: str
-    namespace: str | None = None
-    name: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A `Status` other than Success, read from any response.
-
-    Attributes:
-        code: HTTP status code.
-        reason: of Kubernetes, such as `NotFound`; empty when something else responds.
-        message: of the API server.
-        details: which object it is about, and the causes.
-        retry_after: seconds that the API server asks to wait, or None.
-    """
-
-    code: int
-    reason: str = ""
-    message: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
-    retry_after: float | None = None
-
-    @property
-    def is_passing(self) -> bool:
-        """Return whether the same request may succeed a little later."""
-        return self.code in _TRANSIENT
-
-    @property
-    def causes(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the single mistakes, if the response names them."""
-        return tuple(cause for cause in self.details.get("causes") or () if isinstance(cause, Mapping))
-
-
-class ServerProblem(Exception):
-    """The API server did not carry out a request.
-
-    Attributes:
-        request: the request.
-    """
-
-    request: Request
-
-
-class Refused(ServerProblem):
-    """The API server refused the request.
-
-    Attributes:
-        answer: its response.
-    """
-
-    def __init__(self, request: Request, answer: Answer) -> None:
-        super().__init__(answer.message)
-        self.request, self.answer = request, answer
-
-
-class Unreachable(ServerProblem):
-    """The API server did not respond, or the response broke off.
-
-    Attributes:
-        why: message of the network.
-        server: its address.
-    """
-
-    def __init__(self, request: Request, why: str, server: str) -> None:
-        super().__init__(why)
-        self.request, self.why, self.server = request, why, server
-
-
-def read_answer(code: int, body: str | bytes | None, retry_after: str | None = None) -> Answer:
-    """Return the response; of a body that isn't a `Status` (a proxy's page, say), only the beginning."""
-    wait = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
-    try:
-        status = json.loads(text)
-    except ValueError:
-        status = None
-    if not isinstance(status, dict) or status.get("kind") != "Status":
-        return Answer(code, message=" ".join(text.split())[:_SHOWN_BODY], retry_after=wait)
-    return read_status(status, code=code, retry_after=wait)
-
-
-def read_status(status: Mapping[str, Any], *, code: int = 0, retry_after: float | None = None) -> Answer:
-    """Return the response in a `Status` object, which may also come from a watch."""
-    details = status.get("details")
-    return Answer(
-        code=code or int(status.get("code") or 0),
-        reason=str(status.get("reason") or ""),
-        message=str(status.get("message") or ""),
-        details=details if isinstance(details, Mapping) else {},
-        retry_after=retry_after,
-    )
-
-
-def is_passing(problem: ServerProblem) -> bool:
-    """Return whether the same request may succeed a little later."""
-    return isinstance(problem, Unreachable) or (isinstance(problem, Refused) and problem.answer.is_passing)
-
-
-def is_missing(problem: ServerProblem) -> bool:
-    """Return whether the requested object doesn't exist, while its kind does."""
-    if not isinstance(problem, Refused) or problem.answer.code != 404:
-        return False
-    return bool(problem.request.name) and problem.answer.details.get("name") == problem.request.name
-
-
-def lacks_api(problem: ServerProblem) -> bool:
-    """Return whether the cluster doesn't know TrainJobs at all: the CRD is not installed."""
-    if not isinstance(problem, Refused) or problem.request.resource != PLURAL:
-        return False
-    # The response names a missing object, and a missing namespace.
-    return problem.answer.code == 404 and not problem.answer.details.get("name")
-
-
-def describe_problem(problem: ServerProblem) -> str:
-    """Return the problem in one sentence, with what to do about it."""
-    if isinstance(problem, Unreachable):
-        return f"the API server {problem.server} can't be reached: {problem.why}"
-    assert isinstance(problem, Refused)  # noqa: S101 - there are two kinds
-    return _describe(problem.request, problem.answer) if not lacks_api(problem) else _NO_API
-
+_TRANSIENT = frozenset([0, 408, 429, 500, 502, 503, 504])
+"""HTTP status codes after which the same request may succeed a little later; 0: there was no response."""
 
 _NO_API = (
     f"this cluster has no {PLURAL} of {API_VERSION}: the CRD is not installed"
@@ -186,17 +55,41 @@ _NO_API = (
 )
 
 
-def _describe(request: Request, answer: Answer) -> str:
-    words = answer.message or answer.reason or f"HTTP status {answer.code}"
-    if answer.code == 401:
+def is_passing(error: ClusterError) -> bool:
+    """Return whether the same request may succeed a little later."""
+    return error.failure.code in _TRANSIENT
+
+
+def is_missing(error: ClusterError) -> bool:
+    """Return whether the requested object doesn't exist, while its kind does."""
+    failure = error.failure
+    return failure.code == 404 and bool(failure.name) and failure.details.get("name") == failure.name
+
+
+def lacks_api(error: ClusterError) -> bool:
+    """Return whether the cluster doesn't know TrainJobs at all: the CRD is not installed."""
+    failure = error.failure
+    # The response names a missing object, and a missing namespace.
+    return failure.resource == PLURAL and failure.code == 404 and not failure.details.get("name")
+
+
+def describe_problem(error: ClusterError) -> str:
+    """Return the problem in one sentence, with what to do about it."""
+    failure = error.failure
+    words = failure.message or failure.reason or f"HTTP status {failure.code}"
+    if failure.code == 0:
+        return f"the API server {failure.server} can't be reached: {words}"
+    if lacks_api(error):
+        return _NO_API
+    if failure.code == 401:
         return f"the API server doesn't accept your credentials ({words}): log in to the cluster again"
-    if answer.code == 403:
+    if failure.code == 403:
         return f"the API server doesn't allow it: {words}"
-    if answer.code == 404 and answer.details.get("kind") == "namespaces":
-        return f"there is no namespace {answer.details.get('name')!r} in this cluster"
-    if answer.is_passing:
-        return f"the API server can't {request.verb} {request.resource} now: {words}"
-    return f"the API server refuses to {request.verb} {request.resource}: {words}"
+    if failure.code == 404 and failure.details.get("kind") == "namespaces":
+        return f"there is no namespace {failure.details.get('name')!r} in this cluster"
+    if is_passing(error):
+        return f"the API server can't {failure.verb} {failure.resource} now: {words}"
+    return f"the API server refuses to {failure.verb} {failure.resource}: {words}"
 
 
 # Exceptions that end a command: one sentence on stderr and an exit code.
@@ -233,13 +126,10 @@ class TimeIsOver(ClusterProblem):
     exit_code = Exit.TIMEOUT
 
 
-def explain(problem: ServerProblem) -> ClusterProblem:
+def explain(error: ClusterError) -> ClusterProblem:
     """Return the exception that ends a command for an unhandled problem."""
-    sentence = describe_problem(problem)
-    if isinstance(problem, Unreachable) or lacks_api(problem):
-        return NoCluster(sentence)
-    assert isinstance(problem, Refused)  # noqa: S101 - there are two kinds
-    if problem.answer.code in (401, 403) or problem.answer.is_passing:
+    sentence = describe_problem(error)
+    if lacks_api(error) or error.failure.code in (401, 403) or is_passing(error):
         return NoCluster(sentence)
     return ClusterProblem(sentence)
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from trainjob.cli.cluster.errors import Exit, NoJob, Refused, describe_problem
-from trainjob.cli.cluster.following import Change, Gone, Listed, RetryTimes, Seen, Troubled, follow
-from trainjob.cli.cluster.jobs import Job, Outcome, find_job, pods_of, read_job
+from trainjob.cli.cluster.errors import Exit, NoJob, describe_problem
+from trainjob.cli.cluster.jobs import (
+    Job,
+    Outcome,
+    find_job,
+    follow,
+    job_scope,
+    pod_scope,
+    pods_of,
+    read_job,
+)
 from trainjob.cli.cluster.pod_log import LogLine, LogLost, LogSource, PodLog
-from trainjob.cli.cluster.resources import PODS, TRAINJOBS, Resource
 from trainjob.cli.cluster.waiting import LogPrinter, conclude, describe_deletion
-from trainjob.core.names import LABEL_JOB, TRAINING_ROLES, Replica, is_training
+from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
+from trainjob.cluster.protocol import ClusterError
+from trainjob.core.names import TRAINING_ROLES, Replica, is_training
 from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Server
+    from trainjob.cluster.kube.client import ApiClient
 
 
 # Merged logs of several pods.
@@ -31,27 +39,33 @@ Stamped = tuple[str, LogLine]
 """A replica's name and a line of its log."""
 
 
-def merge_logs(logs: Iterable[Iterator[Stamped]]) -> Iterator[Stamped]:
+async def merge_logs(logs: Iterable[AsyncGenerator[Stamped]]) -> AsyncGenerator[Stamped]:
     """Yield the lines of all logs in order of time, reading no further ahead than necessary."""
-    return heapq.merge(*logs, key=lambda line: line[1].nanoseconds)
+    heads: list[tuple[int, int, Stamped, AsyncGenerator[Stamped]]] = []
+
+    async def push(order: int, log: AsyncGenerator[Stamped]) -> None:
+        line = await anext(log, None)
+        if line is not None:
+            heapq.heappush(heads, (line[1].nanoseconds, order, line, log))
+
+    for order, log in enumerate(logs):
+        await push(order, log)
+    while heads:
+        _, order, line, log = heapq.heappop(heads)
+        yield line
+        await push(order, log)
 
 
-def pod_lines(
-    server: Server, pods: Iterable[Pod], namespace: str, tail: int | None, complain: Callable[[str], None]
-) -> list[Iterator[Stamped]]:
-    """Return the lines that each pod has written so far; `complain` reports logs that can't be read."""
-    return [_lines(server, pod, namespace, tail, complain) for pod in pods]
-
-
-def _lines(
-    server: Server, pod: Pod, namespace: str, tail: int | None, complain: Callable[[str], None]
-) -> Iterator[Stamped]:
-    log = PodLog(server, LogSource(namespace, pod.name, ended=pod.ended), tail=tail)
+async def pod_lines(
+    api: ApiClient, pod: Pod, namespace: str, tail: int | None, complain: Callable[[str], None]
+) -> AsyncGenerator[Stamped]:
+    """Yield the lines that a pod has written so far; `complain` reports a log that can't be read."""
+    log = PodLog(api, LogSource(namespace, pod.name, ended=pod.ended), tail=tail)
     try:
-        for line in log.lines():
+        async for line in log.lines():
             yield pod.replica.name, line
-    except (LogLost, Refused) as lost:
-        if isinstance(lost, Refused) and lost.answer.code in (401, 403):
+    except (LogLost, ClusterError) as lost:
+        if isinstance(lost, ClusterError) and lost.failure.code in (401, 403):
             raise
         complain(f"the log of {pod.replica.title} can't be read to its end: {lost}")
 
@@ -202,41 +216,14 @@ def _listed(names: list[str]) -> str:
     return " and ".join(", ".join(names).rsplit(", ", maxsplit=1))
 
 
-# All logs of a running job: one thread reads each pod, one thread prints.
-
-
-@dataclass(frozen=True)
-class _Line:
-    replica: str
-    line: LogLine
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """The reading of a log has ended; `lost` says why, if before the log's end."""
-
-    lost: str = ""
-
-
-@dataclass(frozen=True)
-class _Broken:
-    problem: Exception
-
-
-@dataclass(frozen=True)
-class _Changed:
-    resource: Resource
-    change: Change
-
-
-_Message = _Line | _Ended | _Broken | _Changed
+# All logs of a running job: a task for each pod, one for the job and one for its pods.
 
 
 class LogFollowing:
     """Follows the logs of one job to its end.
 
     Args:
-        server: that has the job.
+        api: the API server that has the job.
         job: as it is now.
         wanted: requested replicas.
         printer: for lines and notes.
@@ -244,143 +231,122 @@ class LogFollowing:
     """
 
     def __init__(
-        self, server: Server, job: Job, wanted: Wanted, printer: LogPrinter, tail: int | None = None
+        self, api: ApiClient, job: Job, wanted: Wanted, printer: LogPrinter, tail: int | None = None
     ) -> None:
-        self._server, self._job, self._printer, self._tail = server, job, printer, tail
-        self._seats = FollowedPods(job.uid, wanted)
-        self._messages = SimpleQueue[_Message]()
-        self._stop, self._is_over = threading.Event(), threading.Event()
+        self._api, self._job, self._printer, self._tail = api, job, printer, tail
+        self._followed = FollowedPods(job.uid, wanted)
+        self._is_over = self._is_deleted = False
         self._reading = 0
-        self._told = ""
-        self._selectors = {
-            TRAINJOBS: {"fieldSelector": f"metadata.name={job.name}"},
-            PODS: {"labelSelector": f"{LABEL_JOB}={job.name}"},
-        }
+        self._done = asyncio.Event()
+        self._reported = ""
 
-    def run(self) -> tuple[Job, bool]:
+    async def run(self) -> tuple[Job, bool]:
         """Print until the job is over and all its logs have been read.
 
         Returns:
             The last known state of the job, and whether it was deleted before its end.
 
         Raises:
-            ServerProblem: a request failed permanently.
+            ClusterError: a request failed permanently.
         """
-        self._tell_state(self._job)
-        for resource in (TRAINJOBS, PODS):
-            self._spawn(partial(self._watch, resource), f"watch of {resource.plural}")
-        deleted = False
+        self._report_state(self._job)
         try:
-            while not (self._is_over.is_set() and self._seats.complete and self._reading == 0):
-                deleted = self._take(self._messages.get()) or deleted
-        finally:
-            self._stop.set()
-        return self._job, deleted
+            async with asyncio.TaskGroup() as group:
+                watches = [
+                    group.create_task(self._watch_job(group)),
+                    group.create_task(self._watch_pods(group)),
+                ]
+                await self._done.wait()
+                for watch in watches:
+                    watch.cancel()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # the others were cancelled for it
+        return self._job, self._is_deleted
 
-    def _take(self, message: _Message) -> bool:
-        """Handle a message; return whether it reports that the job was deleted before its end."""
-        if isinstance(message, _Line):
-            self._printer.line(message.replica, message.line)
-        elif isinstance(message, _Ended):
-            self._reading -= 1
-            if message.lost:
-                self._printer.note(message.lost)
-        elif isinstance(message, _Broken):
-            raise message.problem
-        elif message.resource == PODS:
-            self._take_pods(message.change)
-        else:
-            return self._take_job(message.change)
-        return False
+    async def _watch_pods(self, group: asyncio.TaskGroup) -> None:
+        async with aclosing(follow(self._api, pod_scope(self._job.namespace, self._job.name))) as changes:
+            async for change in changes:
+                self._take_pods(change, group)
+                self._check_end()
 
-    def _take_pods(self, change: Change) -> None:
+    def _take_pods(self, change: Change, group: asyncio.TaskGroup) -> None:
+        followed = self._followed
         if isinstance(change, Seen):
-            self._seats.see(change.manifest)
+            followed.see(change.manifest)
         elif isinstance(change, Gone):
-            self._seats.lose(change.manifest)
+            followed.lose(change.manifest)
         elif isinstance(change, Listed):
-            self._seats.begin()
-        for pod in self._seats.due():
+            followed.begin()
+        for pod in followed.due():
             self._reading += 1
-            self._spawn(partial(self._read, pod), f"log of {pod.name}")
-        if self._seats.complete and not self._is_over.is_set() and (waits := self._seats.new_waits()):
-            self._tell(f"waiting for {describe_waits(waits)}")
+            group.create_task(self._read(pod))
+        if followed.complete and not self._is_over and (waits := followed.new_waits()):
+            self._report(f"waiting for {describe_waits(waits)}")
+
+    async def _watch_job(self, group: asyncio.TaskGroup) -> None:
+        async with aclosing(follow(self._api, job_scope(self._job.namespace, self._job.name))) as changes:
+            async for change in changes:
+                if isinstance(change, Failed):
+                    self._report(f"{describe_problem(change.error)}; trying again")
+                if self._take_job(change):
+                    break
+        await self._read_pods_again(group)
+        self._is_over = True
+        self._check_end()
 
     def _take_job(self, change: Change) -> bool:
-        if isinstance(change, Troubled):
-            self._tell(f"{describe_problem(change.problem)}; trying again")
-        if self._is_over.is_set() or not isinstance(change, Seen | Gone):
+        """Return whether the job is over or deleted."""
+        if not isinstance(change, Seen | Gone):
             return False
         job = read_job(change.manifest)
         ours = job.uid == self._job.uid
-        if isinstance(change, Seen) and ours:
-            self._job = job
-            self._tell_state(job)
-            if job.is_over:
-                self._end()
-            return False
         if ours:
-            # The deletion event has the job's last state.
-            self._job = job
+            self._job = job  # the deletion event has the job's last state, too
+        if isinstance(change, Seen) and ours:
+            self._report_state(job)
+            return job.is_over
         if ours or isinstance(change, Seen):  # another job of that name: ours was deleted
-            self._end()
-            return not self._job.is_over
+            self._is_deleted = not self._job.is_over
+            return True
         return False
 
-    def _end(self) -> None:
-        """List the pods once more, as their watch may lag behind the job's; then mark the job as over."""
-        for change in follow(self._server, PODS, self._job.namespace, self._selectors[PODS], self._pace()):
-            self._take_pods(change)
-            if isinstance(change, Listed):
-                break
-        self._is_over.set()
+    async def _read_pods_again(self, group: asyncio.TaskGroup) -> None:
+        """List the pods once more, as their watch may lag behind the job's."""
+        async with aclosing(follow(self._api, pod_scope(self._job.namespace, self._job.name))) as changes:
+            async for change in changes:
+                self._take_pods(change, group)
+                if isinstance(change, Listed):
+                    break
 
-    def _tell_state(self, job: Job) -> None:
+    def _check_end(self) -> None:
+        if self._is_over and self._followed.complete and self._reading == 0:
+            self._done.set()
+
+    def _report_state(self, job: Job) -> None:
         if not job.is_over:  # the end is reported separately
             message = f": {job.status.message}" if job.status.message else ""
-            self._tell(f"{job.name}: {job.state}{message}")
+            self._report(f"{job.name}: {job.state}{message}")
 
-    def _tell(self, text: str) -> None:
-        if text != self._told:
+    def _report(self, text: str) -> None:
+        if text != self._reported:
             self._printer.note(text)
-        self._told = text
+        self._reported = text
 
-    def _read(self, pod: Pod) -> _Message:
+    async def _read(self, pod: Pod) -> None:
         log = PodLog(
-            self._server,
+            self._api,
             LogSource(self._job.namespace, pod.name, ended=pod.ended),
             follow=True,
-            tail=self._tail if self._seats.was_there(pod) else None,
-            pace=self._pace(),
-            gives_up=lambda: self._is_over.is_set() or self._stop.is_set(),
+            tail=self._tail if self._followed.was_there(pod) else None,
+            gives_up=lambda: self._is_over,
         )
         try:
-            for line in log.lines():
-                self._messages.put(_Line(pod.replica.name, line))
+            async for line in log.lines():
+                self._printer.line(pod.replica.name, line)
         except LogLost as lost:
-            return _Ended(f"the log of {pod.replica.title} can't be read to its end: {lost}")
-        return _Ended()
-
-    def _watch(self, resource: Resource) -> None:
-        selectors = self._selectors[resource]
-        for change in follow(self._server, resource, self._job.namespace, selectors, self._pace()):
-            if self._stop.is_set():
-                return
-            self._messages.put(_Changed(resource, change))
-
-    def _spawn(self, work: Callable[[], _Message | None], name: str) -> None:
-        def run() -> None:
-            try:
-                last = work()
-            except Exception as problem:  # noqa: BLE001 - raised where it is seen, not lost in a thread
-                last = _Broken(problem)
-            if last is not None:
-                self._messages.put(last)
-
-        threading.Thread(target=run, name=name, daemon=True).start()
-
-    def _pace(self) -> RetryTimes:
-        return RetryTimes(pause=self._stop.wait)
+            self._printer.note(f"the log of {pod.replica.title} can't be read to its end: {lost}")
+        self._reading -= 1
+        self._check_end()
 
 
 # The logs of a job, with notes about it.
@@ -390,7 +356,7 @@ class LogShowing:
     """Shows the logs of one job.
 
     Args:
-        server: that has the job.
+        api: the API server that has the job.
         namespace: of the job.
         name: of the job.
         wanted: requested replicas.
@@ -400,7 +366,7 @@ class LogShowing:
 
     def __init__(
         self,
-        server: Server,
+        api: ApiClient,
         namespace: str,
         name: str,
         *,
@@ -408,31 +374,31 @@ class LogShowing:
         printer: LogPrinter,
         tail: int | None = None,
     ) -> None:
-        self._server, self._namespace, self._name = server, namespace, name
+        self._api, self._namespace, self._name = api, namespace, name
         self._wanted, self._printer, self._tail = wanted, printer, tail
 
-    def follow(self) -> Exit:
+    async def follow(self) -> Exit:
         """Show the logs until the job is over, then its result.
 
         Raises:
             NoJob: the job doesn't exist, or was deleted.
         """
-        job = self._find()
-        last, deleted = LogFollowing(self._server, job, self._wanted, self._printer, self._tail).run()
+        job = await self._find()
+        last, deleted = await LogFollowing(self._api, job, self._wanted, self._printer, self._tail).run()
         if deleted:
             raise NoJob(printable(describe_deletion(self._name, last)))
         return conclude(last)
 
-    def show(self) -> Exit:
+    async def show(self) -> Exit:
         """Show the logs so far."""
-        job = self._find()
+        job = await self._find()
         pods = newest_pods(
-            own_pods(pods_of(self._server, self._namespace, self._name), job.uid), self._wanted
+            own_pods(await pods_of(self._api, self._namespace, self._name), job.uid), self._wanted
         )
         if not pods:
             which = "pods" if self._wanted == Wanted() else "such pods"
             self._printer.note(f"{self._name} has no {which}{_told(job)}")
-        self._print([pod for pod in pods if has_log(pod)])
+        await self._print([pod for pod in pods if has_log(pod)])
         waits = {pod.replica.title: why_no_log(pod) for pod in pods if not has_log(pod)}
         if waits:
             self._printer.note(f"no log yet of {describe_waits(waits)}")
@@ -440,14 +406,14 @@ class LogShowing:
             conclude(job)
         return Exit.GOOD
 
-    def show_previous(self) -> Exit:
+    async def show_previous(self) -> Exit:
         """Show the logs of the previous attempt, or of earlier pods if the job restarts in place."""
-        job = self._find()
-        every = own_pods(pods_of(self._server, self._namespace, self._name), job.uid)
+        job = await self._find()
+        every = own_pods(await pods_of(self._api, self._namespace, self._name), job.uid)
         attempt = None if job.in_place else job.status.attempt or 1
         pods = [pod for pod in earlier_pods(every, self._wanted, attempt) if has_log(pod)]
         if pods:
-            self._print(pods)
+            await self._print(pods)
         else:
             self._show_what_is_kept(job, {pod.name for pod in every})
         return Exit.GOOD
@@ -467,12 +433,12 @@ class LogShowing:
         for line in first.log_tail.splitlines():
             self._printer.text(first.rank, printable(line))
 
-    def _find(self) -> Job:
-        return read_job(find_job(self._server, self._namespace, self._name))
+    async def _find(self) -> Job:
+        return read_job(await find_job(self._api, self._namespace, self._name))
 
-    def _print(self, pods: list[Pod]) -> None:
-        logs = pod_lines(self._server, pods, self._namespace, self._tail, self._printer.note)
-        for replica, line in merge_logs(logs):
+    async def _print(self, pods: list[Pod]) -> None:
+        logs = [pod_lines(self._api, p, self._namespace, self._tail, self._printer.note) for p in pods]
+        async for replica, line in merge_logs(logs):
             self._printer.line(replica, line)
 
 

@@ -1,9 +1,9 @@
-"""Finds jobs for commands, and reads them leniently."""
+"""Finds and follows jobs for commands, and reads them leniently."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trainjob.api import TrainJobStatus
-from trainjob.cli.cluster.errors import NoJob, ServerProblem, is_missing, no_such_job
-from trainjob.cli.cluster.resources import PODS, TRAINJOBS
+from trainjob.cli.cluster.errors import NoJob, is_missing, is_passing, no_such_job
+from trainjob.cluster.kube import informer
+from trainjob.cluster.kube.errors import Expired
+from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Scope, Seen, Timeouts
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.cluster.kube.store import version_of
+from trainjob.cluster.protocol import ClusterError, Manifest
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import LABEL_JOB
 from trainjob.core.pods import read_time
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Manifest, Server
+    from trainjob.cluster.kube.client import ApiClient
 
 
 # A job as commands read it.
@@ -103,7 +108,17 @@ def _status(raw: object) -> TrainJobStatus:
 # Finding a job by its name.
 
 
-def find_job(server: Server, namespace: str, name: str) -> Manifest:
+def job_scope(namespace: str | None, name: str = "") -> Scope:
+    """Return the scope of one job, or of all."""
+    return Scope(TRAINJOBS, namespace, fields=f"metadata.name={name}" if name else "")
+
+
+def pod_scope(namespace: str, job: str) -> Scope:
+    """Return the scope of every pod with this job's label."""
+    return Scope(PODS, namespace, selector=f"{LABEL_JOB}={job}")
+
+
+async def find_job(api: ApiClient, namespace: str, name: str) -> Manifest:
     """Return the job.
 
     Raises:
@@ -113,29 +128,70 @@ def find_job(server: Server, namespace: str, name: str) -> Manifest:
         # Mostly an unset shell variable; the API server would return all jobs.
         raise NoJob("the job's name is empty")
     try:
-        return server.get(TRAINJOBS, namespace, name)
-    except ServerProblem as problem:
-        if not is_missing(problem):
+        return await api.get(TRAINJOBS, namespace, name)
+    except ClusterError as error:
+        if not is_missing(error):
             raise
-    raise missing_job(server, namespace, name)
+    raise await missing_job(api, namespace, name)
 
 
-def missing_job(server: Server, namespace: str, name: str) -> NoJob:
+async def missing_job(api: ApiClient, namespace: str, name: str) -> NoJob:
     """Return the error for a job that doesn't exist."""
-    here = _listed(server, namespace)
-    elsewhere = _listed(server, None, name) or []
+    here = await _listed(api, job_scope(namespace))
+    elsewhere = await _listed(api, job_scope(None, name)) or []
     names = None if here is None else [metadata["name"] for metadata in here]
     return NoJob(no_such_job(name, namespace, names, [metadata["namespace"] for metadata in elsewhere]))
 
 
-def pods_of(server: Server, namespace: str, name: str) -> tuple[Manifest, ...]:
+async def list_objects(api: ApiClient, scope: Scope) -> Manifest:
+    """Return the whole list, as the API server has it."""
+    return await api.list(scope.resource, scope.namespace, selector=scope.selector, fields=scope.fields)
+
+
+async def pods_of(api: ApiClient, namespace: str, name: str) -> tuple[Manifest, ...]:
     """Return every pod with this job's label."""
-    return tuple(server.list(PODS, namespace, {"labelSelector": f"{LABEL_JOB}={name}"}).get("items") or ())
+    return tuple((await list_objects(api, pod_scope(namespace, name))).get("items") or ())
 
 
-def _listed(server: Server, namespace: str | None, name: str | None = None) -> list[dict[str, Any]] | None:
+async def _listed(api: ApiClient, scope: Scope) -> list[dict[str, Any]] | None:
     # Only for suggestions: without permission to list there are none.
-    query = {"fieldSelector": f"metadata.name={name}"} if name else {}
-    with suppress(ServerProblem):
-        return [item["metadata"] for item in server.list(TRAINJOBS, namespace, query).get("items") or ()]
+    with suppress(ClusterError):
+        return [item["metadata"] for item in (await list_objects(api, scope)).get("items") or ()]
     return None
+
+
+# Following objects, through dropped connections, expired versions and restarts of the API server.
+
+
+FOLLOW_PACE = Timeouts(longest_retry=10.0)
+
+
+async def follow(api: ApiClient, scope: Scope, pace: Timeouts = FOLLOW_PACE) -> AsyncGenerator[Change]:
+    """Yield the existing objects, then their changes, and the failures that people should know of.
+
+    Raises:
+        ClusterError: permanently: no permission, or no such resource.
+    """
+    known: dict[str, Manifest] = {}
+    async with aclosing(informer.follow(api, scope, pace)) as changes:
+        async for change in changes:
+            match change:
+                case Seen(item):
+                    uid = item["metadata"]["uid"]
+                    is_new = uid not in known or version_of(known[uid]) != version_of(item)
+                    known[uid] = item
+                    if is_new:
+                        yield change
+                case Gone(item):
+                    known.pop(item["metadata"]["uid"], None)
+                    yield change
+                case Listed(_, objects):
+                    for uid in known.keys() - {uid for _, uid in objects}:
+                        yield Gone(known.pop(uid))
+                    yield change
+                case Failed(error, failures) if not isinstance(error, Expired):
+                    if not is_passing(error):
+                        raise error
+                    # Proxies often end long connections.
+                    if error.failure.verb and (error.failure.verb != "watch" or failures > 1):
+                        yield change

@@ -1,22 +1,25 @@
 """The options for a command's cluster and namespace, and how commands with them end."""
 
+from __future__ import annotations
+
 import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from trainjob.api import Document
-from trainjob.cli.cluster.errors import Exit, NoCluster, ServerProblem, explain
+from trainjob.cli.cluster.errors import Exit
 from trainjob.cli.files import RefusedFile
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.connection import Connection
+
+Result = TypeVar("Result")
 
 # The namespace of a document.
 
@@ -70,24 +73,16 @@ class ClusterOptions:
     context: str | None = None
     kubeconfig: str | None = None
 
-    @contextmanager
-    def connected(self) -> "Iterator[Connection]":
-        """Connect to the cluster, and end all open streams afterwards."""
-        # The Kubernetes client is slow to import: only commands that need it import it.
-        try:
-            from trainjob.cli.cluster.connection import connect  # noqa: PLC0415
-        except ModuleNotFoundError as missing:
-            if (missing.name or "").partition(".")[0] != "kubernetes":
-                raise
-            raise NoCluster(
-                "the package `kubernetes`, which this command asks a cluster with, is not installed here"
-            ) from missing
+    def run(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
+        """Connect to the cluster, and return the result of the work.
 
-        connection = connect(self)
-        try:
-            yield connection
-        finally:
-            connection.server.close()
+        Raises:
+            ClusterProblem: the cluster can't be used, or it refused a request.
+        """
+        # The client is slow to import: only commands that need it import it.
+        from trainjob.cli.cluster.connection import run_connected  # noqa: PLC0415
+
+        return run_connected(self, work)
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,14 +104,12 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
-    """End a command without a traceback on a cluster's error, Ctrl-C, or a closed output pipe."""
+    """End a command without a traceback on Ctrl-C or a closed output pipe."""
 
     @functools.wraps(command)
     def ending(*arguments: Any, **options: Any) -> Any:
         try:
             return command(*arguments, **options)
-        except ServerProblem as problem:
-            raise explain(problem) from problem
         except KeyboardInterrupt:
             sys.exit(Exit.INTERRUPTED)
         except BrokenPipeError:

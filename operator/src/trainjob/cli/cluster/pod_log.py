@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.cli.cluster.errors import Refused, ServerProblem, is_missing, is_passing
-from trainjob.cli.cluster.following import RetryTimes
-from trainjob.cli.cluster.resources import PODS
+from trainjob.cli.cluster.errors import is_missing, is_passing
+from trainjob.cluster.kube.informer import Backoff
+from trainjob.cluster.kube.resources import PODS
 from trainjob.cluster.local.process import LineSplitter
+from trainjob.cluster.protocol import ClusterError
 from trainjob.core.pods import read_pod
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Server
+    from trainjob.cluster.kube.client import ApiClient
 
 
 # The position in one log: a dropped stream neither loses nor repeats lines.
@@ -148,55 +151,55 @@ class PodLog:
     """Reads one log.
 
     Args:
-        server: that has it.
+        api: the API server that has it.
         source: its pod.
         follow: read until the container has ended.
         tail: lines before the end to begin with; None: from the first line.
-        pace: for pauses between streams.
         gives_up: returns whether repeated failures end the reading.
     """
 
     def __init__(
         self,
-        server: Server,
+        api: ApiClient,
         source: LogSource,
         *,
         follow: bool = False,
         tail: int | None = None,
-        pace: RetryTimes | None = None,
         gives_up: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._server, self._source = server, source
+        self._api, self._source = api, source
         self._follow, self._tail = follow, tail
-        self._pace = pace or RetryTimes()
         self._gives_up = gives_up
         self._cursor = LogCursor()
-        self._failures = 0
+        self._backoff = Backoff()
 
-    def lines(self) -> Iterator[LogLine]:
+    async def lines(self) -> AsyncGenerator[LogLine]:
         """Yield every line once.
 
         Raises:
             LogLost: the rest can't be read.
-            Refused: the API server refuses the log permanently.
+            ClusterError: the API server refuses the log permanently.
         """
         ended = self._source.ended
         while True:
             try:
-                yield from self._stream(follow=self._follow and not ended)
+                async with aclosing(self._stream(follow=self._follow and not ended)) as lines:
+                    async for line in lines:
+                        yield line
                 if ended or not self._follow:
                     break
-                ended = self._has_ended()
+                ended = await self._has_ended()
                 if not ended:
-                    self._pace.pause(_WITHOUT_NEWS)
-            except ServerProblem as problem:
-                if is_missing(problem):
+                    await asyncio.sleep(_WITHOUT_NEWS)
+            except ClusterError as error:
+                if is_missing(error):
                     break  # the pod was deleted, and its log with it
-                self._bear(problem)
+                await self._pause(error)
             self._cursor.reopen()
-        yield from self._cursor.finish()
+        for line in self._cursor.finish():
+            yield line
 
-    def _stream(self, *, follow: bool) -> Iterator[LogLine]:
+    async def _stream(self, *, follow: bool) -> AsyncGenerator[LogLine]:
         query = {"container": TRAINER_CONTAINER, "timestamps": "true"}
         if follow:
             query["follow"] = "true"
@@ -205,21 +208,23 @@ class PodLog:
         elif self._tail is not None:
             query["tailLines"] = str(self._tail)
         source = self._source
-        with self._server.log(source.namespace, source.pod, query, silence=_SILENCE_SECONDS) as pieces:
-            for piece in pieces:
-                self._failures = 0
-                yield from self._cursor.feed(piece)
+        async with self._api.log(source.namespace, source.pod, query, inactivity=_SILENCE_SECONDS) as pieces:
+            async for piece in pieces:
+                self._backoff.reset()
+                for line in self._cursor.feed(piece):
+                    yield line
 
-    def _has_ended(self) -> bool:
-        pod = read_pod(self._server.get(PODS, self._source.namespace, self._source.pod))
+    async def _has_ended(self) -> bool:
+        pod = read_pod(await self._api.get(PODS, self._source.namespace, self._source.pod))
         return pod is None or pod.ended
 
-    def _bear(self, problem: ServerProblem) -> None:
-        self._failures += 1
+    async def _pause(self, error: ClusterError) -> None:
+        """Pause after a failure, unless it is permanent."""
+        wait = self._backoff.next()
         # A container that was just created has no log yet: the kubelet responds with 400.
-        early = isinstance(problem, Refused) and problem.answer.code == 400
-        if not is_passing(problem) and not early:
-            raise problem
-        if self._failures >= _MOST_FAILURES and (self._gives_up() or early):
-            raise LogLost(str(problem)) from problem
-        self._pace.hold_off(self._failures)
+        early = error.failure.code == 400
+        if not is_passing(error) and not early:
+            raise error
+        if self._backoff.failures >= _MOST_FAILURES and (self._gives_up() or early):
+            raise LogLost(error.failure.message or str(error)) from error
+        await asyncio.sleep(wait)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TextIO
@@ -14,18 +16,17 @@ import click
 
 from trainjob.api import FirstFailure
 from trainjob.cli.cluster.errors import Exit, NoJob, TimeIsOver, describe_problem
-from trainjob.cli.cluster.following import Change, Gone, Listed, RetryTimes, Seen, TimeOver, Troubled, follow
-from trainjob.cli.cluster.jobs import Job, Outcome, find_job, missing_job, read_job
+from trainjob.cli.cluster.jobs import Job, Outcome, find_job, follow, job_scope, missing_job, read_job
 from trainjob.cli.cluster.pod_log import LogLine
-from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.screen import format_metric, format_rate
 from trainjob.cli.summary import ON_CLUSTER, describe_ending, quote_log
+from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
 from trainjob.core.names import EVALUATOR
 from trainjob.core.wording import printable, short_duration
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Server
+    from trainjob.cluster.kube.client import ApiClient
 
 
 # Log lines and notes.
@@ -249,8 +250,6 @@ class Waiting:
                 return None
             self.job = last
             return Reason.OVER if last.is_over else Reason.DELETED
-        if isinstance(change, TimeOver):
-            return Reason.TIME_OVER
         if isinstance(change, Listed) and self.job is None:
             return Reason.MISSING
         return None
@@ -262,35 +261,39 @@ class Waiting:
         return Reason.OVER if job.is_over else None
 
 
-def wait_for_end(
-    server: Server,
+async def wait_for_end(
+    api: ApiClient,
     namespace: str,
     name: str,
-    pace: RetryTimes,
+    limit: float | None,
     on_change: Callable[[Job | None, str], None],
 ) -> Awaited:
-    """Wait until the job is complete, failed or deleted, or until the deadline.
+    """Wait until the job is complete, failed or deleted, or until the time is over.
 
     Args:
-        server: that has the job.
+        api: the API server that has the job.
         namespace: of the job.
         name: of the job.
-        pace: with the deadline.
+        limit: seconds; None for no limit.
         on_change: is called with the job at each change, and with each problem of the connection.
 
     Raises:
-        Refused: watching it is not allowed.
+        ClusterError: watching it is not allowed.
     """
     waiting = Waiting()
-    for change in follow(server, TRAINJOBS, namespace, {"fieldSelector": f"metadata.name={name}"}, pace):
-        if isinstance(change, Troubled):
-            on_change(waiting.job, f"{describe_problem(change.problem)}; trying again")
-        reason = waiting.take(change)
-        if reason is not None:
-            return Awaited(reason, waiting.job)
-        if isinstance(change, Seen):
-            on_change(waiting.job, "")
-    raise AssertionError("the last change of all says that the time is over")
+    try:
+        async with asyncio.timeout(limit), aclosing(follow(api, job_scope(namespace, name))) as changes:
+            async for change in changes:
+                if isinstance(change, Failed):
+                    on_change(waiting.job, f"{describe_problem(change.error)}; trying again")
+                reason = waiting.take(change)
+                if reason is not None:
+                    return Awaited(reason, waiting.job)
+                if isinstance(change, Seen):
+                    on_change(waiting.job, "")
+    except TimeoutError:
+        return Awaited(Reason.TIME_OVER, waiting.job)
+    raise AssertionError("following a job has no end")
 
 
 # The end of commands that wait for a job: its result and the exit code.
@@ -308,27 +311,25 @@ def conclude(job: Job) -> Exit:
     return code
 
 
-def wait_and_conclude(
-    server: Server, namespace: str, name: str, timeout: float | None, pace: RetryTimes | None = None
-) -> Exit:
+async def wait_and_conclude(api: ApiClient, namespace: str, name: str, limit: float | None) -> Exit:
     """Wait for a job's end with a progress line on stderr, then print its result.
 
     Raises:
         NoJob: there is no such job, or it was deleted.
-        TimeIsOver: the job is not over after `timeout` seconds.
+        TimeIsOver: the job is not over after `limit` seconds.
     """
     # Once, without retries: otherwise the wait for a wrong context would never end.
-    find_job(server, namespace, name)
+    await find_job(api, namespace, name)
     progress = ProgressLine()
     try:
-        awaited = wait_for_end(server, namespace, name, (pace or RetryTimes()).within(timeout), progress.show)
+        awaited = await wait_for_end(api, namespace, name, limit, progress.show)
     finally:
         progress.clear()
     if awaited.reason is Reason.MISSING:
-        raise missing_job(server, namespace, name)
+        raise await missing_job(api, namespace, name)
     if awaited.reason is Reason.OVER and awaited.job is not None:
         return conclude(awaited.job)
-    raise _without_end(awaited, name, timeout or 0)
+    raise _without_end(awaited, name, limit or 0)
 
 
 def _without_end(awaited: Awaited, name: str, timeout: float) -> NoJob | TimeIsOver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -10,28 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainjob.api import TRAINER_CONTAINER
 from trainjob.cli.cluster.errors import (
     ClusterProblem,
     NoJob,
-    ServerProblem,
     TimeIsOver,
     describe_problem,
     explain,
     is_missing,
 )
-from trainjob.cli.cluster.following import RetryTimes
 from trainjob.cli.cluster.job_logs import Wanted, newest_pods, own_pods, why_no_log
 from trainjob.cli.cluster.jobs import Job, pods_of, read_job
-from trainjob.cli.cluster.resources import TRAINJOBS
 from trainjob.cli.profiling import request_files
+from trainjob.cluster.kube.exec import execute
+from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.local import is_taken
+from trainjob.cluster.protocol import ClusterError
 from trainjob.core.agent_reports import integer, known, text
 from trainjob.core.names import Replica
 from trainjob.core.pods import PodState
 from trainjob.core.wording import last_line, printable, quoted
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.server import Server
+    from trainjob.cluster.kube.client import ApiClient
 
 
 # Requests as files in the job's output folder, on this machine or in a pod.
@@ -47,16 +49,16 @@ class ReplicaUnavailable(Exception):
 class ProfileClient(Protocol):
     """Leaves requests for one replica. The first three methods may raise `ReplicaUnavailable`."""
 
-    def ask(self, request: Mapping[str, Any]) -> None:
+    async def ask(self, request: Mapping[str, Any]) -> None:
         """Leave a request, replacing any other."""
 
-    def answer(self) -> Mapping[str, Any]:
+    async def answer(self) -> Mapping[str, Any]:
         """Return the last answer, empty if there is none."""
 
-    def withdraw(self, number: str) -> None:
+    async def withdraw(self, number: str) -> None:
         """Withdraw the request of this id."""
 
-    def why_over(self) -> str | None:
+    async def why_over(self) -> str | None:
         """Return a sentence on why no more answers will come; None while they may come."""
 
 
@@ -103,22 +105,22 @@ class LocalProfileClient:
     output: Path
     replica: str
 
-    def ask(self, request: Mapping[str, Any]) -> None:
+    async def ask(self, request: Mapping[str, Any]) -> None:
         """Leave a request, replacing any other."""
         try:
             request_files.ask(self.output / FOLDER, self.replica, json.dumps(request))
         except OSError as error:
             raise ReplicaUnavailable(f"can't write into {self.output / FOLDER}: {error.strerror}") from error
 
-    def answer(self) -> Mapping[str, Any]:
+    async def answer(self) -> Mapping[str, Any]:
         """Return the last answer, empty if there is none."""
         return read_answer(request_files.answer(self.output / FOLDER, self.replica))
 
-    def withdraw(self, number: str) -> None:
+    async def withdraw(self, number: str) -> None:
         """Withdraw the request of this id."""
         request_files.withdraw(self.output / FOLDER, self.replica, number)
 
-    def why_over(self) -> str | None:
+    async def why_over(self) -> str | None:
         """Return a sentence on why no more answers will come; None while they may come."""
         return None if is_taken(self.output) else f"nothing trains into {self.output} any more"
 
@@ -159,59 +161,59 @@ class PodProfileClient:
     """The client for one replica of a job in a cluster; its pod may be replaced meanwhile.
 
     Args:
-        server: that has the job.
+        api: the API server that has the job.
         job: as it is now.
         replica: which one.
     """
 
-    def __init__(self, server: Server, job: Job, replica: Replica) -> None:
-        self._server, self._job, self._replica = server, job, replica
+    def __init__(self, api: ApiClient, job: Job, replica: Replica) -> None:
+        self._api, self._job, self._replica = api, job, replica
         self._program = Path(request_files.__file__).read_text(encoding="utf-8")
         self._pod: str | None = None
 
-    def ask(self, request: Mapping[str, Any]) -> None:
+    async def ask(self, request: Mapping[str, Any]) -> None:
         """Leave a request, replacing any other."""
-        self._run("ask", json.dumps(request))
+        await self._run("ask", json.dumps(request))
 
-    def answer(self) -> Mapping[str, Any]:
+    async def answer(self) -> Mapping[str, Any]:
         """Return the last answer, empty if there is none."""
-        return read_answer(self._run("answer"))
+        return read_answer(await self._run("answer"))
 
-    def withdraw(self, number: str) -> None:
+    async def withdraw(self, number: str) -> None:
         """Withdraw the request of this id."""
-        self._run("withdraw", number)
+        await self._run("withdraw", number)
 
-    def why_over(self) -> str | None:
+    async def why_over(self) -> str | None:
         """Return a sentence on why no more answers will come; None while they may come."""
         try:
-            job = read_job(self._server.get(TRAINJOBS, self._job.namespace, self._job.name))
-        except ServerProblem as problem:
-            return f"{self._job.name} was deleted" if is_missing(problem) else None
+            job = read_job(await self._api.get(TRAINJOBS, self._job.namespace, self._job.name))
+        except ClusterError as error:
+            return f"{self._job.name} was deleted" if is_missing(error) else None
         if job.uid != self._job.uid:
             return f"{self._job.name} was deleted, and another job of its name is there"
         return describe_end(job)
 
-    def _run(self, *words: str) -> str:
+    async def _run(self, *words: str) -> str:
         # `-I` ignores PYTHONPATH, which is meant for the training.
         command = ["python3", "-I", "-S", "-c", self._program, words[0], self._replica.name, *words[1:]]
         try:
-            pod = self._pod = self._pod or self._find_pod()
-            done = self._server.execute(self._job.namespace, pod, command)
-        except ServerProblem as problem:
+            pod = self._pod = self._pod or await self._find_pod()
+            done = await execute(self._api.access, self._job.namespace, pod, TRAINER_CONTAINER, command)
+        except ClusterError as error:
             self._pod = None  # it may have been replaced
-            if is_missing(problem):
-                raise ReplicaUnavailable(f"pod {pod} is gone") from problem
-            if _is_forbidden(problem):
-                raise explain(problem) from problem
-            raise ReplicaUnavailable(describe_problem(problem)) from problem
+            if is_missing(error):
+                raise ReplicaUnavailable(f"pod {pod} is gone") from error
+            if error.failure.code in (401, 403):
+                raise explain(error) from error
+            raise ReplicaUnavailable(describe_problem(error)) from error
         if done.code is None:
             raise ClusterProblem(f"no python3 can be run in pod {pod}: {quoted(done.complaint)}")
         if done.code:
             raise ClusterProblem(f"pod {pod} can't be asked: {last_line(done.complaint) or _SILENT}")
         return done.output
 
-    def _find_pod(self) -> str:
-        pods = own_pods(pods_of(self._server, self._job.namespace, self._job.name), self._job.uid)
+    async def _find_pod(self) -> str:
+        pods = own_pods(await pods_of(self._api, self._job.namespace, self._job.name), self._job.uid)
         found = newest_pods(pods, Wanted(self._replica.role, self._replica.index))
         if not found:
             raise ReplicaUnavailable("it has no pod now")
@@ -226,11 +228,6 @@ class PodProfileClient:
 def describe_end(job: Job) -> str | None:
     """Return how the job ended, in a sentence; None if it hasn't."""
     return f"{job.name} is over: {job.state}" if job.is_over else None
-
-
-def _is_forbidden(problem: ServerProblem) -> bool:
-    answer = getattr(problem, "answer", None)
-    return answer is not None and answer.code in (401, 403)
 
 
 # One request from start to end, with progress messages.
@@ -248,55 +245,59 @@ class ProfileRequest:
     """Leaves a request and waits for its result.
 
     Args:
-        desk: client for the replica.
+        client: for the replica.
         who: the replica, in messages.
         say: prints the progress, one line each.
-        pace: with the deadline.
     """
 
-    def __init__(self, desk: ProfileClient, who: str, say: Callable[[str], None], pace: RetryTimes) -> None:
-        self._desk, self._who, self._say, self._pace = desk, who, say, pace
+    def __init__(self, client: ProfileClient, who: str, say: Callable[[str], None]) -> None:
+        self._client, self._who, self._say = client, who, say
         self._told = self._about = ""
-        self._said_at = pace.clock()
+        self._said_at = self._began = 0.0
         self._answered = False
-        self._began = pace.clock()
 
-    def run(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def run(self, request: Mapping[str, Any], limit: float | None = None) -> Mapping[str, Any]:
         """Return the last answer, which names the profile's folder.
+
+        Args:
+            request: the steps, and an id.
+            limit: seconds; None for no limit.
 
         Raises:
             ClusterProblem: there will be no profile; the message says why.
-            TimeIsOver: the deadline has passed.
+            TimeIsOver: the time is over.
         """
-        self._leave(request)
+        self._said_at = self._began = _now()
         try:
-            return self._wait(request["id"])
-        finally:
-            with suppress(ReplicaUnavailable, ClusterProblem):
-                self._desk.withdraw(request["id"])
-
-    def _leave(self, request: Mapping[str, Any]) -> None:
-        try:
-            self._desk.ask(request)
+            await self._client.ask(request)
         except ReplicaUnavailable as away:
             raise ClusterProblem(f"{self._who} can't be asked: {away}") from away
+        try:
+            async with asyncio.timeout(limit):
+                return await self._wait(request["id"])
+        except TimeoutError:
+            told = self._told or self._who
+            raise TimeIsOver(f"{told}: given up by --timeout; the job goes on") from None
+        finally:
+            with suppress(ReplicaUnavailable, ClusterProblem):
+                await self._client.withdraw(request["id"])
 
-    def _wait(self, number: str) -> Mapping[str, Any]:
+    async def _wait(self, number: str) -> Mapping[str, Any]:
         looks = 0
         while True:
-            over = self._desk.why_over() if looks % _LOOKS_BETWEEN_QUESTIONS == 0 else None
+            over = await self._client.why_over() if looks % _LOOKS_BETWEEN_QUESTIONS == 0 else None
             looks += 1
-            answer = self._look(number)
+            answer = await self._look(number)
             if answer.get("state") == "written":
                 return answer
             if over is not None:
                 raise ClusterProblem(over)
-            self._check_time()
-            self._pace.pause(_SECONDS_BETWEEN_LOOKS)
+            self._check_answered()
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
 
-    def _look(self, number: str) -> Mapping[str, Any]:
+    async def _look(self, number: str) -> Mapping[str, Any]:
         try:
-            answer = self._desk.answer()
+            answer = await self._client.answer()
         except ReplicaUnavailable as away:
             self._tell(f"{self._who}: {away}; trying again", str(away))
             return {}
@@ -312,23 +313,25 @@ class ProfileRequest:
         self._tell(describe(self._who, answer), str(answer.get("state")))
         return answer
 
-    def _check_time(self) -> None:
-        if not self._answered and self._pace.clock() - self._began >= NO_ANSWER_SECONDS:
+    def _check_answered(self) -> None:
+        if not self._answered and _now() - self._began >= NO_ANSWER_SECONDS:
             raise ClusterProblem(
                 f"{self._who} has not answered for {NO_ANSWER_SECONDS:.0f} s: there is no such replica, or "
                 "it is at no step yet, or in a very long one, or its script has a loop of its own without "
                 "run.steps()"
             )
-        if self._pace.is_over:
-            raise TimeIsOver(f"{self._told or self._who}: given up by --timeout; the job goes on")
 
     def _tell(self, line: str, about: str) -> None:
         if not line:
             return
         self._told = printable(line)
-        if about != self._about or self._pace.clock() - self._said_at >= _SECONDS_BETWEEN_LINES:
-            self._about, self._said_at = about, self._pace.clock()
+        if about != self._about or _now() - self._said_at >= _SECONDS_BETWEEN_LINES:
+            self._about, self._said_at = about, _now()
             self._say(self._told)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def describe(who: str, answer: Mapping[str, Any]) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.informer import PAGE, Scope, walk
+from trainjob.cluster.kube.informer import Scope, Seen, list_all
+from trainjob.cluster.kube.resources import CONFIG_MAPS
 from trainjob.cluster.kube.store import NamespacedName, place_of
-from trainjob.cluster.kube.transport import CONFIG_MAPS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 from trainjob.core.agent import PROGRAM_PREFIX, build_program, programs_in_use
 from trainjob.core.names import LABEL_PROGRAM
@@ -113,8 +113,8 @@ class AgentPrograms:
         A job that arrives during a deletion may need the program, which is then created again. The job is
         known by then: it is in the cache before any object is created for it.
         """
-        listed: list[Manifest] = []
-        await walk(self._api, self._scope, listed.append, limit=PAGE, metadata_only=True)
+        changes = list_all(self._api, self._scope, metadata_only=True)
+        listed = [change.manifest async for change in changes if isinstance(change, Seen)]
         used = self._used(bundle)
         unneeded = frozenset(
             (place_of(item), str(item["metadata"]["uid"]))

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self
 
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.transport import (
-    JSON,
-    MERGE_PATCH,
-    Expired,
-    OnCall,
-    Request,
-    Resource,
-    Transport,
-    error_of_status,
-    ignore,
-)
-from trainjob.cluster.protocol import Manifest, Unavailable
+from trainjob.cluster.kube.errors import Expired, error_of_status
+from trainjob.cluster.kube.resources import ANY_TEXT, JSON, MERGE_PATCH, PODS, Request, Resource
+from trainjob.cluster.kube.transport import OnCall, Transport, ignore
+from trainjob.cluster.protocol import Manifest
 
 # Lines from a stream of chunks: an object on one line may be longer than any buffer of the transport.
 
@@ -107,6 +101,9 @@ def read_event(line: bytes) -> WatchEvent:
     raise GarbledWatch(f"no event of a watch: {line[:100]!r}")
 
 
+CONTROLLER = f"trainjob-controller/{version('trainjob')}"
+"""The controller's user agent."""
+
 TIMEOUT_SECONDS = 30.0
 CONNECTIONS = 48
 INACTIVITY_SECONDS = 90.0
@@ -114,7 +111,7 @@ INACTIVITY_SECONDS = 90.0
 
 _METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 _METADATA_OF_ONE = f"{JSON};as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
-_STRICT = (("fieldValidation", "Strict"),)
+_STRICT = ("fieldValidation", "Strict")
 
 
 class ApiClient:
@@ -122,8 +119,9 @@ class ApiClient:
 
     Args:
         access: the server's address and the credentials.
+        user_agent: the part before the slash becomes the field manager of written objects.
         on_call: called after every request.
-        timeout: seconds for one whole request, except watches.
+        timeout: seconds for one whole request, except watches and logs.
         connections: the most open connections, watches included.
 
     Raises:
@@ -134,11 +132,15 @@ class ApiClient:
         self,
         access: Access,
         *,
+        user_agent: str = CONTROLLER,
         on_call: OnCall = ignore,
         timeout: float = TIMEOUT_SECONDS,
         connections: int = CONNECTIONS,
     ) -> None:
-        self._transport = Transport(access, on_call=on_call, timeout=timeout, connections=connections)
+        self.access = access
+        self._transport = Transport(
+            access, user_agent=user_agent, on_call=on_call, timeout=timeout, connections=connections
+        )
 
     async def __aenter__(self) -> Self:
         await self._transport.__aenter__()
@@ -150,13 +152,11 @@ class ApiClient:
         await self._transport.__aexit__(kind, error, trace)
 
     async def get(
-        self, resource: Resource, namespace: str, name: str, *, metadata_only: bool = False
+        self, resource: Resource, namespace: str | None, name: str, *, metadata_only: bool = False
     ) -> Manifest:
-        """Return one object."""
+        """Return one object; None: its kind has no namespaces."""
         accept = _METADATA_OF_ONE if metadata_only else JSON
-        return await self._send(
-            Request("get", "GET", resource, resource.path(namespace, name), accept=accept)
-        )
+        return await self._send(Request("get", resource, namespace, name, accept=accept))
 
     async def list(
         self,
@@ -164,6 +164,7 @@ class ApiClient:
         namespace: str | None,
         *,
         selector: str = "",
+        fields: str = "",
         limit: int | None = None,
         continuation: str = "",
         metadata_only: bool = False,
@@ -175,19 +176,20 @@ class ApiClient:
         """
         query = (
             ("labelSelector", selector),
+            ("fieldSelector", fields),
             ("limit", str(limit) if limit else ""),
             ("continue", continuation),
         )
         accept = _METADATA if metadata_only else JSON
-        path = resource.path(namespace)
-        return await self._send(Request("list", "GET", resource, path, query=_given(query), accept=accept))
+        return await self._send(Request("list", resource, namespace, query=query, accept=accept))
 
-    async def create(self, resource: Resource, manifest: Mapping[str, Any]) -> Manifest:
+    async def create(
+        self, resource: Resource, manifest: Mapping[str, Any], *, dry_run: bool = False
+    ) -> Manifest:
         """Create an object; the API server refuses unknown fields."""
-        path = resource.path(manifest["metadata"]["namespace"])
-        return await self._send(
-            Request("create", "POST", resource, path, query=_STRICT, body=_dump(manifest))
-        )
+        namespace = manifest["metadata"].get("namespace")
+        query = (_STRICT, ("dryRun", "All" if dry_run else ""))
+        return await self._send(Request("create", resource, namespace, query=query, body=_dump(manifest)))
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
@@ -202,25 +204,46 @@ class ApiClient:
             options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        path = resource.path(namespace, name)
-        return await self._send(Request("delete", "DELETE", resource, path, body=_dump(options)))
+        return await self._send(Request("delete", resource, namespace, name, body=_dump(options)))
 
     async def patch(
-        self, resource: Resource, namespace: str, name: str, patch: Mapping[str, Any]
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        patch: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
     ) -> Manifest:
-        """Merge a patch into an object; `metadata.uid` in it is a precondition."""
-        path = resource.path(namespace, name)
-        return await self._send(
-            Request("patch", "PATCH", resource, path, body=_dump(patch), content_type=MERGE_PATCH)
+        """Merge a patch into an object; `metadata.uid` in it is a precondition.
+
+        With `dry_run` nothing is changed, and unknown fields are refused.
+        """
+        query = (_STRICT, ("dryRun", "All")) if dry_run else ()
+        body = _dump(patch)
+        request = Request(
+            "patch", resource, namespace, name, query=query, body=body, content_type=MERGE_PATCH
         )
+        return await self._send(request)
 
     async def replace(
-        self, resource: Resource, manifest: Mapping[str, Any], *, subresource: str = ""
+        self,
+        resource: Resource,
+        manifest: Mapping[str, Any],
+        *,
+        subresource: str = "",
+        strict: bool = False,
     ) -> Manifest:
-        """Replace an object, or a subresource of it; its uid and resourceVersion are preconditions."""
+        """Replace an object, or a subresource of it; its uid and resourceVersion are preconditions.
+
+        With `strict` the API server refuses unknown fields.
+        """
         meta = manifest["metadata"]
-        path = resource.path(meta["namespace"], meta["name"], subresource)
-        return await self._send(Request("update", "PUT", resource, path, subresource, body=_dump(manifest)))
+        query = (_STRICT,) if strict else ()
+        namespace, name, body = meta.get("namespace"), meta["name"], _dump(manifest)
+        return await self._send(
+            Request("update", resource, namespace, name, subresource, query=query, body=body)
+        )
 
     async def watch(
         self,
@@ -228,6 +251,7 @@ class ApiClient:
         namespace: str | None,
         *,
         selector: str = "",
+        fields: str = "",
         version: str = "",
         seconds: int,
         inactivity: float = INACTIVITY_SECONDS,
@@ -242,10 +266,11 @@ class ApiClient:
             ("watch", "1"),
             ("allowWatchBookmarks", "true"),
             ("labelSelector", selector),
+            ("fieldSelector", fields),
             ("resourceVersion", version),
             ("timeoutSeconds", str(seconds)),
         )
-        request = Request("watch", "GET", resource, resource.path(namespace), query=_given(query))
+        request = Request("watch", resource, namespace, query=query)
         async with self._transport.open(request, inactivity) as chunks:
             lines = LineSplitter()
             try:
@@ -255,20 +280,32 @@ class ApiClient:
             except (GarbledWatch, LineTooLong) as error:
                 raise Expired(f"watch {resource.plural}: {error}") from error
 
+    @asynccontextmanager
+    async def log(
+        self, namespace: str, pod: str, query: Mapping[str, str], *, inactivity: float = INACTIVITY_SECONDS
+    ) -> AsyncIterator[AsyncGenerator[bytes]]:
+        """Open a container's log, and yield the iterator of its pieces, which are cut anywhere.
+
+        Args:
+            namespace: of the pod.
+            pod: its name.
+            query: the options of Kubernetes' `PodLogOptions`.
+            inactivity: seconds without a byte after which the connection counts as dead.
+        """
+        request = Request("get", PODS, namespace, pod, "log", query=tuple(query.items()), accept=ANY_TEXT)
+        async with self._transport.open(request, inactivity) as pieces:
+            yield pieces
+
     async def _send(self, request: Request) -> Manifest:
         body = await self._transport.send(request)
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise Unavailable(f"{request.verb} {request.resource.plural}: the answer is no JSON") from error
+            raise self._transport.garbled(request, "the answer is no JSON") from error
         if not isinstance(answer, dict):
-            raise Unavailable(f"{request.verb} {request.resource.plural}: the answer is no object")
+            raise self._transport.garbled(request, "the answer is no object")
         return answer
 
 
 def _dump(manifest: Mapping[str, Any]) -> bytes:
     return json.dumps(manifest, separators=(",", ":")).encode()
-
-
-def _given(query: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, value) for key, value in query if value)

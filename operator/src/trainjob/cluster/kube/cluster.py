@@ -17,8 +17,7 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.events import EventSender
 from trainjob.cluster.kube.informer import Informer, Scope, Timeouts
 from trainjob.cluster.kube.jobs import JobCache
-from trainjob.cluster.kube.store import NamespacedName, Store, place_of, project
-from trainjob.cluster.kube.transport import (
+from trainjob.cluster.kube.resources import (
     BY_KIND,
     CLAIMS,
     CONFIG_MAPS,
@@ -30,6 +29,7 @@ from trainjob.cluster.kube.transport import (
     UNREAD,
     Resource,
 )
+from trainjob.cluster.kube.store import NamespacedName, Store, place_of, project
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.names import LABEL_JOB, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle

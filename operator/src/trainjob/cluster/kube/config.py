@@ -2,94 +2,111 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
+import asyncio
+import logging
 import os
 import ssl
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import yaml
-
-# The bearer token: the kubelet rotates it, so its file is read again.
-
-
-REREAD_SECONDS = 30.0
-
-
-class TokenFile:
-    """A file with a token.
-
-    Args:
-        path: the file.
-        time: returns the seconds of a monotonic clock.
-    """
-
-    def __init__(self, path: Path, time: Callable[[], float]) -> None:
-        self._path = path
-        self._time = time
-        self._token = ""
-        self._read_at = float("-inf")
-
-    def current(self) -> str:
-        """Return the token, at most half a minute old."""
-        if self._time() - self._read_at >= REREAD_SECONDS:
-            self.reread()
-        return self._token
-
-    def reread(self) -> bool:
-        """Read the file now and return whether the token changed; the old one stays if this fails."""
-        self._read_at = self._time()
-        try:
-            token = self._path.read_text().strip()
-        except (OSError, UnicodeDecodeError):
-            return False  # the kubelet is about to replace it, or the API server will respond with 401
-        changed = token != self._token
-        self._token = token
-        return changed
-
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 
 class InvalidAccess(ValueError):
     """The settings don't say how to reach an API server; the message says what is missing."""
 
 
+ReadToken = Callable[[bool], str]
+"""Returns the value of the `Authorization` header. True: the API server has refused the last one."""
+
+
 @dataclass(frozen=True)
 class Access:
-    """How to reach one API server. At most one of each pair of file and data is set.
+    """How to reach one API server.
 
     Attributes:
         server: its address, such as `https://10.96.0.1:443`.
         ca_file: PEM file of the authorities that sign its certificate; the system's are used without one.
-        ca_data: the same as PEM text.
-        token_file: file with the bearer token; it is read repeatedly, since tokens are rotated.
-        token: the token itself.
         certificate_file: PEM file with the client's certificate.
-        certificate_data: the same as PEM text.
         key_file: PEM file with the certificate's key.
-        key_data: the same as PEM text.
+        read_token: returns the bearer token; it is called repeatedly, since tokens are renewed.
         server_name: the name that the server's certificate must have, if not the address's.
         insecure: whether to trust any server.
+        proxy: the address of the proxy to use.
         namespace: the namespace of the pod or of the kubeconfig's context.
     """
 
     server: str
     ca_file: Path | None = None
-    ca_data: str | None = None
-    token_file: Path | None = None
-    token: str | None = field(default=None, repr=False)
     certificate_file: Path | None = None
-    certificate_data: str | None = None
     key_file: Path | None = None
-    key_data: str | None = field(default=None, repr=False)
+    read_token: ReadToken | None = field(default=None, repr=False, compare=False)
     server_name: str | None = None
     insecure: bool = False
+    proxy: str | None = None
     namespace: str = "default"
+
+
+# The bearer token: the kubelet rotates it, and credential plugins renew it.
+
+
+REREAD_SECONDS = 30.0
+
+
+class Token:
+    """The current token.
+
+    Args:
+        read: returns it; called in a thread, as a credential plugin takes seconds. None: there is none.
+        time: returns the seconds of a monotonic clock.
+    """
+
+    def __init__(self, read: ReadToken | None, time: Callable[[], float]) -> None:
+        self._read = read
+        self._time = time
+        self._value = ""
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def current(self) -> str:
+        """Return the value of the `Authorization` header, at most half a minute old; empty for none."""
+        if self._read is not None and self._is_old():
+            async with self._lock:
+                if self._is_old():
+                    await self._reread(self._read, refused=False)
+        return self._value
+
+    async def renew(self, refused: str) -> bool:
+        """Read the token again after the API server has refused this one; return whether it is another."""
+        async with self._lock:
+            if self._read is not None and self._value == refused:
+                await self._reread(self._read, refused=True)
+        return self._value != refused
+
+    def _is_old(self) -> bool:
+        return self._time() - self._read_at >= REREAD_SECONDS
+
+    async def _reread(self, read: ReadToken, *, refused: bool) -> None:
+        self._read_at = self._time()
+        # The old one stays if this fails: the kubelet is about to replace the file, or a plugin fails.
+        with suppress(OSError, ValueError):
+            self._value = await asyncio.to_thread(read, refused)
+
+
+def read_token_file(path: Path, refused: bool = False) -> str:
+    """Return the value of the header for the token in a file."""
+    del refused
+    return f"Bearer {path.read_text().strip()}"
+
+
+# Pods.
+
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = SERVICE_ACCOUNT) -> Access:
@@ -109,9 +126,126 @@ def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = SERVI
     return Access(
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
         ca_file=ca,
-        token_file=token,
+        read_token=partial(read_token_file, token),
         namespace=namespace.read_text().strip() if namespace.is_file() else "default",
     )
+
+
+# Kubeconfig files, read by the official client: contexts, credential plugins, OIDC, tokens that are renewed.
+
+
+def from_kubeconfig(files: str | Path, context: str | None = None) -> Access:
+    """Return the access that kubeconfig files describe; runs a credential plugin if they name one.
+
+    Args:
+        files: one file or several, as in $KUBECONFIG; names of files in one are relative to its folder.
+        context: name of the context; None for the current one.
+
+    Raises:
+        InvalidAccess: a file can't be read, or lacks something.
+    """
+    return _Kubeconfig(str(files), context).access()
+
+
+class _Kubeconfig:
+    """One context; the official client renews its tokens that expire."""
+
+    def __init__(self, files: str, context: str | None) -> None:
+        self._files = files
+        self._context = context
+        self._configuration: Any = None
+        self._cluster: Mapping[str, Any] = {}
+        self._namespace = "default"
+        self._load()
+
+    def access(self) -> Access:
+        configuration = self._configuration
+        server = str(configuration.host).rstrip("/")
+        return Access(
+            server=server,
+            ca_file=_path(configuration.ssl_ca_cert),
+            certificate_file=_path(configuration.cert_file),
+            key_file=_path(configuration.key_file),
+            read_token=self._read_token if configuration.api_key else None,
+            server_name=configuration.tls_server_name,
+            insecure=not configuration.verify_ssl,
+            proxy=self._cluster.get("proxy-url") or _environment_proxy(server),
+            namespace=self._namespace,
+        )
+
+    def _read_token(self, refused: bool) -> str:
+        if refused:
+            self._load()
+        return str(self._configuration.get_api_key_with_prefix("authorization") or "")
+
+    def _load(self) -> None:
+        try:
+            from kubernetes.client import Configuration  # noqa: PLC0415 - slow, and not in the controller's image
+            from kubernetes.config import kube_config  # noqa: PLC0415
+        except ModuleNotFoundError as missing:
+            raise InvalidAccess("kubeconfigs are read by the package `kubernetes`: install it") from missing
+        try:
+            merged = kube_config.KubeConfigMerger(self._files).config
+            chosen = self._choose(merged.value if merged is not None else {})
+            configuration = Configuration()
+            with _complaints_raised():
+                kube_config.load_kube_config(
+                    self._files, context=self._context, client_configuration=configuration
+                )
+        except InvalidAccess:
+            raise
+        except Exception as error:
+            # The official client checks little: a wrong form ends in a KeyError or the like.
+            words = " ".join(str(error).split())
+            if not words or isinstance(error, (TypeError, AttributeError, KeyError)):
+                words = "it doesn't have the form of one"
+            raise InvalidAccess(f"the kubeconfig {self._files} can't be used: {words}") from error
+        self._configuration = configuration
+        self._namespace = str(chosen.get("namespace") or "default")
+
+    def _choose(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the context, and keep its cluster."""
+        contexts, clusters = (
+            {str(entry.value["name"]): entry.value.get(kind) or {} for entry in content.get(f"{kind}s") or ()}
+            for kind in ("context", "cluster")
+        )
+        if self._context and self._context not in contexts:
+            known = ", ".join(contexts)
+            raise InvalidAccess(
+                f"there is no context {self._context!r} in the kubeconfig {self._files}; it has {known}"
+            )
+        chosen: Mapping[str, Any] = contexts.get(str(self._context or content.get("current-context")), {})
+        self._cluster = clusters.get(str(chosen.get("cluster")), {})
+        return chosen
+
+
+class _Complaints(logging.Handler):
+    """Raises errors that the client only logs, such as a credential plugin without credentials."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Raise the record as an exception."""
+        raise ValueError(record.getMessage())
+
+
+@contextmanager
+def _complaints_raised() -> Iterator[None]:
+    handler = _Complaints(logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _environment_proxy(server: str) -> str | None:
+    address = urlsplit(server)
+    if not address.hostname or proxy_bypass(address.hostname):
+        return None
+    return getproxies().get(address.scheme)
+
+
+def _path(file: str | None) -> Path | None:
+    return Path(file) if file else None
 
 
 # TLS.
@@ -124,128 +258,14 @@ def build_tls(access: Access) -> ssl.SSLContext:
         InvalidAccess: a certificate or key can't be read.
     """
     try:
-        context = ssl.create_default_context(cafile=_path(access.ca_file), cadata=access.ca_data)
+        context = ssl.create_default_context(cafile=access.ca_file)
         # Clusters' own authorities are often older than the strict rules for public ones.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if access.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        _load_client_certificate(context, access)
+        if access.certificate_file is not None:
+            context.load_cert_chain(access.certificate_file, access.key_file)
     except (OSError, ssl.SSLError) as error:
         raise InvalidAccess(f"certificates for {access.server} can't be used: {error}") from error
     return context
-
-
-def _load_client_certificate(context: ssl.SSLContext, access: Access) -> None:
-    if access.certificate_file is None and access.certificate_data is None:
-        return
-    # Python's ssl reads keys from files only: only the owner can read this one, and it is deleted at once.
-    with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
-        certificate = access.certificate_file or _write(folder, "certificate", access.certificate_data)
-        key = access.key_file or (_write(folder, "key", access.key_data) if access.key_data else None)
-        context.load_cert_chain(certificate, key)
-
-
-def _write(folder: str, name: str, data: str | None) -> Path:
-    path = Path(folder, name)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(data or "")
-    return path
-
-
-def _path(file: Path | None) -> str | None:
-    return str(file) if file is not None else None
-
-
-# Kubeconfig files.
-
-
-Entry = Mapping[str, Any]
-
-
-def from_kubeconfig(path: Path, context: str | None = None) -> Access:
-    """Return the access that a kubeconfig file describes.
-
-    Args:
-        path: the file; names of files in it are relative to its folder.
-        context: name of the context; None for the current one.
-
-    Raises:
-        InvalidAccess: the file can't be read, lacks something, or needs what only kubectl supports, such as
-            a credential plugin.
-    """
-    config = _read(path)
-    name = context or config.get("current-context")
-    if not name:
-        raise InvalidAccess(f"{path} has no current-context: name a context")
-    chosen = _entry(config, "contexts", "context", str(name), path)
-    cluster = _entry(config, "clusters", "cluster", str(chosen.get("cluster")), path)
-    user = _entry(config, "users", "user", str(chosen["user"]), path) if chosen.get("user") else {}
-    _refuse_unknown_ways(cluster, user, path)
-    server = cluster.get("server")
-    if not server:
-        raise InvalidAccess(f"{path}: the cluster of context {name!r} has no server")
-    return Access(
-        server=str(server).rstrip("/"),
-        ca_file=_file(cluster, "certificate-authority", path),
-        ca_data=_data(cluster, "certificate-authority-data", path),
-        token_file=_file(user, "tokenFile", path),
-        token=user.get("token"),
-        certificate_file=_file(user, "client-certificate", path),
-        certificate_data=_data(user, "client-certificate-data", path),
-        key_file=_file(user, "client-key", path),
-        key_data=_data(user, "client-key-data", path),
-        server_name=cluster.get("tls-server-name"),
-        insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        namespace=str(chosen.get("namespace") or "default"),
-    )
-
-
-def _read(path: Path) -> Entry:
-    try:
-        config = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidAccess(f"{path} can't be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise InvalidAccess(f"{path} is no YAML: {error}") from error
-    if not isinstance(config, Mapping):
-        raise InvalidAccess(f"{path} is no kubeconfig")
-    return config
-
-
-def _entry(config: Entry, plural: str, singular: str, name: str, path: Path) -> Entry:
-    for entry in config.get(plural) or ():
-        if entry.get("name") == name:
-            found: Entry = entry.get(singular) or {}
-            return found
-    raise InvalidAccess(f"{path} has no {singular} {name!r}")
-
-
-def _refuse_unknown_ways(cluster: Entry, user: Entry, path: Path) -> None:
-    for word in ("exec", "auth-provider"):
-        if word in user:
-            raise InvalidAccess(
-                f"{path}: the controller can't run credential plugins ({word}); "
-                "give it a token, a tokenFile or a client certificate"
-            )
-    if user.get("username"):
-        raise InvalidAccess(f"{path}: user names with passwords are not supported; give a token")
-    if cluster.get("proxy-url"):
-        raise InvalidAccess(f"{path}: proxy-url is not supported")
-
-
-def _file(entry: Entry, key: str, path: Path) -> Path | None:
-    # The data takes precedence over the file, as with kubectl.
-    if not entry.get(key) or entry.get(f"{key}-data"):
-        return None
-    return path.parent / str(entry[key])
-
-
-def _data(entry: Entry, key: str, path: Path) -> str | None:
-    if not entry.get(key):
-        return None
-    try:
-        return base64.b64decode(str(entry[key]), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError) as error:
-        raise InvalidAccess(f"{path}: {key} is not base64 of PEM text") from error

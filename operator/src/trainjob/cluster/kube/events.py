@@ -14,8 +14,8 @@ from typing import Any
 
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff
+from trainjob.cluster.kube.resources import EVENTS
 from trainjob.cluster.kube.store import place_of
-from trainjob.cluster.kube.transport import EVENTS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, NotFound, Unavailable
 from trainjob.core.queueing import FairQueue
 from trainjob.core.wording import printable

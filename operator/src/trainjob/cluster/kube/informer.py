@@ -1,17 +1,18 @@
-"""Keeps a store equal to the API server: list once, then watch, and list again when in doubt."""
+"""Lists and watches of the API server: as changes, and as a store that is kept equal to it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from trainjob.cluster.kube.client import ApiClient, WatchEvent
+from trainjob.cluster.kube.errors import Expired
+from trainjob.cluster.kube.resources import PODS, TRAINJOBS, Resource
 from trainjob.cluster.kube.store import NamespacedName, Store, place_of, version_of
-from trainjob.cluster.kube.transport import PODS, TRAINJOBS, Expired, Resource
 from trainjob.cluster.protocol import ClusterError, Manifest, Unavailable
 
 # Intervals and timeouts of watches and polls.
@@ -144,20 +145,103 @@ class Scope:
         resource: their kind.
         namespace: their namespace; None for every namespace.
         selector: label selector; empty for all objects.
+        fields: field selector; empty for all objects.
     """
 
     resource: Resource
     namespace: str | None = None
     selector: str = ""
+    fields: str = ""
 
 
-async def fill(api: ApiClient, scope: Scope, store: Store) -> str:
-    """Make a store equal to the API server, and return the list's resourceVersion.
+@dataclass(frozen=True)
+class Seen:
+    """An object exists, or has changed."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Gone:
+    """An object was deleted; `manifest` is its last state."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Listed:
+    """All objects that exist at a resourceVersion have been reported.
+
+    Attributes:
+        version: that resourceVersion.
+        objects: their namespaced names and uids.
+    """
+
+    version: str = ""
+    objects: tuple[tuple[NamespacedName, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Bookmark:
+    """The watch is alive."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A list or a watch failed; it is repeated after a wait.
+
+    Attributes:
+        error: the reason.
+        failures: how many there were in a row.
+        wait: seconds.
+    """
+
+    error: ClusterError
+    failures: int
+    wait: float
+
+
+Change = Seen | Gone | Listed | Bookmark | Failed
+
+
+async def list_all(
+    api: ApiClient, scope: Scope, *, metadata_only: bool = False
+) -> AsyncGenerator[Seen | Listed]:
+    """Yield each object when its page arrives, so that only one page is in memory, and then the list's end.
 
     Raises:
-        ClusterError: the list failed; the store may hold a part of it.
+        ClusterError: the list failed; a part of it has been yielded.
     """
-    return await compare(api, scope, store, store.put)
+    limit: int | None = PAGE if metadata_only else _PAGES.get(scope.resource, PAGE)
+    seen: list[tuple[NamespacedName, str]] = []
+    continuation = ""
+    while True:
+        try:
+            page = await api.list(
+                scope.resource,
+                scope.namespace,
+                selector=scope.selector,
+                fields=scope.fields,
+                limit=limit,
+                continuation=continuation,
+                metadata_only=metadata_only,
+            )
+        except Expired:
+            if limit is None:
+                raise
+            # The list was compacted away between two pages; this can't happen to a list in one page.
+            limit, continuation, seen = None, "", []
+            continue
+        for item in page.get("items") or ():
+            # In lists of Kubernetes' own kinds, the items lack these fields.
+            item.setdefault("apiVersion", scope.resource.api_version)
+            item.setdefault("kind", scope.resource.kind)
+            seen.append((place_of(item), item["metadata"]["uid"]))
+            yield Seen(item)
+        continuation = (page.get("metadata") or {}).get("continue") or ""
+        if not continuation:
+            yield Listed(version_of(page), tuple(seen))
+            return
 
 
 async def compare(
@@ -167,63 +251,74 @@ async def compare(
     take: Callable[[Manifest], object],
     *,
     metadata_only: bool = False,
-) -> str:
-    """List all objects, drop deleted ones from the store, and return the list's resourceVersion.
-
-    Args:
-        api: the API server.
-        scope: what is listed.
-        store: the store that is compared with the list.
-        take: called with each object when its page arrives, so that only one page is in memory.
-        metadata_only: whether the objects come without spec and status.
+) -> None:
+    """List all objects, pass each to `take`, and drop deleted ones from the store.
 
     Raises:
         ClusterError: the list failed.
     """
-    try:
-        limit = PAGE if metadata_only else _PAGES.get(scope.resource, PAGE)
-        seen, version = await walk(api, scope, take, limit=limit, metadata_only=metadata_only)
-    except Expired:
-        # The list was compacted away between two pages; this can't happen to a list in one page.
-        seen, version = await walk(api, scope, take, limit=None, metadata_only=metadata_only)
-    store.retain(seen, version)
-    return version
+    async for change in list_all(api, scope, metadata_only=metadata_only):
+        if isinstance(change, Seen):
+            take(change.manifest)
+        else:
+            store.retain(change.objects, change.version)
 
 
-async def walk(
-    api: ApiClient,
-    scope: Scope,
-    take: Callable[[Manifest], object],
-    *,
-    limit: int | None,
-    metadata_only: bool,
-) -> tuple[list[tuple[NamespacedName, str]], str]:
-    """Pass every object to `take`; return their namespaced names and uids, and the list's resourceVersion.
+# List, then watch, and list again when in doubt.
 
-    Raises:
-        Expired: the list was compacted away between two pages.
-        ClusterError: the list failed.
-    """
-    seen: list[tuple[NamespacedName, str]] = []
-    continuation = ""
+
+FAILURES_BEFORE_LIST = 3
+"""In a row: the API server may fail to continue from the requested version without reporting that."""
+
+
+async def follow(api: ApiClient, scope: Scope, pace: Timeouts) -> AsyncGenerator[Change]:
+    """Yield the existing objects and then their changes, through failures of every kind, without an end."""
+    backoff = Backoff(pace.first_retry, pace.longest_retry)
+    time = asyncio.get_running_loop().time
+    version, listed_at = "", 0.0  # the version of the latest list or event; empty: list first
     while True:
-        page = await api.list(
-            scope.resource,
-            scope.namespace,
-            selector=scope.selector,
-            limit=limit,
-            continuation=continuation,
-            metadata_only=metadata_only,
-        )
-        for item in page.get("items") or ():
-            # In lists of Kubernetes' own kinds, the items lack these fields.
-            item.setdefault("apiVersion", scope.resource.api_version)
-            item.setdefault("kind", scope.resource.kind)
-            seen.append((place_of(item), item["metadata"]["uid"]))
-            take(item)
-        continuation = (page.get("metadata") or {}).get("continue") or ""
-        if not continuation:
-            return seen, version_of(page)
+        try:
+            if not version or time() - listed_at > pace.resync:
+                began = time()
+                async for change in list_all(api, scope):
+                    yield change
+                    if isinstance(change, Listed):
+                        version, listed_at = change.version, began
+            began, heard = time(), False
+            async with aclosing(_watch(api, scope, version, pace)) as events:
+                async for event in events:
+                    heard = True
+                    backoff.reset()
+                    version = version_of(event.object) or version
+                    yield _change_of(event)
+            if not heard and time() - began < min(1.0, pace.watch):
+                # Some proxies end a watch at once; without a pause this would be a busy loop.
+                raise Unavailable(f"the watch of {scope.resource.plural} ended at once")
+        except ClusterError as error:
+            if isinstance(error, Expired) or backoff.failures >= FAILURES_BEFORE_LIST:
+                version = ""
+            wait = backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
+            yield Failed(error, backoff.failures, wait)
+            await asyncio.sleep(wait)
+
+
+def _watch(api: ApiClient, scope: Scope, version: str, pace: Timeouts) -> AsyncGenerator[WatchEvent]:
+    seconds = int(pace.watch * (1 + random.random())) or 1  # noqa: S311 - spreads load, no secret
+    return api.watch(
+        scope.resource,
+        scope.namespace,
+        selector=scope.selector,
+        fields=scope.fields,
+        version=version,
+        seconds=seconds,
+        inactivity=pace.inactivity,
+    )
+
+
+def _change_of(event: WatchEvent) -> Change:
+    if event.type == "BOOKMARK":
+        return Bookmark()
+    return Gone(event.object) if event.type == "DELETED" else Seen(event.object)
 
 
 # The informer.
@@ -231,12 +326,9 @@ async def walk(
 
 _log = logging.getLogger(__name__)
 
-FAILURES_BEFORE_LIST = 3
-"""In a row: the API server may fail to continue from the requested version without reporting that."""
-
 
 class Informer:
-    """Keeps one store up to date.
+    """Keeps one store equal to the API server.
 
     Args:
         api: the API server.
@@ -264,77 +356,38 @@ class Informer:
         self._store = store
         self._restarted = restarted
         self._pace = pace
-        self._backoff = Backoff(pace.first_retry, pace.longest_retry)
-        self._version = ""  # of the latest list or event; empty: list first
-        self._listed_at = 0.0
         self.synced = asyncio.Event()
         self.active_at: float | None = None
 
     async def run(self) -> None:
         """Keep the store up to date until cancelled."""
+        backoff = Backoff(self._pace.first_retry, self._pace.longest_retry)
         while True:
+            self._touch()
             try:
-                await self._step()
-            except Expired as error:
-                self._version = ""
-                await self._pause(error)
-            except ClusterError as error:
-                if self._backoff.failures >= FAILURES_BEFORE_LIST:
-                    self._version = ""
-                await self._pause(error)
+                async with aclosing(follow(self._api, self._scope, self._pace)) as changes:
+                    async for change in changes:
+                        self._touch()
+                        self._take(change)
+                        if isinstance(change, Listed):
+                            backoff.reset()
             except Exception:  # noqa: BLE001 - an object that can't be read must not end the controller
                 _log.exception("the watch of %s failed", self._scope.resource.plural)
-                self._version = ""
-                await self._pause(None)
+                self._restarted()
+                await asyncio.sleep(backoff.next())
 
-    async def _step(self) -> None:
-        self._touch()
-        if not self._version or self._now() - self._listed_at > self._pace.resync:
-            listed_at = self._now()
-            self._version = await fill(self._api, self._scope, self._store)
-            self._listed_at = listed_at
-            self._touch()
-            self.synced.set()
-        await self._watch()
-
-    async def _watch(self) -> None:
-        began, heard = self._now(), False
-        seconds = int(self._pace.watch * (1 + random.random())) or 1  # noqa: S311 - spreads load, no secret
-        async with aclosing(
-            self._api.watch(
-                self._scope.resource,
-                self._scope.namespace,
-                selector=self._scope.selector,
-                version=self._version,
-                seconds=seconds,
-                inactivity=self._pace.inactivity,
-            )
-        ) as events:
-            async for event in events:
-                heard = True
-                self._touch()
-                self._backoff.reset()
-                self._take(event)
-        if not heard and self._now() - began < min(1.0, self._pace.watch):
-            raise Unavailable(f"the watch of {self._scope.resource.plural} ended at once")
-
-    def _take(self, event: WatchEvent) -> None:
-        if event.type == "DELETED":
-            self._store.remove(event.object)
-        elif event.type != "BOOKMARK":
-            self._store.put(event.object)
-        self._version = version_of(event.object) or self._version
-
-    async def _pause(self, error: ClusterError | None) -> None:
-        self._touch()
-        self._restarted()
-        wait = self._backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
-        if error is not None:
-            _log.info("%s: %s; trying again in %.1f s", self._scope.resource.plural, error, wait)
-        await asyncio.sleep(wait)
+    def _take(self, change: Change) -> None:
+        match change:
+            case Seen(manifest):
+                self._store.put(manifest)
+            case Gone(manifest):
+                self._store.remove(manifest)
+            case Listed(version, objects):
+                self._store.retain(objects, version)
+                self.synced.set()
+            case Failed(error, _, wait):
+                self._restarted()
+                _log.info("%s: %s; trying again in %.1f s", self._scope.resource.plural, error, wait)
 
     def _touch(self) -> None:
-        self.active_at = self._now()
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        self.active_at = asyncio.get_running_loop().time()

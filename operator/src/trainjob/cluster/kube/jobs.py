@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.informer import Backoff, Scope, compare, fill
+from trainjob.cluster.kube.informer import Backoff, Scope, compare
+from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.kube.store import NamespacedName, Store, is_newer, place_of, version_of
-from trainjob.cluster.kube.transport import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError, Manifest, NotFound, Unavailable, happens_within
 from trainjob.core.names import JobKey
 
@@ -92,7 +92,7 @@ class JobCache:
                 return
 
     async def _fill(self) -> None:
-        await fill(self._api, self._scope, self.store)
+        await compare(self._api, self._scope, self.store, self.store.put)
         self.synced.set()
 
     async def _sweep(self) -> None:
