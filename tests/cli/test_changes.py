@@ -87,8 +87,8 @@ def test_a_straggler_is_told_once() -> None:
 
 
 def test_a_new_evaluation_is_told() -> None:
-    first = build_view(evaluation=EvaluationResult(220, {"accuracy": "0.961", "loss": "0.12"}))
-    final = build_view(evaluation=EvaluationResult(440, {"accuracy": "0.975"}, final=True))
+    first = build_view(evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.961, "loss": 0.12}))
+    final = build_view(evaluation=EvaluationResult(step=440, metrics={"accuracy": 0.975}, final=True))
     assert describe_changes(build_view(), first) == (
         "digits: evaluation at step 220: accuracy 96.1 %, loss 0.12",
     )

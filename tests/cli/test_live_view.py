@@ -36,7 +36,7 @@ FULL = build_view(
     message="training on 2 workers, attempt 2",
     attempt=2,
     restarts={"charged": 1},
-    evaluation=EvaluationResult(200, {"accuracy": "0.961"}),
+    evaluation=EvaluationResult(step=200, metrics={"accuracy": 0.961}),
     stragglers=[{"replica": "worker-2", "workSeconds": 0.041, "medianSeconds": 0.02}],
 )
 

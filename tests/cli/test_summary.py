@@ -16,7 +16,7 @@ PLACES = Places(
     command="trainjob run job.yaml",
 )
 COMPLETE = condition("Complete", "TrainingFinished", "training has finished")
-FINAL = EvaluationResult(440, {"accuracy": "0.975", "loss": "0.08125"}, final=True)
+FINAL = EvaluationResult(step=440, metrics={"accuracy": 0.975, "loss": 0.08125}, final=True)
 
 
 def _complete(*replicas: ReplicaView, **fields: Any) -> str:
@@ -79,7 +79,7 @@ def test_success_without_a_final_evaluation() -> None:
     text = _complete(
         build_replica("evaluator-0", "stopping"),
         message="training has finished; the evaluator wasn't done in time",
-        evaluation=EvaluationResult(220, {"accuracy": "0.9"}),
+        evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.9}),
     )
     assert "not the final checkpoint: step 220: accuracy 90.0 %" in text
     assert "The final checkpoint was not evaluated: training has finished; the evaluator wasn't done" in text

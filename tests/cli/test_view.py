@@ -62,7 +62,7 @@ def test_states(pod: dict[str, Any], report: dict[str, Any] | None, expected: st
 def test_what_the_agents_know_of_a_pod(member: dict[str, Any], expected: str) -> None:
     pod = _pod("worker", RUNNING)
     progress = {pod["metadata"]["name"]: {"state": "training"}}
-    snapshot = Snapshot(JOB, (pod,), progress=progress, gang={"members": {"worker-0": member}})
+    snapshot = Snapshot(JOB, (pod,), progress=progress, agent_report={"members": {"worker-0": member}})
     view = build_view(snapshot, REPLICAS, since=NOW, now=NOW)
     assert view.replicas[0].state == expected
 

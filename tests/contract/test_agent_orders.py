@@ -31,14 +31,14 @@ BEFORE: dict[str, Any] = {
 """An order as the version before sends it, and all that an agent of that version looks for."""
 
 
-async def order_of(lease: int, **spec: Any) -> dict[str, Any]:
+async def target_of(lease: int, **spec: Any) -> dict[str, Any]:
     """What a controller that got the Lease after so many others orders, once the spec was edited."""
     world = World(build_job(evaluator=False), Settings(lease=lease))
     await world.settle()
     if spec:
         world.edit(**spec)
         await world.settle()
-    order = world.cluster.orders[world.key]
+    order = world.cluster.targets[world.key]
     assert order is not None
     return dict(order)
 
@@ -50,13 +50,13 @@ def gathered() -> Simulation:
 
 
 async def test_an_order_says_whose_it_is_and_of_which_spec() -> None:
-    assert read_order(await order_of(0)).version == (0, 1)
-    assert read_order(await order_of(4)).version == (4, 1)
-    assert read_order(await order_of(4, maxRestarts=9)).version == (4, 2)
+    assert read_order(await target_of(0)).version == (0, 1)
+    assert read_order(await target_of(4)).version == (4, 1)
+    assert read_order(await target_of(4, maxRestarts=9)).version == (4, 2)
 
 
 async def test_an_agent_of_the_version_before_finds_what_it_looks_for() -> None:
-    order = await order_of(4)
+    order = await target_of(4)
     assert {key: order[key] for key in BEFORE} == BEFORE
     assert set(order) - set(BEFORE) == {"lease", "generation"}
 
@@ -113,7 +113,7 @@ async def test_running_jobs_survive_an_upgrade_and_a_rollback() -> None:
     """Training goes on throughout; what a controller of the version before wants counts after two minutes."""
     simulation = gathered()
     simulation.handle(read_order(BEFORE))
-    upgraded = await order_of(4)
+    upgraded = await target_of(4)
     simulation.handle(read_order(upgraded))
     assert simulation.gang.meeting.order.version == (4, 1)
     rolled_back: Order = read_order({**BEFORE, "maxRestarts": 9})

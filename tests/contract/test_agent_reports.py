@@ -10,7 +10,7 @@ import pytest
 from support_gang import Simulation
 
 from trainjob.cluster.agents import protocol as ours
-from trainjob.core.agent_reports import project_report, read_gang
+from trainjob.core.agent_reports import AgentReport, project_report
 from trainjob_trainer.agent import wire as theirs
 from trainjob_trainer.agent.budget import Ledger
 from trainjob_trainer.agent.failure import Failure
@@ -84,7 +84,7 @@ def test_nothing_of_a_leading_agents_report_is_lost(build: Any) -> None:
     report = through_the_wire(build(told("worker-0", "worker-1").gang, 5.0))
     assert report["members"]["worker-0"]["report"]["error"]["message"].endswith("train.py")
     assert project_report(report, REPLICAS) == report
-    assert read_gang(project_report(report, REPLICAS)).failure is not None
+    assert AgentReport.model_validate(project_report(report, REPLICAS)).failure is not None
 
 
 def test_what_the_version_before_tells_of_every_seat_is_kept_too() -> None:

@@ -45,21 +45,21 @@ def test_both_sides_have_the_same_limits() -> None:
 
 
 async def test_an_order_and_its_answer() -> None:
-    order = {"world": {"worker": 2}, "incarnations": {"worker-0": 3}, "text": "Grüße \u2028 \U0001f600"}
+    target = {"world": {"worker": 2}, "incarnations": {"worker-0": 3}, "text": "Grüße \u2028 \U0001f600"}
     report = {**REPORT, "failure": {"message": "Grüße \u2028 \U0001f600"}}
     heard: list[Any] = []
     async with agent(report, heard) as port:
-        assert await sync("127.0.0.1", port, f"{TOKEN}\n", order) == report
-    assert heard == [{"type": "sync", "order": order}]
+        assert await sync("127.0.0.1", port, f"{TOKEN}\n", target) == report
+    assert heard == [{"type": "sync", "order": target}]
 
 
 async def test_the_largest_job() -> None:
     seats = [f"worker-{index}" for index in range(2000)]
-    order = {"world": {"worker": 2000}, "incarnations": dict.fromkeys(seats, 12)}
+    target = {"world": {"worker": 2000}, "incarnations": dict.fromkeys(seats, 12)}
     member = {"pod": "x" * 40, "incarnation": 12, "state": "running", "seconds": 1.5, "report": {"step": 9}}
     report = {**REPORT, "members": dict.fromkeys(seats, member)}
     async with agent(report, []) as port:
-        assert await sync("127.0.0.1", port, TOKEN, order) == report
+        assert await sync("127.0.0.1", port, TOKEN, target) == report
 
 
 async def test_another_token() -> None:

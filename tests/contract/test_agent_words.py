@@ -10,7 +10,7 @@ from support_tracebacks import MISTAKES, OTHERS
 
 from trainjob.core import exits
 from trainjob.core import failure as rules
-from trainjob.core.agent_reports import read_agent_words, read_gang, read_ledger
+from trainjob.core.agent_reports import AgentReport, RestartCounts, read_termination_message
 from trainjob.core.exits import EXITS, meaning_of
 from trainjob.core.pods import read_json
 from trainjob.core.queueing import restart_delay
@@ -45,9 +45,11 @@ def test_the_operator_reads_whose_weights_have_come_apart(ranks: list[int], is_c
 
 def test_the_ledger_is_read_as_it_was_written() -> None:
     theirs = Ledger(attempt=7, charged=4, uncharged=2, refunded=3, since_progress=1, furthest_step=40)
-    ours = read_ledger(theirs.to_json())
-    assert vars(ours) == vars(theirs)
-    assert vars(read_ledger(Ledger().to_json())) == vars(Ledger())
+    ours = RestartCounts.model_validate(theirs.to_json())
+    assert ours.model_dump(by_alias=True) == theirs.to_json()
+    assert (ours.counted, ours.uncounted, ours.reset) == (4, 2, 3)
+    assert RestartCounts.model_validate(Ledger().to_json()) == RestartCounts()
+    assert RestartCounts().model_dump(by_alias=True) == Ledger().to_json()
 
 
 FAILURE = Failure(
@@ -70,9 +72,9 @@ FAILURE = Failure(
 
 
 def test_a_failure_is_read_as_it_was_written() -> None:
-    ours = read_gang({"failure": FAILURE.to_json()}).failure
+    ours = AgentReport.model_validate({"failure": FAILURE.to_json()}).failure
     assert ours is not None
-    assert ours.seat.name == FAILURE.seat
+    assert ours.replica.name == FAILURE.seat
     for name in (
         "pod",
         "reason",
@@ -97,16 +99,20 @@ def test_an_agents_last_words_are_read_as_they_were_written(log: str, tmp_path: 
     failure = replace(FAILURE, log_tail=log)
     write_termination(path, gave_up=True, failure=failure.to_json(), ledger=ledger.to_json(), report=report)
     assert len(path.read_bytes()) <= 3072
-    words = read_agent_words(read_json(path.read_text()))
-    assert words is not None
-    assert words.gave_up
-    assert words.failure is not None
-    assert (words.failure.seat.name, words.failure.exit_code, words.failure.step) == ("worker-1", 137, 40)
-    assert words.failure.message == "killed"
-    assert log.endswith(words.failure.log_tail)
-    assert vars(words.ledger) == vars(ledger)
-    assert words.report is not None
-    assert (words.report.step, words.report.checkpoint_step) == (40, 20)
+    message = read_termination_message(read_json(path.read_text()))
+    assert message is not None
+    assert message.gave_up
+    assert message.failure is not None
+    assert (message.failure.replica.name, message.failure.exit_code, message.failure.step) == (
+        "worker-1",
+        137,
+        40,
+    )
+    assert message.failure.message == "killed"
+    assert log.endswith(message.failure.log_tail)
+    assert message.restart_counts.model_dump(by_alias=True) == ledger.to_json()
+    assert message.report is not None
+    assert (message.report.step, message.report.checkpoint_step) == (40, 20)
 
 
 @pytest.mark.parametrize("in_a_row", [0, 1, 2, 3, 4, 7, 8, 9, 1000])

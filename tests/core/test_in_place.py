@@ -17,10 +17,10 @@ def names_of(world: World, role: str = "worker") -> list[str]:
     return [p["metadata"]["name"] for p in world.pods if p["metadata"]["labels"]["trainjob.dev/role"] == role]
 
 
-def order_of(world: World) -> dict[str, Any]:
-    order = world.cluster.orders[world.key]
-    assert order is not None
-    return dict(order)
+def target_of(world: World) -> dict[str, Any]:
+    target = world.cluster.targets[world.key]
+    assert target is not None
+    return dict(target)
 
 
 async def test_a_job_runs_once_its_agents_have_met() -> None:
@@ -36,8 +36,8 @@ async def test_a_job_runs_once_its_agents_have_met() -> None:
     await world.settle()
     assert world.status.state == "Running"
     assert world.status.attempt == 1
-    assert order_of(world)["world"] == {"worker": 2}
-    assert order_of(world)["incarnations"] == {"worker-0": 1, "worker-1": 1}
+    assert target_of(world)["world"] == {"worker": 2}
+    assert target_of(world)["incarnations"] == {"worker-0": 1, "worker-1": 1}
 
 
 async def test_where_agents_cannot_be_asked_running_pods_are_what_is_known() -> None:
@@ -107,7 +107,7 @@ async def test_a_lost_pod_is_replaced_alone() -> None:
     assert kept in now
     assert lost not in now
     assert len(now) == 2
-    assert order_of(world)["incarnations"] == {"worker-0": 1, "worker-1": 2}
+    assert target_of(world)["incarnations"] == {"worker-0": 1, "worker-1": 2}
     agents.phase = "meeting"
     world.each(world.cluster.run_pod, "worker")
     agents.meet()
@@ -230,7 +230,7 @@ async def test_the_budget_holds_while_the_controller_and_the_leading_pod_are_gon
     await world.settle()
     restarts = world.status.restarts
     assert (restarts.charged, restarts.uncharged, world.status.attempt) == (2, 1, 4)
-    assert order_of(world)["ledger"]["charged"] == 2
+    assert target_of(world)["ledger"]["charged"] == 2
 
 
 async def test_restarts_that_nobody_saw_are_counted_in_a_job_that_has_failed() -> None:
@@ -347,7 +347,7 @@ async def test_scaling_keeps_the_pods_that_stay() -> None:
     world.edit(worker={"replicas": 2})
     await world.settle()
     assert world.status.state == "Restarting"
-    assert order_of(world)["world"] == {"worker": 2}
+    assert target_of(world)["world"] == {"worker": 2}
     world.let_go()
     agents.phase = "meeting"
     agents.meet()
@@ -359,7 +359,7 @@ async def test_scaling_keeps_the_pods_that_stay() -> None:
     await world.settle()
     assert names_of(world)[:2] == before[:2]
     assert len(names_of(world)) == 3
-    assert order_of(world)["world"] == {"worker": 3}
+    assert target_of(world)["world"] == {"worker": 3}
     assert world.status.restarts.charged == 0
 
 
@@ -370,7 +370,7 @@ async def test_suspending_and_going_on() -> None:
     await world.settle()
     world.edit(suspend=True)
     await world.settle()
-    assert world.cluster.orders[world.key] is None
+    assert world.cluster.targets[world.key] is None
     world.let_go()
     await world.settle()
     world.edit(suspend=False)
@@ -456,7 +456,7 @@ async def test_training_goes_on_with_fewer_workers_and_grows_back() -> None:
     await world.pass_time(59)
     assert world.status.state == "Restarting"
     await world.pass_time(1)
-    assert order_of(world)["without"] == ["worker-2"]
+    assert target_of(world)["without"] == ["worker-2"]
     assert "worker 2 can't start: Unschedulable: no room; going on with 3 of 4" in (
         world.status.message or ""
     )
@@ -468,7 +468,7 @@ async def test_training_goes_on_with_fewer_workers_and_grows_back() -> None:
     world.cluster.run_pod(world.pod("worker", 2))
     agents.tell()
     await world.settle()
-    assert order_of(world)["without"] == []
+    assert target_of(world)["without"] == []
     agents.meet()
     await world.settle()
     assert world.status.message == "training on 4 workers, attempt 4"
@@ -481,14 +481,14 @@ async def test_no_fewer_than_the_global_batch_can_be_divided_by() -> None:
     await world.pass_time(31)
     await hold(world, agents, 1)
     await world.pass_time(61)
-    assert order_of(world)["without"] == ["worker-1", "worker-3"]
+    assert target_of(world)["without"] == ["worker-1", "worker-3"]
 
 
 async def test_no_fewer_than_are_wanted() -> None:
     world, agents = await training(build_job(worker={"replicas": 2, "minReplicas": 2}, evaluator=False))
     await hold(world, agents, 1)
     await world.pass_time(120)
-    assert order_of(world)["without"] == []
+    assert target_of(world)["without"] == []
 
 
 async def test_a_size_that_the_global_batch_cannot_be_divided_by_is_refused() -> None:
@@ -506,4 +506,4 @@ async def test_a_size_that_the_global_batch_cannot_be_divided_by_is_refused() ->
     assert world.status.observed_generation == 2
     world.edit(worker={"replicas": 4})
     await world.settle()
-    assert order_of(world)["world"] == {"worker": 4}
+    assert target_of(world)["world"] == {"worker": 4}

@@ -189,8 +189,8 @@ def test_a_status_can_be_written_whatever_is_said(
     build = build_plain_job if plain else build_job
     job = build(uid="uid-job", metadata={"generation": 1, "resourceVersion": "1"})
     now = NOW
-    for gang in (said, later, later):
-        observed = read_observed(job=job, pods=build_pods(job, states), gang=gang)
+    for report in (said, later, later):
+        observed = read_observed(job=job, pods=build_pods(job, states), agent_report=report)
         planned = plan(observed, now)
         job = {**job, "status": check(planned.status)}
         assert all(printable(event.message) == event.message for event in planned.events)

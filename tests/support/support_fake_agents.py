@@ -60,7 +60,7 @@ class FakeAgent:
         self.token = token
         self.report = report or build_report()
         self.is_mute = False
-        self.orders: list[Any] = []
+        self.targets: list[Any] = []
         self._writers: set[asyncio.StreamWriter] = set()
 
     @asynccontextmanager
@@ -92,6 +92,6 @@ class FakeAgent:
         writer.write(GREETING + nonce)
         key = session_key(self.token, nonce, await reader.readexactly(NONCE_BYTES))
         length = read_length(await reader.readexactly(LENGTH_BYTES), LARGEST_FIRST_FRAME)
-        self.orders.append(Opener(key, b"C").open(await reader.readexactly(length))["order"])
+        self.targets.append(Opener(key, b"C").open(await reader.readexactly(length))["order"])
         writer.write(Sealer(key, b"S").seal(self.report))
         await writer.drain()

@@ -26,7 +26,7 @@ class FakeCluster:
     Attributes:
         writes: every write that succeeded, as `create Pod digits-worker-0-…`.
         events: (reason, message) of every event, oldest first.
-        orders: the latest order for each job's agents.
+        targets: the latest target for each job's agents.
         fault: asked before each write; None lets it through.
         fault_after: asked after each write: the write is done, but its answer is lost.
     """
@@ -35,11 +35,11 @@ class FakeCluster:
         self._clock = clock
         self._objects: dict[tuple[str, str, str], Manifest] = {}
         self._progress: dict[str, Mapping[str, Any]] = {}
-        self._gangs: dict[JobKey, dict[str, Any]] = {}
+        self._agent_reports: dict[JobKey, dict[str, Any]] = {}
         self._watchers: list[Callable[[JobKey], None]] = []
         self._version = 0
         self._uids = 0
-        self.orders: dict[JobKey, Mapping[str, Any] | None] = {}
+        self.targets: dict[JobKey, Mapping[str, Any] | None] = {}
         self.writes: list[str] = []
         self.events: list[tuple[str, str]] = []
         self.fault: Fault = lambda _operation, _manifest: None
@@ -64,7 +64,7 @@ class FakeCluster:
             claim=deepcopy(self._objects.get(("PersistentVolumeClaim", key.namespace, f"{key.name}-output"))),
             network_policy=deepcopy(self._objects.get(("NetworkPolicy", key.namespace, key.name))),
             progress=dict(self._progress),
-            gang=deepcopy(self._gangs.get(key)),
+            agent_report=deepcopy(self._agent_reports.get(key)),
         )
 
     async def create(self, manifest: Manifest) -> None:
@@ -130,9 +130,9 @@ class FakeCluster:
         """See `Cluster.post_event`."""
         self.events.append((reason, message))
 
-    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
-        """See `Cluster.set_order`; what the agents make of it is for `answer` to say."""
-        self.orders[key] = order
+    def set_target(self, key: JobKey, target: Mapping[str, Any] | None) -> None:
+        """See `Cluster.set_target`; what the agents make of it is for `answer` to say."""
+        self.targets[key] = target
 
     # -- what users, kubelets and nodes do --------------------------------------------------------------
 
@@ -238,15 +238,15 @@ class FakeCluster:
         self._progress[pod["metadata"]["name"]] = dict(report)
         self._notify(pod)
 
-    def answer(self, key: JobKey, gang: Mapping[str, Any]) -> None:
+    def answer(self, key: JobKey, report: Mapping[str, Any]) -> None:
         """The job's leading agent answers the controller."""
-        self._gangs[key] = {"age": 0.0, "unreachableSeconds": 0.0, **gang}
+        self._agent_reports[key] = {"age": 0.0, "unreachableSeconds": 0.0, **report}
         for watcher in self._watchers:
             watcher(key)
 
     def forget_answers(self) -> None:
         """No agent has been heard of, as for a controller that begins."""
-        self._gangs.clear()
+        self._agent_reports.clear()
 
     # -- inside -----------------------------------------------------------------------------------------
 

@@ -64,14 +64,14 @@ class Kubelet:
 class GhostAgents:
     """What the agents of a job would answer whose pods run, without any network: they train.
 
-    Each pod has an address of its own. Answers hold `more` beside that, or instead. `orders` are the last
+    Each pod has an address of its own. Answers hold `more` beside that, or instead. `targets` are the last
     ones, by job.
     """
 
     def __init__(self, pods: Callable[[], list[Manifest]]) -> None:
         self._pods = pods
         self.more: Manifest = {}
-        self.orders: dict[str, Mapping[str, Any]] = {}
+        self.targets: dict[str, Mapping[str, Any]] = {}
 
     @property
     def asking(self) -> AgentPolling:
@@ -79,14 +79,14 @@ class GhostAgents:
         return AgentPolling(sync=self, pace=AgentPace(steady=0.05, hasty=0.05))
 
     async def __call__(
-        self, host: str, _port: int, _token: str, order: Mapping[str, Any], **_timeout: float
+        self, host: str, _port: int, _token: str, target: Mapping[str, Any], **_timeout: float
     ) -> Mapping[str, Any]:
         pods = self._pods()
         leader = next((pod for pod in pods if _host(pod) == host), None)
         if leader is None:
             raise AgentUnreachable("no such pod")
         job = leader["metadata"]["labels"]["trainjob.dev/job"]
-        self.orders[job] = order
+        self.targets[job] = target
         mine = [pod for pod in pods if pod["metadata"]["labels"]["trainjob.dev/job"] == job]
         members = dict(map(_member, mine))
         attempt = max(member["incarnation"] for member in members.values())
@@ -95,7 +95,7 @@ class GhostAgents:
             "role": "leader",
             "phase": "running" if all(m["state"] != "idle" for m in members.values()) else "meeting",
             "attempt": attempt,
-            "world": order["world"],
+            "world": target["world"],
             "ledger": {"attempt": attempt},
             "members": members,
             **self.more,

@@ -99,8 +99,8 @@ class Life:
         """The job's agents do something."""
         agents = self.agents
         assert agents is not None
-        order = self.world.cluster.orders.get(self.world.key) or {}
-        agents.charged = max(agents.charged, order.get("ledger", {}).get("charged", 0))
+        target = self.world.cluster.targets.get(self.world.key) or {}
+        agents.charged = max(agents.charged, target.get("ledger", {}).get("charged", 0))
         trainees = [p for p in self.training if p["metadata"]["labels"].get(LIVE)]
         running = [p for p in trainees if p["status"]["phase"] == "Running"]
         if thing == "meet" and running and len(running) == len(trainees):

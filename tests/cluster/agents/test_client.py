@@ -15,7 +15,7 @@ from trainjob.cluster.agents import AgentRefused, AgentUnreachable, sync
 from trainjob.cluster.agents.protocol import GREETING, Opener, Sealer, read_length, session_key
 
 TOKEN = "0123abcd"  # noqa: S105 - no password
-ORDER = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}
+TARGET = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}
 REPORT: dict[str, Any] = {"type": "report", "role": "leader", "phase": "running", "attempt": 1}
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -41,7 +41,7 @@ async def serving(serve: Serve) -> AsyncIterator[int]:
 
 
 def agent(answer: dict[str, Any], seen: list[dict[str, Any]], *, token: str = TOKEN) -> Serve:
-    """Return a server that keeps the protocol, and answers every order alike."""
+    """Return a server that keeps the protocol, and answers every target alike."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = os.urandom(32)
@@ -72,13 +72,13 @@ async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) ->
 async def test_the_order_arrives_and_the_report_comes_back() -> None:
     seen: list[dict[str, Any]] = []
     async with serving(agent(REPORT, seen)) as port:
-        assert await sync("127.0.0.1", port, TOKEN, ORDER) == REPORT
-    assert seen == [{"type": "sync", "order": ORDER}]
+        assert await sync("127.0.0.1", port, TOKEN, TARGET) == REPORT
+    assert seen == [{"type": "sync", "order": TARGET}]
 
 
 async def test_space_around_the_token_does_not_count() -> None:
     async with serving(agent(REPORT, [], token=f"{TOKEN}\n")) as port:
-        assert await sync("127.0.0.1", port, TOKEN, ORDER) == REPORT
+        assert await sync("127.0.0.1", port, TOKEN, TARGET) == REPORT
 
 
 async def test_a_large_report_is_read() -> None:
@@ -88,33 +88,33 @@ async def test_a_large_report_is_read() -> None:
     }
     assert len(json.dumps(report)) > 1 << 19
     async with serving(agent(report, [])) as port:
-        assert await sync("127.0.0.1", port, TOKEN, ORDER) == report
+        assert await sync("127.0.0.1", port, TOKEN, TARGET) == report
 
 
 async def test_an_order_that_no_agent_would_take_is_not_sent() -> None:
-    order = {"incarnations": {f"worker-{i}": 1 for i in range(20_000)}}
+    target = {"incarnations": {f"worker-{i}": 1 for i in range(20_000)}}
     async with serving(agent(REPORT, [])) as port:
         with pytest.raises(AgentRefused, match="would not take the order"):
-            await sync("127.0.0.1", port, TOKEN, order)
+            await sync("127.0.0.1", port, TOKEN, target)
 
 
 async def test_nobody_there() -> None:
     async with serving(silent) as port:
         pass
     with pytest.raises(AgentUnreachable, match=rf"agent at 127.0.0.1:{port} can't be reached"):
-        await sync("127.0.0.1", port, TOKEN, ORDER)
+        await sync("127.0.0.1", port, TOKEN, TARGET)
 
 
 async def test_no_such_host() -> None:
     with pytest.raises(AgentUnreachable, match=r"no-such-host\.invalid:1 can't be reached"):
-        await sync("no-such-host.invalid", 1, TOKEN, ORDER)
+        await sync("no-such-host.invalid", 1, TOKEN, TARGET)
 
 
 @pytest.mark.parametrize("said", [b"", GREETING[:5], GREETING, GREETING + b"x" * 10])
 async def test_somebody_who_leaves_before_they_have_said_who_they_are(said: bytes) -> None:
     async with serving(saying(said)) as port:
         with pytest.raises(AgentUnreachable, match="closed the connection"):
-            await sync("127.0.0.1", port, TOKEN, ORDER)
+            await sync("127.0.0.1", port, TOKEN, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ async def test_somebody_who_says_no_more(said: bytes) -> None:
 
     async with serving(serve) as port:
         with pytest.raises(AgentUnreachable, match=r"not answered within 0\.05 s"):
-            await sync("127.0.0.1", port, TOKEN, ORDER, timeout=0.05)
+            await sync("127.0.0.1", port, TOKEN, TARGET, timeout=0.05)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_somebody_who_says_no_more(said: bytes) -> None:
 async def test_somebody_who_is_no_agent_of_this_job(said: bytes) -> None:
     async with serving(saying(said)) as port:
         with pytest.raises(AgentRefused, match=rf"127.0.0.1:{port} is no agent of this job"):
-            await sync("127.0.0.1", port, TOKEN, ORDER)
+            await sync("127.0.0.1", port, TOKEN, TARGET)
 
 
 async def test_another_jobs_agent() -> None:
@@ -158,7 +158,7 @@ async def test_another_jobs_agent() -> None:
 
     async with serving(serve) as port:
         with pytest.raises(AgentRefused, match="another token"):
-            await sync("127.0.0.1", port, TOKEN, ORDER)
+            await sync("127.0.0.1", port, TOKEN, TARGET)
     assert not seen
 
 
@@ -166,7 +166,7 @@ async def test_another_jobs_agent() -> None:
 async def test_an_answer_that_is_no_report(answer: dict[str, Any]) -> None:
     async with serving(agent(answer, [])) as port:
         with pytest.raises(AgentRefused, match="not with a report"):
-            await sync("127.0.0.1", port, TOKEN, ORDER)
+            await sync("127.0.0.1", port, TOKEN, TARGET)
 
 
 async def test_a_question_can_be_given_up() -> None:
@@ -177,7 +177,7 @@ async def test_a_question_can_be_given_up() -> None:
         await reader.read()
 
     async with serving(serve) as port:
-        asking = asyncio.ensure_future(sync("127.0.0.1", port, TOKEN, ORDER))
+        asking = asyncio.ensure_future(sync("127.0.0.1", port, TOKEN, TARGET))
         await arrived.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):

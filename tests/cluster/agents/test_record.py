@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support_fake_agents import build_report, build_witness
 
-from trainjob.cluster.agents import GangRecord
+from trainjob.cluster.agents import AgentRecord
 
 FIGURES_SECONDS = 5.0
 
@@ -23,9 +23,9 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     return report
 
 
-def heard(*reports: dict[str, Any], at: float = 0.0) -> GangRecord:
-    """Return the record of a gang that has said this, all of it told."""
-    record = GangRecord(FIGURES_SECONDS)
+def heard(*reports: dict[str, Any], at: float = 0.0) -> AgentRecord:
+    """Return the record of a leading agent that has said this, all of it told."""
+    record = AgentRecord(FIGURES_SECONDS)
     for report in reports:
         record.hear(report, at)
     record.has_news(at)
@@ -33,14 +33,14 @@ def heard(*reports: dict[str, Any], at: float = 0.0) -> GangRecord:
 
 
 def test_nothing_is_known_before_anything_was_said() -> None:
-    record = GangRecord(FIGURES_SECONDS)
-    assert record.gang(1.0) is None
+    record = AgentRecord(FIGURES_SECONDS)
+    assert record.agent_report(1.0) is None
     record.miss("pod", 1.0)
-    assert record.gang(2.0) is None
+    assert record.agent_report(2.0) is None
 
 
 def test_an_answer_has_its_age() -> None:
-    assert heard(build_report(), at=10.0).gang(12.5) == {
+    assert heard(build_report(), at=10.0).agent_report(12.5) == {
         **build_report(),
         "age": 2.5,
         "unreachableSeconds": 0.0,
@@ -102,12 +102,12 @@ def test_each_pod_is_silent_by_itself() -> None:
     assert record.miss("pod", 11.0) == 10.0
     record.testify([build_witness(10.0)])
     assert record.miss("successor", 12.0) == 0.0
-    gang = record.gang(13.0)
-    assert gang is not None
-    assert (gang["unreachableSeconds"], gang["age"]) == (1.0, 13.0)
-    assert "witness" not in gang
+    report = record.agent_report(13.0)
+    assert report is not None
+    assert (report["unreachableSeconds"], report["age"]) == (1.0, 13.0)
+    assert "witness" not in report
     record.rest()
-    assert (record.gang(14.0) or {})["unreachableSeconds"] == 0.0
+    assert (record.agent_report(14.0) or {})["unreachableSeconds"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -125,18 +125,18 @@ def test_the_witness_that_heard_of_it_last_is_believed(
     record = heard(build_report())
     record.miss("pod", 1.0)
     record.testify(said)
-    assert (record.gang(1.0) or {}).get("witness") == believed
+    assert (record.agent_report(1.0) or {}).get("witness") == believed
 
 
 def test_a_witness_alone_is_something() -> None:
-    record = GangRecord(FIGURES_SECONDS)
+    record = AgentRecord(FIGURES_SECONDS)
     record.miss("pod", 1.0)
     record.has_news(1.0)
     record.testify([build_witness(12.0)])
     assert record.has_news(1.1)
-    assert record.gang(2.0) == {"unreachableSeconds": 1.0, "witness": build_witness(12.0)}
+    assert record.agent_report(2.0) == {"unreachableSeconds": 1.0, "witness": build_witness(12.0)}
 
 
 def test_what_no_agent_should_say_is_put_up_with() -> None:
     record = heard({"members": [1], "phase": 7}, {"members": {"worker-0": "x"}})
-    assert record.gang(0.0) is not None
+    assert record.agent_report(0.0) is not None

@@ -18,7 +18,7 @@ from trainjob.cluster.kube.agents import AgentPoller, AgentPolling
 from trainjob.cluster.kube.informer import AgentPace
 from trainjob.core.failure import UNREACHABLE
 
-ORDER = {"world": {"worker": 4}}
+TARGET = {"world": {"worker": 4}}
 ANSWERING = 0.004
 """Seconds that a call takes that is answered."""
 
@@ -129,7 +129,7 @@ def test_an_honest_job_is_heard_as_often_beside_two_hundred_silent_ones(namespac
     def then(now: float) -> None:
         if now == 0.0:
             for key in [*keys, honest]:
-                network.poller.set_order(key, ORDER)
+                network.poller.set_target(key, TARGET)
         if now >= 200.0:
             network.poller.hasten(honest)  # its pods change
 
@@ -146,7 +146,7 @@ def test_an_agent_with_news_at_each_call_is_soon_asked_at_most_twice_as_often_as
     network, key = Network(), JobKey("ours", "job")
 
     def then(now: float) -> None:
-        network.poller.set_order(key, {**ORDER, "attempt": len(network.calls.get("job-0", []))})
+        network.poller.set_target(key, {**TARGET, "attempt": len(network.calls.get("job-0", []))})
 
     play(network, 200.0, then)
     calls, pace = network.calls["job-0"], AgentPace()
@@ -158,7 +158,7 @@ def test_an_agent_with_news_at_each_call_is_soon_asked_at_most_twice_as_often_as
 def test_silent_jobs_are_asked_again_and_again_but_not_as_often() -> None:
     network, key = Network(), JobKey("ours", "job")
     network.silent["job-0"] = 60.0
-    play(network, 300.0, lambda now: network.poller.set_order(key, ORDER) if now == 0 else None)
+    play(network, 300.0, lambda now: network.poller.set_target(key, TARGET) if now == 0 else None)
     calls = [moment for moment in network.calls["job-0"] if moment > 60.0]
     waits = [later - earlier for earlier, later in pairwise(calls)]
     assert all(wait < 5.6 for moment, wait in zip(calls, waits, strict=False) if moment < calls[0] + 15)
@@ -177,10 +177,10 @@ def test_a_node_that_is_gone_is_found_out_as_soon_as_ever(others: int) -> None:
     def then(now: float) -> None:
         if now == 0.0:
             for one in [*keys, key]:
-                network.poller.set_order(one, ORDER)
-        gang = network.poller.gang(key) or {}
-        lost, longest = (gang.get("witness") or {}).get("leaderLostSeconds"), UNREACHABLE.total_seconds()
-        if gang.get("unreachableSeconds", 0) > longest and (lost or 0) > longest:
+                network.poller.set_target(one, TARGET)
+        report = network.poller.agent_report(key) or {}
+        lost, longest = (report.get("witness") or {}).get("leaderLostSeconds"), UNREACHABLE.total_seconds()
+        if report.get("unreachableSeconds", 0) > longest and (lost or 0) > longest:
             found.append(now - dies)
 
     play(network, dies + 60.0, then)

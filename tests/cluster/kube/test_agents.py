@@ -19,7 +19,7 @@ from trainjob.cluster.kube.agents import CALLS, AgentPoller, AgentPolling
 from trainjob.cluster.kube.informer import AgentPace
 
 KEY = JobKey("default", "digits")
-ORDER = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}
+TARGET = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}
 NEVER = 10_000.0
 
 QUICK = AgentPace(steady=0.01, hasty=0.01, hasty_for=NEVER, witness=NEVER)
@@ -63,8 +63,8 @@ class World:
     def _count(self, outcome: str, _seconds: float) -> None:
         self.outcomes[outcome] += 1
 
-    def gang(self) -> Mapping[str, Any]:
-        return self.poller.gang(KEY) or {}
+    def agent_report(self) -> Mapping[str, Any]:
+        return self.poller.agent_report(KEY) or {}
 
 
 class Calls:
@@ -78,9 +78,9 @@ class Calls:
         self.held: asyncio.Event | None = None
 
     async def __call__(
-        self, host: str, _port: int, token: str, order: Mapping[str, Any], **_timeout: float
+        self, host: str, _port: int, token: str, target: Mapping[str, Any], **_timeout: float
     ) -> Mapping[str, Any]:
-        self.made.append((host, token, order))
+        self.made.append((host, token, target))
         self.open += 1
         self.most_open = max(self.open, self.most_open)
         try:
@@ -111,26 +111,26 @@ async def polling(world: World) -> AsyncIterator[World]:
 async def test_an_agent_is_told_the_order_and_its_answer_is_known() -> None:
     agent = FakeAgent("token of uid-1")
     async with agent.serve() as port, polling(World(port=port, pace=ONCE)) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: world.told[KEY] == 1)
-        gang = dict(world.gang())
-        assert gang.pop("age") >= 0
-        assert gang == {**build_report(), "unreachableSeconds": 0.0}
-        assert agent.orders == [ORDER]
+        report = dict(world.agent_report())
+        assert report.pop("age") >= 0
+        assert report == {**build_report(), "unreachableSeconds": 0.0}
+        assert agent.targets == [TARGET]
         assert world.outcomes == {"answered": 1}
 
 
 async def test_an_agent_with_another_key_is_no_end_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     agent = FakeAgent("another")
     async with agent.serve() as port, polling(World(port=port)) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: world.outcomes["refused"] >= 4)
-        assert world.poller.gang(KEY) is None
+        assert world.poller.agent_report(KEY) is None
         warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert len(warnings) == 1
         assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warnings[0]
         agent.token = "token of uid-1"  # noqa: S105 - no secret
-        await until(lambda: world.gang().get("phase") == "running")
+        await until(lambda: world.agent_report().get("phase") == "running")
 
 
 async def test_a_report_that_is_larger_than_its_job_is_refused_and_told_once(
@@ -139,9 +139,9 @@ async def test_a_report_that_is_larger_than_its_job_is_refused_and_told_once(
     agent = FakeAgent("token of uid-1")
     agent.report = build_report() | {"members": {f"worker-{number}": {} for number in range(50_000)}}
     async with agent.serve() as port, polling(World(port=port)) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: world.outcomes["refused"] >= 4)
-        assert world.poller.gang(KEY) is None
+        assert world.poller.agent_report(KEY) is None
         (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warning
         assert "at most 67840 are taken" in warning
@@ -156,10 +156,10 @@ async def test_of_a_report_what_is_known_is_kept_of_replicas_that_are() -> None:
         evaluator = build_pod()
         evaluator["metadata"]["labels"]["trainjob.dev/role"] = "evaluator"
         world.pods[KEY].append(evaluator)
-        world.poller.set_order(KEY, ORDER)
-        await until(world.gang)
-        assert set(world.gang()["members"]) == {"worker-0", "worker-1", "evaluator-0"}
-        assert set(world.gang()) == {*build_report(), "age", "unreachableSeconds"}
+        world.poller.set_target(KEY, TARGET)
+        await until(world.agent_report)
+        assert set(world.agent_report()["members"]) == {"worker-0", "worker-1", "evaluator-0"}
+        assert set(world.agent_report()) == {*build_report(), "age", "unreachableSeconds"}
 
 
 async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
@@ -169,16 +169,16 @@ async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
         World(port=port, pace=pace)
     ) as world:  # fmt: skip
         world.pods[KEY].append(build_pod(1, host="127.0.0.2"))
-        world.poller.set_order(KEY, ORDER)
-        await until(lambda: world.gang().get("phase") == "running")
-        assert not member.orders
+        world.poller.set_target(KEY, TARGET)
+        await until(lambda: world.agent_report().get("phase") == "running")
+        assert not member.targets
         leader.is_mute = True
-        await until(lambda: world.gang().get("witness") == build_witness(11.0))
-        assert world.gang()["unreachableSeconds"] > 0
-        assert world.gang()["phase"] == "running"
+        await until(lambda: world.agent_report().get("witness") == build_witness(11.0))
+        assert world.agent_report()["unreachableSeconds"] > 0
+        assert world.agent_report()["phase"] == "running"
         leader.is_mute = False
-        await until(lambda: "witness" not in world.gang())
-        assert world.gang()["unreachableSeconds"] == 0
+        await until(lambda: "witness" not in world.agent_report())
+        assert world.agent_report()["unreachableSeconds"] == 0
 
 
 async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_answer() -> None:
@@ -190,8 +190,8 @@ async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_an
     ) as world:  # fmt: skip
         for key in [JobKey("theirs", f"silent-{number}") for number in range(200)]:
             world.uids[key], world.pods[key] = key.name, [build_pod(host="127.0.0.2")]
-            world.poller.set_order(key, ORDER)
-        world.poller.set_order(KEY, ORDER)
+            world.poller.set_target(key, TARGET)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: world.outcomes["answered"] >= 20)
 
 
@@ -202,13 +202,13 @@ async def test_the_same_order_is_no_reason_to_ask_another_one_is() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
     async with polling(World(sync=calls, pace=ONCE)) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: world.told[KEY] == 1)
-        world.poller.set_order(KEY, dict(ORDER))
-        other = {**ORDER, "maxRestarts": 7}
-        world.poller.set_order(KEY, other)
+        world.poller.set_target(KEY, dict(TARGET))
+        other = {**TARGET, "maxRestarts": 7}
+        world.poller.set_target(KEY, other)
         await until(lambda: len(calls.made) == 2)
-        assert [order for _, _, order in calls.made] == [ORDER, other]
+        assert [target for _, _, target in calls.made] == [TARGET, other]
 
 
 async def test_an_order_that_changes_during_a_call_is_told_after_it() -> None:
@@ -216,9 +216,9 @@ async def test_an_order_that_changes_during_a_call_is_told_after_it() -> None:
     calls.answers["127.0.0.1"] = build_report()
     calls.held = asyncio.Event()
     async with polling(World(sync=calls, pace=ONCE)) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: calls.open == 1)
-        world.poller.set_order(KEY, {**ORDER, "maxRestarts": 7})
+        world.poller.set_target(KEY, {**TARGET, "maxRestarts": 7})
         calls.held.set()
         await until(lambda: len(calls.made) == 2)
 
@@ -228,7 +228,7 @@ async def test_a_change_of_the_pods_makes_it_ask_more_often() -> None:
     calls.answers["127.0.0.1"] = build_report()
     pace = AgentPace(steady=NEVER, hasty=0.02, hasty_for=0.5)
     async with polling(World(sync=calls, pace=pace)) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: len(calls.made) >= 2)
         before = world.poller._watched[KEY]
         await until(lambda: before.hasty_until < asyncio.get_running_loop().time())
@@ -241,10 +241,10 @@ async def test_pods_that_do_not_run_are_not_asked() -> None:
     calls = Calls()
     async with polling(World(sync=calls)) as world:
         world.pods[KEY] = [build_pod(host=None), build_pod(1)]
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         marker = JobKey("default", "marker")
         world.uids[marker], world.pods[marker] = "uid-2", [build_pod(host="10.0.0.2")]
-        world.poller.set_order(marker, ORDER)
+        world.poller.set_target(marker, TARGET)
         await until(lambda: len(calls.made) >= 5)
         assert set(calls.hosts) == {"10.0.0.2"}
         world.pods[KEY] = [build_pod(host="10.0.0.1")]
@@ -254,7 +254,7 @@ async def test_pods_that_do_not_run_are_not_asked() -> None:
 
 async def test_an_order_from_before_it_runs_counts() -> None:
     world = World(sync=Calls())
-    world.poller.set_order(KEY, ORDER)
+    world.poller.set_target(KEY, TARGET)
     async with polling(world):
         await until(lambda: world.outcomes["unreachable"] >= 1)
 
@@ -266,27 +266,27 @@ async def test_without_an_order_nobody_is_asked_and_nothing_is_known() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
     async with polling(World(sync=calls)) as world:
-        world.poller.set_order(KEY, ORDER)
-        await until(world.gang)
-        world.poller.set_order(KEY, None)
-        assert world.poller.gang(KEY) is None
-        world.poller.set_order(KEY, None)  # again is no mistake
+        world.poller.set_target(KEY, TARGET)
+        await until(world.agent_report)
+        world.poller.set_target(KEY, None)
+        assert world.poller.agent_report(KEY) is None
+        world.poller.set_target(KEY, None)  # again is no mistake
         world.poller.hasten(KEY)
         asked = calls.hosts.count("127.0.0.1")
         marker = JobKey("default", "marker")
         world.uids[marker], world.pods[marker] = "uid-2", [build_pod(host="10.0.0.2")]
-        world.poller.set_order(marker, ORDER)
+        world.poller.set_target(marker, TARGET)
         await until(lambda: calls.hosts.count("10.0.0.2") >= 5)
         assert calls.hosts.count("127.0.0.1") == asked
 
 
 async def test_a_job_that_is_gone_is_forgotten() -> None:
     async with polling(World(sync=Calls())) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: world.outcomes["unreachable"] >= 1)
         del world.uids[KEY]
         await until(lambda: not world.poller._watched)
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         assert not world.poller._watched
 
 
@@ -294,12 +294,12 @@ async def test_another_job_of_the_same_name_has_another_token_and_no_past() -> N
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
     async with polling(World(sync=calls)) as world:
-        world.poller.set_order(KEY, ORDER)
-        await until(world.gang)
+        world.poller.set_target(KEY, TARGET)
+        await until(world.agent_report)
         world.uids[KEY] = "uid-2"
-        world.poller.set_order(KEY, ORDER)
-        assert world.poller.gang(KEY) is None
-        await until(world.gang)
+        world.poller.set_target(KEY, TARGET)
+        assert world.poller.agent_report(KEY) is None
+        await until(world.agent_report)
         assert {token for _, token, _ in calls.made} == {"token of uid-1", "token of uid-2"}
 
 
@@ -314,7 +314,7 @@ async def test_no_more_calls_at_once_than_allowed(namespaces: int) -> None:
         keys = [JobKey(f"space-{number % namespaces}", f"job-{number}") for number in range(3 * CALLS)]
         for key in keys:
             world.uids[key], world.pods[key] = key.name, [build_pod()]
-            world.poller.set_order(key, ORDER)
+            world.poller.set_target(key, TARGET)
         await until(lambda: calls.open == most)
         calls.held.set()
         await until(lambda: len({token for _, token, _ in calls.made}) == len(keys))
@@ -327,7 +327,7 @@ async def test_no_more_calls_a_second_than_allowed(monkeypatch: pytest.MonkeyPat
     pace = replace(QUICK, hasty=0.0, steady=0.0)
     async with polling(World(pace=pace, sync=Calls(), on_call=lambda *_: times.append(loop.time()))) as world:
         begun = loop.time()
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: len(times) >= 3 * CALLS)
     rest = times[CALLS:]
     assert len(rest) - 1 <= 1000.0 * (rest[-1] - begun)
@@ -338,10 +338,10 @@ async def test_what_goes_wrong_with_one_job_stops_no_other(caplog: pytest.LogCap
     calls.answers["127.0.0.1"] = ValueError("a defect")
     calls.answers["10.0.0.2"] = build_report()
     async with polling(World(sync=calls)) as world:
-        world.poller.set_order(KEY, ORDER)
+        world.poller.set_target(KEY, TARGET)
         await until(lambda: calls.hosts.count("127.0.0.1") >= 2)
         assert "a defect" in caplog.text
         other = JobKey("default", "other")
         world.uids[other], world.pods[other] = "uid-2", [build_pod(host="10.0.0.2")]
-        world.poller.set_order(other, ORDER)
+        world.poller.set_target(other, TARGET)
         await until(lambda: world.told[other] == 1)

@@ -308,10 +308,10 @@ async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> N
         async with open_kube(server.url, asking=asking) as cluster:
             told: list[JobKey] = []
             await cluster.synced()
-            cluster.set_order(KEY, {"world": {"worker": 2}})
+            cluster.set_target(KEY, {"world": {"worker": 2}})
             over = loop.time() + 2 * pace.hasty_for
             await until(lambda: loop.time() > over)
-            assert (await look(cluster)).gang is None
+            assert (await look(cluster)).agent_report is None
             state = {
                 "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
                 "podIP": "127.0.0.1",
@@ -319,13 +319,13 @@ async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> N
             leader = next(p for p in pods if "-worker-0-" in p["metadata"]["name"])
             cluster.watch(told.append)
             server.put({**leader, "status": state})
-            await until(lambda: agent.orders)
+            await until(lambda: agent.targets)
             await until(lambda: told.count(KEY) >= 2)  # of the pod, and of the answer
-            gang = (await look(cluster)).gang
-            assert gang is not None
-            assert (gang["members"], gang["unreachableSeconds"]) == (build_report()["members"], 0.0)
-            cluster.set_order(KEY, None)
-            assert (await look(cluster)).gang is None
+            report = (await look(cluster)).agent_report
+            assert report is not None
+            assert (report["members"], report["unreachableSeconds"]) == (build_report()["members"], 0.0)
+            cluster.set_target(KEY, None)
+            assert (await look(cluster)).agent_report is None
 
 
 @pytest.mark.parametrize(
@@ -350,10 +350,10 @@ async def test_a_pod_that_only_has_the_jobs_labels_hears_no_order(owners: list[d
         server.put({**pod, "metadata": forged, "status": {**status, "podIP": "127.0.0.2"}})
         async with open_kube(server.url, asking=asking) as cluster:
             await cluster.synced()
-            cluster.set_order(KEY, {"world": {"worker": 1}})
+            cluster.set_target(KEY, {"world": {"worker": 1}})
             server.put({**pod, "status": {**status, "podIP": "127.0.0.1"}})
-            await until(lambda: len(agent.orders) > 5)
-        assert foreign.orders == []
+            await until(lambda: len(agent.targets) > 5)
+        assert foreign.targets == []
 
 
 async def test_an_object_is_replaced_in_the_state_that_was_seen() -> None:

@@ -178,7 +178,7 @@ async def test_a_restart_in_place_is_told_and_takes_no_pod() -> None:
             ledger = {"attempt": 2, "charged": 1, "sinceProgress": 1}
             agents.more = {"attempt": 2, "ledger": ledger, "failure": failure}
             await until(lambda: any(event["reason"] == "Restarted" for event in server.all("Event")))
-            await until(lambda: agents.orders["digits"]["ledger"]["charged"] == 1)
+            await until(lambda: agents.targets["digits"]["ledger"]["charged"] == 1)
             job = server.find("TrainJob", "digits")
             assert job is not None
             assert job["status"]["restarts"]["charged"] == 1

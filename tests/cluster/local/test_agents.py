@@ -25,7 +25,7 @@ async def start(cluster: LocalCluster, lines: Lines, **pod: Any) -> None:
 
 def answer(snapshot: Snapshot) -> Any:
     """What the small agent has heard, and which pod's it is."""
-    failure = (snapshot.gang or {}).get("failure")
+    failure = (snapshot.agent_report or {}).get("failure")
     return json.loads(failure["message"]) if failure else {}
 
 
@@ -34,31 +34,31 @@ def heard(snapshot: Snapshot) -> Any:
 
 
 async def test_the_leading_agent_is_told_and_its_answer_is_seen(tmp_path: Path) -> None:
-    order = {"world": WORLD, "maxRestarts": 3}
+    target = {"world": WORLD, "maxRestarts": 3}
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)
-        assert cluster.snapshot().gang is None
-        cluster.set_order(KEY, order)
+        assert cluster.snapshot().agent_report is None
+        cluster.set_target(KEY, target)
         snapshot = await until(cluster, heard)
-        gang = snapshot.gang
-        assert gang is not None
-        assert (answer(snapshot), gang["unreachableSeconds"]) == ({"order": order, "by": NAME}, 0)
-        assert gang["age"] >= 0
-        cluster.set_order(KEY, {**order, "maxRestarts": 4})
+        report = snapshot.agent_report
+        assert report is not None
+        assert (answer(snapshot), report["unreachableSeconds"]) == ({"order": target, "by": NAME}, 0)
+        assert report["age"] >= 0
+        cluster.set_target(KEY, {**target, "maxRestarts": 4})
         await until(cluster, lambda s: heard(s)["maxRestarts"] == 4)
 
 
 async def test_an_order_for_another_job_is_not_ours(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)
-        cluster.set_order(JobKey("default", "another"), {"world": WORLD, "mine": False})
-        cluster.set_order(KEY, {"world": WORLD, "mine": True})
+        cluster.set_target(JobKey("default", "another"), {"world": WORLD, "mine": False})
+        cluster.set_target(KEY, {"world": WORLD, "mine": True})
         assert heard(await until(cluster, heard))["mine"]
 
 
 async def test_an_agent_that_comes_later_is_told_too(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
-        cluster.set_order(KEY, {"world": WORLD})
+        cluster.set_target(KEY, {"world": WORLD})
         await start(cluster, lines)
         await until(cluster, heard)
 
@@ -66,11 +66,11 @@ async def test_an_agent_that_comes_later_is_told_too(tmp_path: Path) -> None:
 async def test_an_agent_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)
-        cluster.set_order(KEY, {"world": WORLD, "end": 3})
+        cluster.set_target(KEY, {"world": WORLD, "end": 3})
         await ended(cluster, NAME)
         assert heard(cluster.snapshot())["end"] == 3
-        cluster.set_order(KEY, None)
-        assert cluster.snapshot().gang
+        cluster.set_target(KEY, None)
+        assert cluster.snapshot().agent_report
 
 
 async def test_an_agent_that_does_not_answer_is_counted_as_silent(
@@ -79,10 +79,10 @@ async def test_an_agent_that_does_not_answer_is_counted_as_silent(
     code = "import signal; print('up', flush=True); signal.pause()"
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)
-        cluster.set_order(KEY, {"world": WORLD, "end": 1})
+        cluster.set_target(KEY, {"world": WORLD, "end": 1})
         await ended(cluster, NAME)
         await cluster.create(build_agent_pod(python(code), incarnation=2))
-        snapshot = await until(cluster, lambda s: s.gang and s.gang["unreachableSeconds"] > 0)
+        snapshot = await until(cluster, lambda s: s.agent_report and s.agent_report["unreachableSeconds"] > 0)
         assert heard(snapshot)["end"] == 1
     assert not caplog.records
 
@@ -215,7 +215,7 @@ async def test_a_bundle_that_was_deleted_is_created_anew(tmp_path: Path) -> None
         (secret,) = cluster._store.of_kind("Secret")
         await cluster.delete(ref_of(secret, "Secret"))
         await start(cluster, lines)
-        cluster.set_order(KEY, {"world": WORLD})
+        cluster.set_target(KEY, {"world": WORLD})
         await until(cluster, heard)
 
 

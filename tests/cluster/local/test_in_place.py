@@ -19,7 +19,7 @@ from trainjob.core.settings import Bundle
 
 WORLD = {"worker": 2}
 BUNDLE = Bundle(b"", b"key")
-ORDER: dict[str, Any] = {"world": WORLD, "incarnations": {"worker-0": 1, "worker-1": 1}, "maxRestarts": 3}
+TARGET: dict[str, Any] = {"world": WORLD, "incarnations": {"worker-0": 1, "worker-1": 1}, "maxRestarts": 3}
 
 # Says who it is; SIGTERM makes it save and leave, SIGUSR1 finish.
 STAY = """
@@ -65,7 +65,7 @@ class InPlace:
         await self.cluster.create(build_token_secret(self.job, BUNDLE))
         for index in range(2):
             await self.cluster.create(self.pod(index))
-        self.cluster.set_order(KEY, ORDER)
+        self.cluster.set_target(KEY, TARGET)
 
     async def pid(self, index: int, attempt: int) -> int:
         """Return the training process of a worker, once it runs."""
@@ -78,8 +78,8 @@ def is_it(line: tuple[str, str], index: int, prefix: str) -> bool:
     return line[0] == f"worker-{index}" and line[1].startswith(prefix)
 
 
-def gang(snapshot: Snapshot) -> dict[str, Any]:
-    return dict(snapshot.gang or {})
+def report_of(snapshot: Snapshot) -> dict[str, Any]:
+    return dict(snapshot.agent_report or {})
 
 
 async def test_a_killed_process_starts_anew_in_its_pod(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ async def test_a_killed_process_starts_anew_in_its_pod(tmp_path: Path) -> None:
         second = [await job.pid(index, 2) for index in range(2)]
         assert not [pid for pid in first if is_alive(pid)]
         assert not set(first) & set(second)
-        snapshot = await until(cluster, lambda s: gang(s).get("attempt") == 2)
-        said = gang(snapshot)
+        snapshot = await until(cluster, lambda s: report_of(s).get("attempt") == 2)
+        said = report_of(snapshot)
         assert (said["failure"]["seat"], said["failure"]["reason"], said["failure"]["signal"]) == (
             "worker-1",
             "Killed",
@@ -115,7 +115,7 @@ signal.pause()
     async with local_cluster(tmp_path) as (cluster, lines):
         job = InPlace(cluster, lines, code, maxRestarts=0)
         await job.start()
-        cluster.set_order(KEY, {**ORDER, "maxRestarts": 0})
+        cluster.set_target(KEY, {**TARGET, "maxRestarts": 0})
         states = [await ended(cluster, job.name(index)) for index in range(2)]
         assert [state["exitCode"] for state in states] == [85, 1]
         for state in states:
@@ -143,11 +143,11 @@ async def test_a_deleted_pod_saves_and_its_successor_meets_the_others(tmp_path: 
         assert ("worker-1", "saved") in lines.seen
         assert not is_alive(kept)
         assert "running" in state_of(cluster.snapshot().pods[0])
-        cluster.set_order(KEY, {**ORDER, "incarnations": {"worker-0": 1, "worker-1": 2}})
+        cluster.set_target(KEY, {**TARGET, "incarnations": {"worker-0": 1, "worker-1": 2}})
         await cluster.create(job.pod(1, 2))
         for name in (job.name(0), job.name(1, 2)):
             assert (await ended(cluster, name))["exitCode"] == 0
-        assert gang(cluster.snapshot())["ledger"]["charged"] == 0
+        assert report_of(cluster.snapshot())["ledger"]["charged"] == 0
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -1,17 +1,15 @@
 """The view of a job: data only, so that every display shows the same."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from trainjob.api import TrainJobStatus
 from trainjob.cluster import Snapshot
-from trainjob.core.agent_reports import EvaluationResult, Gang, Report, read_gang, read_report
+from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report
 from trainjob.core.names import EVALUATOR, Replica
 from trainjob.core.pods import Pod, PodState, read_pod
-
-_NO_REPORT = Report()
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class ReplicaView:
 
     name: str
     state: str = "pending"
-    report: Report = _NO_REPORT
+    report: Report = field(default_factory=Report)
     pod: str | None = None
     exit_code: int | None = None
     message: str = ""
@@ -83,8 +81,8 @@ def build_view(snapshot: Snapshot, replicas: Iterable[Replica], *, since: dateti
         now: the current time.
     """
     pods = _newest(snapshot.pods)
-    gang = read_gang(snapshot.gang or {})
-    shown = tuple(_replica_view(replica, pods.get(replica), snapshot.progress, gang) for replica in replicas)
+    report = AgentReport.model_validate(snapshot.agent_report or {})
+    shown = tuple(_replica_view(each, pods.get(each), snapshot.progress, report) for each in replicas)
     scored = (view.report.evaluation for view in shown if view.name.startswith(f"{EVALUATOR}-"))
     return JobView(
         name=snapshot.job["metadata"]["name"],
@@ -98,7 +96,7 @@ def build_view(snapshot: Snapshot, replicas: Iterable[Replica], *, since: dateti
 
 def _newest_checkpoint(snapshot: Snapshot) -> int | None:
     # Deleted pods count too: their checkpoints still exist.
-    steps = [read_report(raw).checkpoint_step for raw in snapshot.progress.values()]
+    steps = [Report.model_validate(raw).checkpoint_step for raw in snapshot.progress.values()]
     steps.append(((snapshot.job.get("status") or {}).get("output") or {}).get("checkpointStep"))
     return max((step for step in steps if step is not None), default=None)
 
@@ -112,14 +110,14 @@ def _newest(manifests: Iterable[Mapping[str, Any]]) -> dict[Replica, Pod]:
 
 
 def _replica_view(
-    replica: Replica, pod: Pod | None, progress: Mapping[str, Mapping[str, Any]], gang: Gang
+    replica: Replica, pod: Pod | None, progress: Mapping[str, Mapping[str, Any]], agent_report: AgentReport
 ) -> ReplicaView:
     if pod is None:
         return ReplicaView(replica.name)
-    report = read_report(progress[pod.name]) if pod.name in progress else _NO_REPORT
+    report = Report.model_validate(progress[pod.name]) if pod.name in progress else Report()
     return ReplicaView(
         name=replica.name,
-        state=_state(pod, report, gang),
+        state=_state(pod, report, agent_report),
         report=report,
         pod=pod.name,
         exit_code=pod.exit_code,
@@ -127,7 +125,7 @@ def _replica_view(
     )
 
 
-def _state(pod: Pod, report: Report, gang: Gang) -> str:
+def _state(pod: Pod, report: Report, agent_report: AgentReport) -> str:
     if pod.state is PodState.SUCCEEDED:
         return "finished"
     if pod.state is PodState.FAILED:
@@ -135,13 +133,13 @@ def _state(pod: Pod, report: Report, gang: Gang) -> str:
     if pod.deleting:
         return "stopping"
     if pod.state is PodState.RUNNING:
-        return _state_in_gang(pod, gang) or report.state or "running"
+        return _state_by_agents(pod, agent_report) or report.state or "running"
     return "starting"
 
 
-def _state_in_gang(pod: Pod, gang: Gang) -> str | None:
+def _state_by_agents(pod: Pod, agent_report: AgentReport) -> str | None:
     """Return why a pod's training process isn't running, or None while it runs."""
-    member = gang.members.get(pod.replica)
+    member = agent_report.members.get(pod.replica)
     if member is None or member.pod != pod.name:
         return None
     return {"idle": "waiting", "stopping": "stopping"}.get(member.state)

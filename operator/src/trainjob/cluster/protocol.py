@@ -155,9 +155,9 @@ class Snapshot:
         network_policy: the NetworkPolicy of the job's name, of any owner.
         progress: the latest progress report of each pod that has one, by pod name
             (the keys of a report are in `docs/contract.md`).
-        gang: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with `age`,
-            the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None before
-            any agent has answered.
+        agent_report: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with
+            `age`, the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None
+            before any agent has answered.
     """
 
     job: Manifest
@@ -166,7 +166,7 @@ class Snapshot:
     claim: Manifest | None = None
     network_policy: Manifest | None = None
     progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    gang: Mapping[str, Any] | None = None
+    agent_report: Mapping[str, Any] | None = None
 
 
 class Cluster(Protocol):
@@ -214,10 +214,10 @@ class Cluster(Protocol):
             Conflict: the job has changed since it had `resource_version`, or is another one of that name.
         """
 
-    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
+    def set_target(self, key: JobKey, target: Mapping[str, Any] | None) -> None:
         """Send this agent target with every poll of the job's leading agent; None stops the polling.
 
-        The agent's reports appear in snapshots as `gang`.
+        The agent's reports appear in snapshots as `agent_report`.
         """
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:

@@ -80,12 +80,12 @@ class Reconciler:
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
             self._histories.pop(key, None)
-            self._cluster.set_order(key, None)
+            self._cluster.set_target(key, None)
             return None
         history = self._history_of(key, snapshot)
         observed = self._read(snapshot, history)
         planned = plan(observed, self._clock())
-        self._cluster.set_order(key, planned.order)
+        self._cluster.set_target(key, planned.target)
         is_new = not snapshot.job.get("status")
         creates_only = planned.only_creates and len(planned.actions) <= PORTION
         if is_new and creates_only and not history.status_pending:
@@ -137,7 +137,7 @@ class Reconciler:
             progress=snapshot.progress,
             refusal=history.refusal,
             settings=self._settings,
-            gang=snapshot.gang,
+            agent_report=snapshot.agent_report,
         )
 
     async def _record(

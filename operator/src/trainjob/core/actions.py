@@ -16,6 +16,7 @@ from trainjob.core.agent import (
     old_secret_name,
     secret_name,
 )
+from trainjob.core.agent_reports import restart_counts
 from trainjob.core.conditions import FAILURE_TARGET, SUCCESS_CRITERIA_MET, is_finished, is_true
 from trainjob.core.manifests import build_pod
 from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_seats
@@ -157,14 +158,14 @@ class Plan:
     Attributes:
         beforehand: deletions before the status write; a refused one doesn't delay it.
         requeue: the time until the next pass if nothing changes, or None.
-        order: the agent target for the job's leading agent, or None.
+        target: the agent target for the job's leading agent, or None.
     """
 
     status: TrainJobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue: timedelta | None = None
-    order: dict[str, Any] | None = None
+    target: dict[str, Any] | None = None
     beforehand: tuple[Delete, ...] = ()
 
     @property
@@ -225,7 +226,7 @@ def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[De
 # The agent target: what the controller sends to a job's leading agent (keys: `docs/contract.md`).
 
 
-def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | None:
+def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | None:
     """Return the agent target for this status, or None if the job's agents get none.
 
     Args:
@@ -236,7 +237,7 @@ def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | 
         return None
     if is_finished(status) or is_true(status, FAILURE_TARGET) or is_true(status, SUCCESS_CRITERIA_MET):
         return None
-    spec, restarts = observed.job.spec, status.restarts
+    spec = observed.job.spec
     return {
         # Not the API server's resourceVersion: each progress write would change the target.
         "lease": observed.settings.lease,
@@ -246,14 +247,7 @@ def build_order(observed: Observed, status: TrainJobStatus) -> dict[str, Any] | 
         "incarnations": _incarnations(observed, status),
         "maxRestarts": spec.max_restarts,
         "stallTimeoutSeconds": spec.stall_timeout_seconds,
-        "ledger": {
-            "attempt": observed.attempt - 1,
-            "charged": restarts.charged,
-            "uncharged": restarts.uncharged,
-            "refunded": restarts.refunded,
-            "sinceProgress": restarts.since_progress,
-            "furthestStep": restarts.furthest_step,
-        },
+        "ledger": restart_counts(observed.attempt - 1, status.restarts),
     }
 
 

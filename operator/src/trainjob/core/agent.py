@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainjob.api import AGENT_PORT, BUNDLE_VOLUME, STATE_VOLUME, ObjectMeta, TrainJob, TrainJobSpec
+from trainjob.core.agent_reports import restart_counts
 from trainjob.core.names import (
     LABEL_PROGRAM,
     MANAGER,
@@ -226,24 +227,11 @@ def agent_environment(
         "stallTimeoutSeconds": job.spec.stall_timeout_seconds,
         "warmStandby": job.spec.warm_standby,
         "graceSeconds": DEFAULT_GRACE_SECONDS if grace is None else grace,
-        "ledger": ledger_of(job, incarnation),
+        # The agents count this start and later restarts themselves.
+        "ledger": restart_counts(min(job.status.attempt or 0, incarnation - 1), job.status.restarts),
         **({"tokenDigest": token_digest} if token_digest else {}),
     }
     return {"TRAINJOB_AGENT": json.dumps(place, separators=(",", ":")), "TRAINJOB_STATE_DIR": STATE_FOLDER}
-
-
-def ledger_of(job: TrainJob, incarnation: int) -> dict[str, int | None]:
-    """Return the restart counts that the controller knows; agents count later restarts themselves."""
-    restarts = job.status.restarts
-    return {
-        # The agents count this start themselves.
-        "attempt": min(job.status.attempt or 0, incarnation - 1),
-        "charged": restarts.charged,
-        "uncharged": restarts.uncharged,
-        "refunded": restarts.refunded,
-        "sinceProgress": restarts.since_progress,
-        "furthestStep": restarts.furthest_step,
-    }
 
 
 def agent_volumes(source: AgentSource) -> list[Manifest]:

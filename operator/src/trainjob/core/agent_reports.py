@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 
 from trainjob.api.constants import INT32_MAX
+from trainjob.api.errors import model_of
+from trainjob.api.status import Restarts
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES, Replica
 from trainjob.core.wording import printable, quoted, reason_word
 
@@ -24,8 +31,9 @@ LONGEST_NAME = 253
 
 def integer(value: object) -> int | None:
     """Return a whole number that a status can hold, or None."""
-    good = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= INT64_MAX
-    return value if good and isinstance(value, int) else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if abs(value) <= INT64_MAX else None
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -40,11 +48,8 @@ def count(value: object) -> int:
 
 def finite(value: object) -> float | None:
     """Return a number that JSON can hold as a float, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if isinstance(value, int) and abs(value) > INT64_MAX:
-        return None
-    return float(value) if math.isfinite(value) else None
+    number = integer(value) if isinstance(value, int) else value
+    return float(number) if isinstance(number, int | float) and math.isfinite(number) else None
 
 
 def text(value: object, longest: int = LONGEST_NAME) -> str:
@@ -66,27 +71,138 @@ def known(raw: Mapping[str, Any], readers: Mapping[str, Callable[[Any], object]]
     return {key: read(raw[key]) for key, read in readers.items() if key in raw}
 
 
+# Models of untrusted JSON. A field's validator reads any value. `Kept` names another form for storage.
+
+
+class Lenient(BaseModel):
+    """A JSON object of an untrusted program; unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, defer_build=True)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Annotates a field that is kept in another form than the one that Python reads."""
+
+    func: Callable[[Any], object]
+
+
+def keep(model: type[Lenient], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a JSON object that is kept: the model's keys, with values cut to their limits."""
+    return known(raw, _keepers(model))
+
+
+@cache
+def _keepers(model: type[Lenient]) -> Mapping[str, Callable[[Any], object]]:
+    return {field.alias or name: _keeper(field) for name, field in model.model_fields.items()}
+
+
+def _keeper(field: FieldInfo) -> Callable[[Any], object]:
+    inner = model_of(field)
+    if inner is not None and issubclass(inner, Lenient):
+        return lambda value: keep(inner, value) if isinstance(value, Mapping) else None
+    ways: dict[type, Any] = {type(each): each for each in field.metadata}
+    way: Callable[[Any], object] = (ways.get(Kept) or ways[PlainValidator]).func
+    return way
+
+
+# Types of fields: the value that Python reads, and the one that is kept if it differs.
+
+
+LOG_TAIL = 2048
+"""Characters that are kept of the end of a log; agents send the same number."""
+
+_MOST_METRICS = 32
+_LONGEST_METRIC = 128
+_MOST_DIGITS = 6
+
+
+def read_replica(name: object) -> Replica | None:
+    """Return the replica of a name such as `worker-1`, or None."""
+    role, _, index = str(name).rpartition("-")
+    if role not in (*TRAINING_ROLES, EVALUATOR) or not index.isascii() or not index.isdigit():
+        return None
+    return Replica(role, int(index)) if len(index) <= _MOST_DIGITS else None
+
+
+def _number(value: object) -> float | None:
+    """Return a float; JSON has no NaN or infinity, so reports write them as text."""
+    if isinstance(value, float) or (isinstance(value, str) and value in ("nan", "inf", "-inf")):
+        return float(value)
+    return finite(value)
+
+
+def _figure(value: object) -> object:
+    """Return a number as it was reported, or None; NaN and infinities become text."""
+    number = _number(value)
+    if number is None:
+        return None
+    return value if math.isfinite(number) else str(number)
+
+
+def _known_metrics(value: object) -> dict[str, Any]:
+    """Return the first `_MOST_METRICS` metrics, as they were reported."""
+    metrics = mapping(value).items()
+    numbers = ((name, _figure(n)) for name, n in metrics if text(name, _LONGEST_METRIC) == name)
+    return dict(islice(((name, n) for name, n in numbers if n is not None), _MOST_METRICS))
+
+
+def _metrics(value: object) -> dict[str, str]:
+    return {name: f"{_number(number):.6g}" for name, number in _known_metrics(value).items()}
+
+
+def _world(value: object) -> dict[str, int]:
+    counts = {role: integer(mapping(value).get(role)) for role in (*TRAINING_ROLES, EVALUATOR)}
+    return {role: n for role, n in counts.items() if n is not None}
+
+
+def _start(value: object) -> str:
+    return value[:4096] if isinstance(value, str) else ""
+
+
+def _word(value: object) -> str:
+    return text(value, 32)
+
+
+def _if_readable(key: str, read: Callable[[object], object]) -> BeforeValidator:
+    """Return a validator by which an object counts as absent unless this key of it can be read."""
+    return BeforeValidator(lambda value: value if read(mapping(value).get(key)) is not None else None)
+
+
+_OBJECT = BeforeValidator(lambda value: value if isinstance(value, Mapping) else None)
+_BOOL = Kept(lambda value: value if isinstance(value, bool) else None)
+
+Int = Annotated[int | None, PlainValidator(integer)]
+Count = Annotated[int, PlainValidator(count)]
+Finite = Annotated[float | None, PlainValidator(finite)]
+Seconds = Annotated[float, PlainValidator(lambda value: finite(value) or 0.0), Kept(finite)]
+Number = Annotated[float | None, PlainValidator(_number), Kept(_figure)]
+Rate = Annotated[float | None, PlainValidator(finite), Kept(_figure)]
+Metrics = Annotated[Mapping[str, str], PlainValidator(_metrics), Kept(_known_metrics)]
+Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
+Text = Annotated[str, PlainValidator(text)]
+Word = Annotated[str, PlainValidator(_word)]
+
+
 # Progress reports of training processes.
 
 
-_MOST_METRICS = 32
-_LONGEST_NAME = 128
-_STATE = 64
-_LONGEST_SENTENCE = 4096
-"""Characters that are read."""
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
+class EvaluationResult(Lenient):
     """The evaluator's result for one checkpoint; metric values are text, as in the status."""
 
-    step: int
-    metrics: Mapping[str, str]
-    final: bool = False
+    step: Annotated[int, PlainValidator(integer)]
+    metrics: Metrics = Field(default_factory=dict)
+    final: Flag = False
 
 
-@dataclass(frozen=True)
-class Report:
+class ReportedError(Lenient):
+    """The error that ended a training process."""
+
+    reason: Text = ""
+    message: Annotated[str, PlainValidator(lambda value: printable(_start(value)))] = ""
+
+
+class Report(Lenient):
     """The latest progress report of one training process; None for values that it didn't report.
 
     Attributes:
@@ -102,127 +218,25 @@ class Report:
         stopped_early: why training ended before `total_steps`; empty if it didn't.
     """
 
-    state: str = ""
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: int | None = None
-    total_epochs: int | None = None
-    loss: float | None = None
-    examples_per_second: float | None = None
-    step_seconds: float | None = None
-    work_seconds: float | None = None
-    input_seconds: float | None = None
-    metrics: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_step: int | None = None
-    resumed_from: int | None = None
-    global_batch: int | None = None
-    evaluation: EvaluationResult | None = None
-    stopped_early: str = ""
-
-
-def read_report(raw: Mapping[str, Any]) -> Report:
-    """Return the report; values of an unexpected type are left out."""
-    evaluation = raw.get("evaluation")
-    return Report(
-        state=_state(raw.get("state")),
-        step=integer(raw.get("step")),
-        total_steps=integer(raw.get("totalSteps")),
-        epoch=integer(raw.get("epoch")),
-        total_epochs=integer(raw.get("totalEpochs")),
-        loss=_number(raw.get("loss")),
-        examples_per_second=finite(raw.get("examplesPerSecond")),
-        step_seconds=finite(raw.get("stepSeconds")),
-        work_seconds=finite(raw.get("workSeconds")),
-        input_seconds=finite(raw.get("inputSeconds")),
-        metrics=_metrics(raw.get("metrics")),
-        checkpoint_step=integer(raw.get("checkpointStep")),
-        resumed_from=integer(raw.get("resumedFrom")),
-        global_batch=integer(raw.get("globalBatch")),
-        evaluation=_evaluation(evaluation) if isinstance(evaluation, Mapping) else None,
-        stopped_early=_sentence(raw.get("stoppedEarly")),
-    )
-
-
-def project_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a report that is kept: known keys, with values cut to their limits."""
-    return known(raw, _PROGRESS)
-
-
-def _evaluation(raw: Mapping[str, Any]) -> EvaluationResult | None:
-    step = integer(raw.get("step"))
-    if step is None:
-        return None
-    return EvaluationResult(step, _metrics(raw.get("metrics")), final=raw.get("final") is True)
-
-
-def _number(value: object) -> float | None:
-    """Return a float; JSON has no NaN or infinity, so reports write them as text."""
-    if isinstance(value, float):
-        return value
-    if isinstance(value, str):
-        return float(value) if value in ("nan", "inf", "-inf") else None
-    return finite(value)
-
-
-def _metrics(value: object) -> dict[str, str]:
-    return {name: f"{_number(number):.6g}" for name, number in _known_metrics(value).items()}
-
-
-def _known_metrics(value: object) -> dict[str, Any]:
-    """Return the first `_MOST_METRICS` metrics, as they were reported."""
-    numbers = ((name, _figure(n)) for name, n in mapping(value).items() if _is_name(name))
-    return dict(islice(((name, n) for name, n in numbers if n is not None), _MOST_METRICS))
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isprintable() and len(name) <= _LONGEST_NAME
-
-
-def _state(value: object) -> str:
-    return text(value, _STATE)
-
-
-def _sentence(value: object) -> str:
-    return quoted(value[:_LONGEST_SENTENCE]) if isinstance(value, str) else ""
-
-
-def _figure(value: object) -> object:
-    """Return a number as it was reported, or None; NaN and infinities become text."""
-    number = _number(value)
-    if number is None:
-        return None
-    return value if math.isfinite(number) else str(number)
-
-
-def _known_evaluation(value: object) -> dict[str, Any] | None:
-    return known(value, _EVALUATION) if isinstance(value, Mapping) else None
-
-
-def _known_error(value: object) -> dict[str, Any] | None:
-    return known(value, _ERROR) if isinstance(value, Mapping) else None
-
-
-def _error_message(value: object) -> str:
-    return printable(value[:_LONGEST_SENTENCE]) if isinstance(value, str) else ""
-
-
-_ERROR: Mapping[str, Callable[[Any], object]] = {"reason": text, "message": _error_message}
-_EVALUATION: Mapping[str, Callable[[Any], object]] = {
-    "step": integer,
-    "metrics": _known_metrics,
-    "final": lambda value: value is True,
-}
-_PROGRESS: Mapping[str, Callable[[Any], object]] = {
-    "state": _state,
-    **dict.fromkeys(("step", "totalSteps", "epoch", "totalEpochs", "globalBatch"), integer),
-    **dict.fromkeys(("checkpointStep", "resumedFrom", "evaluatedBatches"), integer),
-    **dict.fromkeys(("loss", "examplesPerSecond", "stepSeconds", "workSeconds", "inputSeconds"), _figure),
-    "metrics": _known_metrics,
-    "evaluation": _known_evaluation,
-    "stoppedEarly": _sentence,
-    "error": _known_error,
-    "time": finite,
-}
+    state: Annotated[str, PlainValidator(lambda value: text(value, 64))] = ""
+    step: Int = None
+    total_steps: Int = None
+    epoch: Int = None
+    total_epochs: Int = None
+    loss: Number = None
+    examples_per_second: Rate = None
+    step_seconds: Rate = None
+    work_seconds: Rate = None
+    input_seconds: Rate = None
+    metrics: Metrics = Field(default_factory=dict)
+    checkpoint_step: Int = None
+    resumed_from: Int = None
+    global_batch: Int = None
+    evaluated_batches: Int = None
+    evaluation: Annotated[EvaluationResult | None, _if_readable("step", integer)] = None
+    stopped_early: Annotated[str, PlainValidator(lambda value: quoted(_start(value)))] = ""
+    error: Annotated[ReportedError | None, _OBJECT] = None
+    time: Finite = None
 
 
 # Reports of a job's agents.
@@ -239,16 +253,8 @@ IDLE = "idle"
 LOST = "lost"
 ABSENT = "absent"
 
-LOG_TAIL = 2048
-"""Characters that are kept of the end of a log; agents send the same number."""
 
-_WORD = 32
-_MESSAGE = 500
-_MOST_DIGITS = 6
-
-
-@dataclass(frozen=True)
-class ChildFailure:
+class ChildFailure(Lenient):
     """The failure of a training process, as its agent reports it.
 
     Attributes:
@@ -261,38 +267,46 @@ class ChildFailure:
         alone: only this process restarts, while the others continue training.
     """
 
-    seat: Replica
-    pod: str
-    reason: str
-    exit_code: int | None = None
-    message: str = ""
-    log_tail: str = ""
-    step: int | None = None
-    charged: bool = True
-    permanent: bool = False
-    repeated: bool = False
-    alone: bool = False
+    replica: Annotated[Replica, PlainValidator(read_replica), Kept(text)] = Field(alias="seat")
+    pod: Text = ""
+    incarnation: Int = None
+    attempt: Int = None
+    reason: Annotated[str, PlainValidator(lambda value: reason_word(value, "Crashed"))] = "Crashed"
+    exit_code: Int = None
+    signal: Int = None
+    message: Annotated[str, PlainValidator(lambda value: text(value, 500))] = ""
+    log_tail: Annotated[str, PlainValidator(lambda value: tail(value, LOG_TAIL))] = ""
+    step: Int = None
+    charged: Annotated[bool, PlainValidator(lambda value: value is not False), _BOOL] = True
+    permanent: Annotated[Flag, _BOOL] = False
+    repeated: Annotated[Flag, _BOOL] = False
+    alone: Annotated[Flag, _BOOL] = False
+    time: Finite = None
 
 
-@dataclass(frozen=True)
-class Ledger:
+class RestartCounts(Lenient):
     """Restart counts of the training; every value but `since_progress` only grows."""
 
-    attempt: int = 0
-    charged: int = 0
-    uncharged: int = 0
-    refunded: int = 0
-    since_progress: int = 0
-    furthest_step: int | None = None
+    attempt: Count = 0
+    counted: Count = Field(0, alias="charged")
+    uncounted: Count = Field(0, alias="uncharged")
+    reset: Count = Field(0, alias="refunded")
+    since_progress: Count = 0
+    furthest_step: Int = None
 
     @property
     def restarts(self) -> int:
         """Return all restarts, counted and uncounted."""
-        return self.charged + self.uncharged
+        return self.counted + self.uncounted
 
 
-@dataclass(frozen=True)
-class Member:
+def restart_counts(attempt: int, restarts: Restarts) -> dict[str, int | None]:
+    """Return the restart counts of a status as JSON for the agents."""
+    counts = {**restarts.model_dump(by_alias=True), "attempt": attempt}
+    return {key: counts[key] for key in _keepers(RestartCounts)}
+
+
+class Member(Lenient):
     """One replica as the leading agent sees it.
 
     Attributes:
@@ -300,64 +314,62 @@ class Member:
         seconds: how long it has been in that state.
     """
 
-    pod: str = ""
-    state: str = ABSENT
-    seconds: float = 0.0
-    report: Report | None = None
+    pod: Text = ""
+    incarnation: Int = None
+    state: Annotated[str, PlainValidator(lambda value: _word(value) or ABSENT), Kept(_word)] = ABSENT
+    seconds: Seconds = 0.0
+    report: Annotated[Report | None, _OBJECT] = None
 
 
-@dataclass(frozen=True)
-class Gang:
-    """The leading agent's latest report.
+class SentReport(Lenient):
+    """The report of any agent, without the leading agent's `members`.
 
     Attributes:
         phase: `meeting`, `running`, `stopping`, `finished` or `failed`.
+        restart_counts: the agents' own.
         world: replicas of each training role in the current attempt.
         failure: the cause of the latest restart, or of the end.
+    """
+
+    type: Word = ""
+    role: Word = ""
+    phase: Word = ""
+    child: Word = ""
+    phase_seconds: Finite = None
+    leader_lost_seconds: Finite = None
+    beat_age: Finite = None
+    seat: Text = ""
+    pod: Text = ""
+    attempt: Int = None
+    incarnation: Int = None
+    stopped: Annotated[Flag, _BOOL] = False
+    report: Annotated[Report | None, _OBJECT] = None
+    world: Annotated[Mapping[str, int], PlainValidator(_world)] = Field(default_factory=dict)
+    failure: Annotated[ChildFailure | None, _if_readable("seat", read_replica)] = None
+    restart_counts: Annotated[RestartCounts, BeforeValidator(mapping)] = Field(
+        default_factory=RestartCounts, alias="ledger"
+    )
+
+
+def _members(value: object) -> dict[Replica, Member]:
+    return {
+        replica: Member.model_validate(mapping(member))
+        for name, member in mapping(value).items()
+        if (replica := read_replica(name)) is not None
+    }
+
+
+class AgentReport(SentReport):
+    """The leading agent's latest report, as a snapshot has it.
+
+    Attributes:
         unreachable: seconds for which no agent has answered the controller.
         leader_lost: seconds for which another agent hasn't reached the leading one, or None.
     """
 
-    phase: str = ""
-    ledger: Ledger = field(default_factory=Ledger)
-    world: Mapping[str, int] = field(default_factory=dict)
-    failure: ChildFailure | None = None
-    members: Mapping[Replica, Member] = field(default_factory=dict)
-    unreachable: float = 0.0
-    leader_lost: float | None = None
-
-
-@dataclass(frozen=True)
-class AgentWords:
-    """The termination message of an agent that has failed.
-
-    Attributes:
-        gave_up: the agents have decided not to restart training.
-        failure: the cause.
-    """
-
-    gave_up: bool
-    failure: ChildFailure | None
-    ledger: Ledger
-    report: Report | None
-
-
-def read_gang(raw: Mapping[str, Any]) -> Gang:
-    """Return the report of a job's agents; values of an unexpected type are left out."""
-    members = {
-        seat: _member(value)
-        for name, value in mapping(raw.get("members")).items()
-        if (seat := read_seat(name)) is not None
-    }
-    return Gang(
-        phase=_word(raw.get("phase")),
-        ledger=read_ledger(mapping(raw.get("ledger"))),
-        world=_world(raw.get("world")),
-        failure=_failure(raw.get("failure")),
-        members=members,
-        unreachable=finite(raw.get("unreachableSeconds")) or 0.0,
-        leader_lost=finite(mapping(raw.get("witness")).get("leaderLostSeconds")),
-    )
+    members: Annotated[Mapping[Replica, Member], PlainValidator(_members)] = Field(default_factory=dict)
+    unreachable: Seconds = Field(0.0, alias="unreachableSeconds")
+    leader_lost: Finite = Field(None, validation_alias=AliasPath("witness", "leaderLostSeconds"))
 
 
 def project_report(raw: Mapping[str, Any], replicas: Container[str]) -> dict[str, Any]:
@@ -368,8 +380,8 @@ def project_report(raw: Mapping[str, Any], replicas: Container[str]) -> dict[str
         replicas: names of the replicas that the job has, or has pods of.
     """
     members = mapping(raw.get("members"))
-    kept = {name: known(mapping(member), _MEMBER) for name, member in members.items() if name in replicas}
-    return {**known(raw, _REPORT), **({"members": kept} if "members" in raw else {})}
+    kept = {name: keep(Member, mapping(member)) for name, member in members.items() if name in replicas}
+    return {**keep(SentReport, raw), **({"members": kept} if "members" in raw else {})}
 
 
 def replica_names(world: Mapping[str, int]) -> Iterator[str]:
@@ -377,133 +389,16 @@ def replica_names(world: Mapping[str, int]) -> Iterator[str]:
     return (Replica(role, index).name for role, number in world.items() for index in range(number))
 
 
-def read_agent_words(raw: Mapping[str, Any]) -> AgentWords | None:
+class TerminationMessage(SentReport):
+    """The termination message of an agent that has failed.
+
+    Attributes:
+        gave_up: the agents have decided not to restart training.
+    """
+
+    gave_up: Flag = False
+
+
+def read_termination_message(raw: Mapping[str, Any]) -> TerminationMessage | None:
     """Return an agent's termination message, or None if another program wrote it."""
-    if raw.get("agent") != 1:
-        return None
-    report = raw.get("report")
-    return AgentWords(
-        gave_up=raw.get("gaveUp") is True,
-        failure=_failure(raw.get("failure")),
-        ledger=read_ledger(mapping(raw.get("ledger"))),
-        report=read_report(report) if isinstance(report, Mapping) else None,
-    )
-
-
-def read_ledger(raw: Mapping[str, Any]) -> Ledger:
-    """Return the restart counts; missing ones are 0."""
-    return Ledger(
-        attempt=count(raw.get("attempt")),
-        charged=count(raw.get("charged")),
-        uncharged=count(raw.get("uncharged")),
-        refunded=count(raw.get("refunded")),
-        since_progress=count(raw.get("sinceProgress")),
-        furthest_step=integer(raw.get("furthestStep")),
-    )
-
-
-def read_seat(name: object) -> Replica | None:
-    """Return the replica of a name such as `worker-1`, or None."""
-    role, _, index = str(name).rpartition("-")
-    if role not in (*TRAINING_ROLES, EVALUATOR) or not index.isascii() or not index.isdigit():
-        return None
-    return Replica(role, int(index)) if len(index) <= _MOST_DIGITS else None
-
-
-def _member(raw: object) -> Member:
-    member = mapping(raw)
-    report = member.get("report")
-    return Member(
-        pod=text(member.get("pod")),
-        state=_word(member.get("state")) or ABSENT,
-        seconds=finite(member.get("seconds")) or 0.0,
-        report=read_report(report) if isinstance(report, Mapping) else None,
-    )
-
-
-def _failure(raw: object) -> ChildFailure | None:
-    failure = mapping(raw)
-    seat = read_seat(failure.get("seat", ""))
-    if seat is None:
-        return None
-    return ChildFailure(
-        seat=seat,
-        pod=text(failure.get("pod")),
-        reason=_reason(failure.get("reason")),
-        exit_code=integer(failure.get("exitCode")),
-        message=_message(failure.get("message")),
-        log_tail=_log_tail(failure.get("logTail")),
-        step=integer(failure.get("step")),
-        charged=failure.get("charged") is not False,
-        permanent=failure.get("permanent") is True,
-        repeated=failure.get("repeated") is True,
-        alone=failure.get("alone") is True,
-    )
-
-
-def _word(value: object) -> str:
-    return text(value, _WORD)
-
-
-def _reason(value: object) -> str:
-    return reason_word(value, "Crashed")
-
-
-def _message(value: object) -> str:
-    return text(value, _MESSAGE)
-
-
-def _log_tail(value: object) -> str:
-    return tail(value, LOG_TAIL)
-
-
-def _world(value: object) -> dict[str, int]:
-    counts = {role: integer(mapping(value).get(role)) for role in (*TRAINING_ROLES, EVALUATOR)}
-    return {role: n for role, n in counts.items() if n is not None}
-
-
-def _flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _part(readers: Mapping[str, Callable[[Any], object]]) -> Callable[[Any], object]:
-    """Return a reader of an object that may be null."""
-    return lambda value: known(value, readers) if isinstance(value, Mapping) else None
-
-
-def _progress(value: object) -> dict[str, Any] | None:
-    return project_progress(value) if isinstance(value, Mapping) else None
-
-
-_LEDGER: Mapping[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("attempt", "charged", "uncharged", "refunded", "sinceProgress"), count),
-    "furthestStep": integer,
-}
-_FAILURE: Mapping[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("seat", "pod"), text),
-    **dict.fromkeys(("incarnation", "attempt", "exitCode", "signal", "step"), integer),
-    "reason": _reason,
-    "message": _message,
-    "logTail": _log_tail,
-    **dict.fromkeys(("charged", "permanent", "repeated", "alone"), _flag),
-    "time": finite,
-}
-_MEMBER: Mapping[str, Callable[[Any], object]] = {
-    "pod": text,
-    "incarnation": integer,
-    "state": _word,
-    "seconds": finite,
-    "report": _progress,
-}
-_REPORT: Mapping[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("type", "role", "phase", "child"), _word),
-    **dict.fromkeys(("phaseSeconds", "leaderLostSeconds", "beatAge"), finite),
-    **dict.fromkeys(("seat", "pod"), text),
-    **dict.fromkeys(("attempt", "incarnation"), integer),
-    "stopped": _flag,
-    "report": _progress,
-    "world": _world,
-    "ledger": _part(_LEDGER),
-    "failure": _part(_FAILURE),
-}
-"""Keys of an agent report, the leading agent's or another's, except `members`."""
+    return TerminationMessage.model_validate(raw) if raw.get("agent") == 1 else None

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 
 from trainjob.api import FirstFailure, Restarts
-from trainjob.core.agent_reports import LOG_TAIL, LOST, REPLICA_RUNNING, ChildFailure, Ledger, tail
+from trainjob.core.agent_reports import LOG_TAIL, LOST, REPLICA_RUNNING, ChildFailure, RestartCounts, tail
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.exits import PEER_LOST, Raised, find_exception, is_mistake, meaning_of
 from trainjob.core.names import Replica, is_training, leader
@@ -62,8 +62,8 @@ def trains_on(observed: Observed) -> bool:
 
 
 def _is_coordinated(observed: Observed) -> bool:
-    gang = observed.gang
-    has_begun = gang is not None and gang.phase == REPLICA_RUNNING and observed.is_current(gang)
+    report = observed.agent_report
+    has_begun = report is not None and report.phase == REPLICA_RUNNING and observed.is_current(report)
     return observed.job.spec.ps is not None and has_begun
 
 
@@ -142,7 +142,8 @@ def first_failure(observed: Observed, replicas: Iterable[Replica], now: datetime
     lost a peer (exit code 85) is named only if there is no other failure; of several failures, the earliest.
     """
     bad = bad_pods(observed, now)
-    given_up = next((p.words.failure for p in bad if p.words and p.words.gave_up and p.words.failure), None)
+    messages = (p.termination for p in bad if p.termination is not None)
+    given_up = next((message.failure for message in messages if message.gave_up and message.failure), None)
     if given_up is not None:
         return describe_child(observed, given_up, given_up=True)
     first = min(bad, key=_blame, default=None)
@@ -166,17 +167,17 @@ def bad_pods(observed: Observed, now: datetime) -> list[Pod]:
 
 def _is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
     """Return whether this pod's agent has been unreachable for too long, by the report of another agent."""
-    gang, longest = observed.gang, UNREACHABLE.total_seconds()
-    if gang is None or pod.state is not PodState.RUNNING:
+    report, longest = observed.agent_report, UNREACHABLE.total_seconds()
+    if report is None or pod.state is not PodState.RUNNING:
         return False
     if pod.started_at is not None and time_left(pod.started_at, UNREACHABLE, now) > timedelta(0):
         return False  # the report is about the pod before it
     if pod.replica == leader(observed.job.spec):
-        return gang.unreachable > longest and (gang.leader_lost or 0.0) > longest
-    member = gang.members.get(pod.replica)
+        return report.unreachable > longest and (report.leader_lost or 0.0) > longest
+    member = report.members.get(pod.replica)
     return (
         member is not None
-        and gang.unreachable <= longest
+        and report.unreachable <= longest
         and (member.pod, member.state) == (pod.name, LOST)
         and member.seconds > longest
     )
@@ -192,8 +193,8 @@ def _missing(observed: Observed, replicas: Iterable[Replica]) -> Replica | None:
         return None
     present = {p.replica for p in observed.training_pods}
     world = next((p.world for p in observed.training_pods if p.world is not None), None)
-    seats = (r for r in replicas if world is None or r.index < world.get(r.role, 0))
-    return next((r for r in seats if r not in present), None)
+    expected = (r for r in replicas if world is None or r.index < world.get(r.role, 0))
+    return next((r for r in expected if r not in present), None)
 
 
 def _blame(pod: Pod) -> tuple[bool, datetime, Replica]:
@@ -204,7 +205,7 @@ def _blame(pod: Pod) -> tuple[bool, datetime, Replica]:
 def describe_pod(observed: Observed, pod: Pod) -> Failure:
     """Return the failure of a pod that has failed or was deleted, as far as it is known."""
     report = observed.reports.get(pod.name)
-    child = pod.words.failure if pod.words is not None else None
+    child = pod.termination.failure if pod.termination is not None else None
     if child is not None and child.pod == pod.name and not (pod.taken or pod.infrastructure):
         return describe_child(observed, child)
     return Failure(
@@ -214,7 +215,7 @@ def describe_pod(observed: Observed, pod: Pod) -> Failure:
         step=report.step if report else None,
         checkpoint_step=checkpoint_step(observed),
         exit_code=pod.exit_code,
-        log=pod.message if pod.words is None else "",
+        log=pod.message if pod.termination is None else "",
     )
 
 
@@ -222,7 +223,7 @@ def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = 
     """Return a training process's failure as its agent has reported it."""
     cause = _cause_of_child(child)
     return Failure(
-        child.seat,
+        child.replica,
         next((p for p in observed.pods if p.name == child.pod), None),
         replace(cause, permanent=cause.permanent or child.permanent),
         step=child.step,
@@ -235,7 +236,7 @@ def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = 
 
 
 def _cause(pod: Pod) -> Cause:
-    detail = _detail(pod.message) if pod.words is None else ""
+    detail = _detail(pod.message) if pod.termination is None else ""
     if pod.infrastructure:
         text = f"was taken away by the cluster ({quoted(pod.reason)}{detail})"
         return Cause(reason_word(pod.reason, "Disrupted"), text, charged=False)
@@ -324,15 +325,15 @@ def with_log(first: FirstFailure, observed: Observed) -> FirstFailure:
 
     Agents report a stall at once, and request the stacks of the stalled process only after that.
     """
-    told = [p.words.failure for p in observed.pods if p.words is not None]
-    told += [observed.gang.failure] if observed.gang is not None else []
+    told = [p.termination.failure for p in observed.pods if p.termination is not None]
+    told += [observed.agent_report.failure] if observed.agent_report is not None else []
     logs = (child.log_tail for child in told if child is not None and _is_same(first, child))
     return first.model_copy(update={"log_tail": tail(next(filter(None, logs), ""), LOG_TAIL)})
 
 
 def _is_same(first: FirstFailure, child: ChildFailure) -> bool:
-    same_seat = (first.pod, first.rank) == (child.pod, child.seat.name)
-    return same_seat and (first.reason, first.step) == (child.reason, child.step)
+    same_replica = (first.pod, first.rank) == (child.pod, child.replica.name)
+    return same_replica and (first.reason, first.step) == (child.reason, child.step)
 
 
 # The restarts that a job has left.
@@ -354,7 +355,7 @@ EARLY_SECONDS = 60.0
 
 def restarts_of(observed: Observed) -> Restarts:
     """Return the restart counts so far, by the status and by the agents, resets included."""
-    known = reduce(_merged, observed.ledgers, observed.status.restarts)
+    known = reduce(_merged, observed.agents_counts, observed.status.restarts)
     step, furthest = checkpoint_step(observed), known.furthest_step
     if step is not None and furthest is not None and step > furthest:
         return known.model_copy(update={"refunded": known.charged})
@@ -398,16 +399,16 @@ def _is_early(failure: Failure) -> bool:
     return (pod.finished_at - pod.started_at).total_seconds() < EARLY_SECONDS
 
 
-def _merged(known: Restarts, told: Ledger) -> Restarts:
+def _merged(known: Restarts, told: RestartCounts) -> Restarts:
     """Return the larger of each count: each side sees the other's within seconds, and counts only grow."""
     if told.restarts <= known.charged + known.uncharged:
         return known
     furthest = [s for s in (known.furthest_step, told.furthest_step) if s is not None]
     return known.model_copy(
         update={
-            "charged": max(known.charged, told.charged),
-            "uncharged": max(known.uncharged, told.uncharged),
-            "refunded": max(known.refunded, told.refunded),
+            "charged": max(known.charged, told.counted),
+            "uncharged": max(known.uncharged, told.uncounted),
+            "refunded": max(known.refunded, told.reset),
             "since_progress": told.since_progress,
             "furthest_step": max(furthest, default=None),
         }

@@ -14,16 +14,7 @@ from pydantic import ValidationError
 from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, TrainJobStatus, parse
 from trainjob.api.errors import value_at
 from trainjob.core.agent import AgentSource, agent_source, has_agent
-from trainjob.core.agent_reports import (
-    MEETING,
-    STOPPING,
-    Gang,
-    Ledger,
-    Member,
-    Report,
-    read_gang,
-    read_report,
-)
+from trainjob.core.agent_reports import MEETING, STOPPING, AgentReport, Member, Report, RestartCounts
 from trainjob.core.conditions import RUNNING, is_true
 from trainjob.core.names import (
     EVALUATOR,
@@ -36,7 +27,7 @@ from trainjob.core.names import (
     replica_counts,
     training_seats,
 )
-from trainjob.core.pods import Pod, PodState, last_words, read_pod
+from trainjob.core.pods import Pod, PodState, last_reports, read_pod
 from trainjob.core.queueing import refusal_delay, time_left
 from trainjob.core.settings import Settings
 
@@ -142,7 +133,7 @@ class Observed:
             that may write into the job's output.
         network_policy: of the job's name, or None.
         settings: settings for all jobs.
-        gang: the agent report; None before the first one, and for a job without agents.
+        agent_report: the agent report; None before the first one, and for a job without agents.
         refused_size: requested workers that can't share the global batch, or 0; `parsed` has the previous
             number.
     """
@@ -160,7 +151,7 @@ class Observed:
     strangers: tuple[Pod, ...] = ()
     network_policy: Dependent | None = None
     settings: Settings = field(default_factory=Settings)
-    gang: Gang | None = None
+    agent_report: AgentReport | None = None
     refused_size: int = 0
 
     @property
@@ -221,14 +212,14 @@ class Observed:
         Agents start attempts of their own.
         """
         incarnations = (p.incarnation for p in self.pods if is_training(p.replica))
-        agents = (ledger.attempt for ledger in self.ledgers)
+        agents = (counts.attempt for counts in self.agents_counts)
         return max([self.status.attempt or 1, *agents, *incarnations])
 
     @property
-    def ledgers(self) -> tuple[Ledger, ...]:
+    def agents_counts(self) -> tuple[RestartCounts, ...]:
         """Return the agents' restart counts, from the agent report and from termination messages."""
-        left = tuple(p.words.ledger for p in self.pods if p.words is not None)
-        return left if self.gang is None else (self.gang.ledger, *left)
+        left = tuple(p.termination.restart_counts for p in self.pods if p.termination is not None)
+        return left if self.agent_report is None else (self.agent_report.restart_counts, *left)
 
     @cached_property
     def training_pods(self) -> tuple[Pod, ...]:
@@ -308,22 +299,23 @@ class Observed:
             return False
         if not self.in_place or all(p.ended for p in self.training_pods):
             return True
-        if self.gang is None or not self.is_current(self.gang):
+        report = self.agent_report
+        if report is None or not self.is_current(report):
             # A controller that has just started knows only the recorded condition; one that can't reach the
             # pods, such as one on a laptop, knows only that they run.
             return is_true(self.status, RUNNING) or self.first_answer_left(now) <= timedelta(0)
         wanted = dict(Counter(seat.role for seat in self.seats))
-        return self.gang.phase not in (MEETING, STOPPING) and self.gang.world in ({}, wanted)
+        return report.phase not in (MEETING, STOPPING) and report.world in ({}, wanted)
 
     def first_answer_left(self, now: datetime) -> timedelta:
         """Return how long to wait for the agents' first report, 0 or less once the wait is over."""
         started = max((p.started_at for p in self.training_pods if p.started_at), default=None)
         return time_left(started, FIRST_ANSWER, now) if started is not None else timedelta(0)
 
-    def is_current(self, gang: Gang) -> bool:
+    def is_current(self, report: AgentReport) -> bool:
         """Return whether this report is from the agent of the pod that leads now."""
         seat = leader(self.job.spec)
-        said_by = gang.members.get(seat, Member()).pod
+        said_by = report.members.get(seat, Member()).pod
         return any(p.name == said_by for p in self.training_pods if p.replica == seat)
 
     def is_running(self, replicas: Iterable[Replica]) -> bool:
@@ -342,7 +334,7 @@ def read_observed(
     network_policy: Mapping[str, Any] | None = None,
     refusal: Refusal | None = None,
     settings: Settings | None = None,
-    gang: Mapping[str, Any] | None = None,
+    agent_report: Mapping[str, Any] | None = None,
 ) -> Observed:
     """Read Kubernetes objects into the input of the policies; an invalid job carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
@@ -354,7 +346,7 @@ def read_observed(
         errors = invalid.errors
     read = [(controller_uid(manifest) == meta.uid, pod) for manifest in pods if (pod := read_pod(manifest))]
     own = [pod for ours, pod in read if ours]
-    agents = read_gang(gang) if gang is not None else None
+    report = AgentReport.model_validate(agent_report) if agent_report is not None else None
     observed = Observed(
         meta=meta,
         parsed=parsed,
@@ -364,11 +356,11 @@ def read_observed(
         service=_dependent(service, meta.uid),
         claim=_dependent(claim, meta.uid),
         network_policy=_dependent(network_policy, meta.uid),
-        reports=_reports(own, agents, progress or {}),
+        reports=_reports(own, report, progress or {}),
         refusal=refusal,
         manager=value_at(job, "spec", "managedBy"),
         settings=settings or Settings(),
-        gang=agents,
+        agent_report=report,
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
     strangers = tuple(p for p in foreign if p.live or _may_write(p, observed))
@@ -396,16 +388,16 @@ def _without_bad_size(observed: Observed) -> Observed:
 
 
 def _reports(
-    pods: list[Pod], gang: Gang | None, progress: Mapping[str, Mapping[str, Any]]
+    pods: list[Pod], report: AgentReport | None, progress: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Report]:
     """Return the latest report of each pod; a succeeded pod's termination message is always the latest."""
-    members = gang.members.values() if gang is not None else ()
+    members = report.members.values() if report is not None else ()
     done = [p for p in pods if p.state is PodState.SUCCEEDED]
     return {
-        **last_words(pods),
+        **last_reports(pods),
         **{m.pod: m.report for m in members if m.pod and m.report is not None},
-        **{name: read_report(raw) for name, raw in progress.items()},
-        **last_words(done),
+        **{name: Report.model_validate(raw) for name, raw in progress.items()},
+        **last_reports(done),
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.api import CONTROLLER
-from trainjob.core.actions import Plan, build_order, delete_agent_secrets
+from trainjob.core.actions import Plan, build_target, delete_agent_secrets
 from trainjob.core.observed import Observed
 from trainjob.core.policies.creation import incomplete
 from trainjob.core.policies.elastic_policy import elastic, resized
@@ -66,7 +66,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         status=status,
         events=events,
         requeue=requeue,
-        order=build_order(observed, status),
+        target=build_target(observed, status),
         beforehand=delete_agent_secrets(observed, status),
     )
 

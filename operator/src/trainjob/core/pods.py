@@ -15,7 +15,7 @@ from typing import Any
 
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.core.agent import AgentSource, read_source
-from trainjob.core.agent_reports import AgentWords, Report, read_agent_words, read_report
+from trainjob.core.agent_reports import Report, TerminationMessage, read_termination_message
 from trainjob.core.names import (
     LABEL_INCARNATION,
     LABEL_INDEX,
@@ -66,7 +66,7 @@ class Pod:
         started_at: when the training container started, if the kubelet reports it.
         finished_at: when the training container ended, if the kubelet reports it.
         world: the number of replicas of each training role in its TF_CONFIG.
-        words: its agent's termination message after a failure, or None.
+        termination: its agent's termination message after a failure, or None.
         source: where its agent comes from, or None if it has no agent.
     """
 
@@ -89,7 +89,7 @@ class Pod:
     started_at: datetime | None = None
     finished_at: datetime | None = None
     world: Mapping[str, int] | None = None
-    words: AgentWords | None = None
+    termination: TerminationMessage | None = None
     source: AgentSource | None = None
 
     @property
@@ -148,7 +148,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         started_at=read_time((ended or container.get("running") or {}).get("startedAt")),
         finished_at=read_time((ended or {}).get("finishedAt")),
         world=_world(spec),
-        words=read_agent_words(read_json(message)) if state is PodState.FAILED else None,
+        termination=read_termination_message(read_json(message)) if state is PodState.FAILED else None,
         source=read_source(spec),
     )
 
@@ -156,10 +156,10 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
 def read_json(message: str) -> Mapping[str, Any]:
     """Return the JSON object in a termination message, or an empty one if it is other text."""
     try:
-        words = json.loads(message) if message.startswith("{") else None
+        value = json.loads(message) if message.startswith("{") else None
     except (ValueError, RecursionError):
         return {}  # the user's program wrote it
-    return words if isinstance(words, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_time(text: object) -> datetime | None:
@@ -247,12 +247,12 @@ def _world(spec: Mapping[str, Any]) -> Mapping[str, int] | None:
 # Last reports of training processes, from termination messages.
 
 
-def last_words(pods: Iterable[Pod]) -> dict[str, Report]:
+def last_reports(pods: Iterable[Pod]) -> dict[str, Report]:
     """Return the last report in each pod's termination message, by pod name: its own or its agent's."""
-    words: dict[str, Report] = {}
+    reports: dict[str, Report] = {}
     for pod in pods:
         if pod.state is PodState.SUCCEEDED and (report := read_json(pod.message)):
-            words[pod.name] = read_report(report)
-        elif pod.words is not None and pod.words.report is not None:
-            words[pod.name] = pod.words.report
-    return words
+            reports[pod.name] = Report.model_validate(report)
+        elif pod.termination is not None and pod.termination.report is not None:
+            reports[pod.name] = pod.termination.report
+    return reports

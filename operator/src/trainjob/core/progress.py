@@ -61,8 +61,11 @@ def rank_times(observed: Observed) -> dict[str, Any]:
 
 def _attempt(observed: Observed) -> int:
     """Return the attempt of the reports: agents begin the next attempt after the decision for it."""
-    agents = observed.gang.ledger.attempt if observed.gang is not None else 0
-    return agents or observed.attempt
+    return _agents_attempt(observed) or observed.attempt
+
+
+def _agents_attempt(observed: Observed) -> int:
+    return observed.agent_report.restart_counts.attempt if observed.agent_report is not None else 0
 
 
 def _times(reports: dict[str, Report], field: str) -> dict[str, float]:
@@ -139,7 +142,7 @@ def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:
     """Return what the agents' own restarts change; nothing while a failure is being recorded."""
     if status.attempt is None or status.restarts.replaced != observed.status.restarts.replaced:
         return {}
-    attempt = max(status.attempt, observed.gang.ledger.attempt if observed.gang else 0)
+    attempt = max(status.attempt, _agents_attempt(observed))
     refunded = max(status.restarts.refunded, restarts_of(observed).refunded)
     return {"attempt": attempt, "restarts": status.restarts.model_copy(update={"refunded": refunded})}
 

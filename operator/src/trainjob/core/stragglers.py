@@ -10,7 +10,7 @@ from typing import Any
 
 from trainjob.api import Progress, Straggler, TrainJobStatus
 from trainjob.core.actions import Event
-from trainjob.core.agent_reports import read_seat
+from trainjob.core.agent_reports import read_replica
 from trainjob.core.failure import Failure
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
@@ -47,11 +47,11 @@ def describe_input(steps: Mapping[str, float | None], waited: Mapping[str, float
     if not bound:
         return None
     most = max(bound, key=bound.__getitem__)
-    seat = read_seat(most)
+    who = read_replica(most)
     others = len(bound) - 1
     too = f", {others} other{'s' if others > 1 else ''} too" if others else ""
     return (
-        f"{seat.title if seat else most} waits for its data for {100 * bound[most]:.0f} % of a step{too}: "
+        f"{who.title if who else most} waits for its data for {100 * bound[most]:.0f} % of a step{too}: "
         "a faster input pipeline makes training faster"
     )
 
@@ -73,8 +73,8 @@ _NAME = re.compile(r"(?:chief|worker)-\d+")
 def named_replicas(text: str) -> list[Replica]:
     """Return the replicas with diverged weights in a message as in docs/contract.md: one, or candidates."""
     whose = _WHOSE.search(text)
-    seats = (read_seat(name) for name in _NAME.findall(whose[1])) if whose else ()
-    return [seat for seat in seats if seat is not None]
+    replicas = (read_replica(name) for name in _NAME.findall(whose[1])) if whose else ()
+    return [replica for replica in replicas if replica is not None]
 
 
 def named_nodes(observed: Observed, failure: Failure) -> dict[Replica, str]:
@@ -181,8 +181,8 @@ def straggler_events(before: TrainJobStatus, status: TrainJobStatus) -> tuple[Ev
 
 def describe(straggler: Straggler) -> str:
     """Return `worker 2 on node n takes 0.41 s of work a step, the others 0.20 s (median): …`."""
-    seat = read_seat(straggler.replica)
-    who = seat.title if seat is not None else straggler.replica
+    replica = read_replica(straggler.replica)
+    who = replica.title if replica is not None else straggler.replica
     place = f" on node {straggler.node}" if straggler.node else ""
     work, median = _duration(straggler.work_seconds), _duration(straggler.median_seconds)
     return (

@@ -11,14 +11,14 @@ from trainjob.cluster.agents.bundle import (
     preview_source,
 )
 from trainjob.cluster.agents.protocol import AgentError, AgentRefused, AgentUnreachable, largest_report, sync
-from trainjob.cluster.agents.record import GangRecord, Report
+from trainjob.cluster.agents.record import AgentRecord, Report
 
 __all__ = [
     "AgentError",
+    "AgentRecord",
     "AgentRefused",
     "AgentUnreachable",
     "BundleMissing",
-    "GangRecord",
     "Report",
     "build_bundle",
     "find_package",

@@ -178,7 +178,7 @@ async def sync(
     host: str,
     port: int,
     token: str,
-    order: Mapping[str, Any],
+    target: Mapping[str, Any],
     *,
     timeout: float = 3.0,  # noqa: ASYNC109 - callers have no use for what is left of it
     largest: int = LARGEST_FRAME,
@@ -189,7 +189,7 @@ async def sync(
         host: address of the pod.
         port: of its agent.
         token: the job's.
-        order: the agent target.
+        target: the agent target.
         timeout: seconds for the whole request.
         largest: maximum bytes of the report; see `largest_report`.
 
@@ -201,7 +201,7 @@ async def sync(
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout), _connected(host, port) as (reader, writer):
-            return await _ask(reader, writer, token, order, largest)
+            return await _ask(reader, writer, token, target, largest)
     except TimeoutError as error:
         raise AgentUnreachable(f"the agent at {where} has not answered within {timeout:g} s") from error
     except OSError as error:
@@ -234,14 +234,14 @@ async def _ask(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     token: str,
-    order: Mapping[str, Any],
+    target: Mapping[str, Any],
     largest: int,
 ) -> Mapping[str, Any]:
     server_nonce = await _greeted(reader)
     client_nonce = os.urandom(NONCE_BYTES)
     key = session_key(token, server_nonce, client_nonce)
     writer.write(client_nonce)
-    writer.write(Sealer(key, b"C").seal({"type": "sync", "order": order}, LARGEST_FIRST_FRAME))
+    writer.write(Sealer(key, b"C").seal({"type": "sync", "order": target}, LARGEST_FIRST_FRAME))
     await writer.drain()
     try:
         length = read_length(await reader.readexactly(LENGTH_BYTES), largest)

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainjob.core.agent_reports import finite, mapping
+
 Report = Mapping[str, Any]
 """An agent report; its keys are in `docs/contract.md`."""
 
 _DECISIVE = ("phase", "attempt", "world", "failure", "ledger")
-_SEATED = ("pod", "incarnation", "state")
+_STATE = ("pod", "incarnation", "state")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class _Silence:
     witness: Report | None = None
 
 
-class GangRecord:
+class AgentRecord:
     """The latest agent reports of one job. All times are seconds of one monotonic clock.
 
     Reports are stored unchanged: they come from `project_report`, which bounds them.
@@ -69,14 +71,14 @@ class GangRecord:
     def testify(self, witnesses: Iterable[Report]) -> None:
         """Store the report of the agent that heard from the silent leader last."""
         if self._silence is not None:
-            witness = min(witnesses, key=_lost_seconds, default=None)
+            witness = min(witnesses, key=lambda w: finite(w.get("leaderLostSeconds")) or 0.0, default=None)
             self._silence = _Silence(self._silence.pod, self._silence.since, witness)
 
     def rest(self) -> None:
         """Record that no agent leads now, so that none is silent."""
         self._silence = None
 
-    def gang(self, now: float) -> dict[str, Any] | None:
+    def agent_report(self, now: float) -> dict[str, Any] | None:
         """Return the reports for a snapshot; None while no agent has reported."""
         silence = self._silence
         witness = silence.witness if silence is not None else None
@@ -109,22 +111,11 @@ class GangRecord:
 
 def _digest(report: Report) -> tuple[object, object]:
     """Return the decisive part of a report, and its figures."""
-    members = [(seat, member) for seat, member in _members(report) if isinstance(member, Mapping)]
-    seats = [(seat, *(m.get(key) for key in _SEATED), _has_stepped(m)) for seat, m in members]
-    return ([report.get(key) for key in _DECISIVE], seats), [m.get("report") for _, m in members]
+    members = {name: mapping(member) for name, member in mapping(report.get("members")).items()}
+    states = [(name, *(m.get(key) for key in _STATE), _has_stepped(m)) for name, m in members.items()]
+    return ([report.get(key) for key in _DECISIVE], states), [m.get("report") for m in members.values()]
 
 
-def _members(report: Report) -> Iterable[tuple[str, Any]]:
-    members = report.get("members")
-    return members.items() if isinstance(members, Mapping) else ()
-
-
-def _has_stepped(member: Mapping[str, Any]) -> bool:
+def _has_stepped(member: Report) -> bool:
     """Return whether training has reported a first step there, which a user waits for."""
-    report = member.get("report")
-    return isinstance(report, Mapping) and report.get("step") is not None
-
-
-def _lost_seconds(witness: Report) -> float:
-    seconds = witness.get("leaderLostSeconds")
-    return float(seconds) if isinstance(seconds, int | float) else 0.0
+    return mapping(member.get("report")).get("step") is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from trainjob.api import AGENT_PORT, TRAINER_CONTAINER
-from trainjob.cluster.agents import AgentRefused, AgentUnreachable, GangRecord, Report, largest_report, sync
+from trainjob.cluster.agents import AgentRecord, AgentRefused, AgentUnreachable, Report, largest_report, sync
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.informer import AgentPace
 from trainjob.cluster.protocol import Manifest, happens_within
@@ -132,7 +132,7 @@ WITNESSES = 3
 FIGURES_SECONDS = 5.0
 """The interval at which a change of figures alone, such as the step, causes a pass over a job."""
 
-Order = Mapping[str, Any]
+Target = Mapping[str, Any]
 Outcome = Literal["answered", "unreachable", "refused"]
 
 
@@ -140,7 +140,7 @@ class Sync(Protocol):
     """One call to an agent; see `trainjob.cluster.agents.protocol.sync`."""
 
     def __call__(
-        self, host: str, port: int, token: str, order: Order, *, timeout: float, largest: int
+        self, host: str, port: int, token: str, target: Target, *, timeout: float, largest: int
     ) -> Coroutine[Any, Any, Mapping[str, Any]]:
         """Return the agent report."""
 
@@ -182,8 +182,8 @@ class _Watched:
     """
 
     uid: str
-    order: Order
-    record: GangRecord = field(default_factory=lambda: GangRecord(FIGURES_SECONDS))
+    target: Target
+    record: AgentRecord = field(default_factory=lambda: AgentRecord(FIGURES_SECONDS))
     asked_at: float = float("-inf")
     is_due: bool = True
     credit: float = math.inf
@@ -241,19 +241,19 @@ class AgentPoller:
         self._next_call = float("-inf")
         self._tasks: asyncio.TaskGroup | None = None
 
-    def set_order(self, key: JobKey, order: Order | None) -> None:
-        """See `Cluster.set_order`."""
+    def set_target(self, key: JobKey, target: Target | None) -> None:
+        """See `Cluster.set_target`."""
         uid, watched = self._uid_of(key), self._watched.get(key)
-        if order is None or uid is None or (watched is not None and watched.uid != uid):
+        if target is None or uid is None or (watched is not None and watched.uid != uid):
             self._forget(key)
             watched = None
-        if order is None or uid is None:
+        if target is None or uid is None:
             return
         if watched is None:
-            watched = self._watched[key] = _Watched(uid, order)
+            watched = self._watched[key] = _Watched(uid, target)
             self._start(key, watched)
-        elif watched.order != order:
-            watched.order = order
+        elif watched.target != target:
+            watched.target = target
             watched.is_due = True
         else:
             return
@@ -266,10 +266,10 @@ class AgentPoller:
             watched.hasty_until = _time() + self._pace.hasty_for
             watched.changed.set()
 
-    def gang(self, key: JobKey) -> dict[str, Any] | None:
-        """Return the agent report; see `Snapshot.gang`."""
+    def agent_report(self, key: JobKey) -> dict[str, Any] | None:
+        """Return the agent report; see `Snapshot.agent_report`."""
         watched = self._watched.get(key)
-        return watched.record.gang(_time()) if watched is not None else None
+        return watched.record.agent_report(_time()) if watched is not None else None
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -319,7 +319,7 @@ class AgentPoller:
         return watched.asked_at + seconds * watched.spread - now
 
     async def _ask(self, key: JobKey, watched: _Watched) -> None:
-        pods, world, record = tuple(self._pods_of(key)), watched.order.get("world") or {}, watched.record
+        pods, world, record = tuple(self._pods_of(key)), watched.target.get("world") or {}, watched.record
         agents = find_agents(pods, world)
         if agents.leader is None:
             record.rest()
@@ -345,7 +345,7 @@ class AgentPoller:
                     agent.host,
                     asking.port,
                     asking.token_of(watched.uid),
-                    watched.order,
+                    watched.target,
                     timeout=self._pace.timeout,
                     largest=seen.largest_report,
                 )

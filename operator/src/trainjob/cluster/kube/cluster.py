@@ -212,7 +212,7 @@ class KubeCluster:
             service=self._find(SERVICES, (key.namespace, key.name)),
             claim=self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
             network_policy=self._find(NETWORK_POLICIES, (key.namespace, key.name)),
-            gang=self._agents.gang(key),
+            agent_report=self._agents.agent_report(key),
         )
 
     async def create(self, manifest: Manifest) -> None:
@@ -295,9 +295,9 @@ class KubeCluster:
             raise
         self._take(TRAINJOBS, written)
 
-    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
-        """See `Cluster.set_order`."""
-        self._agents.set_order(key, order)
+    def set_target(self, key: JobKey, target: Mapping[str, Any] | None) -> None:
+        """See `Cluster.set_target`."""
+        self._agents.set_target(key, target)
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
         """See `Cluster.post_event`. It is sent in the background."""

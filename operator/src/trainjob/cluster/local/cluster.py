@@ -109,7 +109,7 @@ class LocalCluster:
             service=deepcopy(services[0]) if services else None,
             claim=deepcopy(claims[0]) if claims else None,
             progress={name: deepcopy(dict(file.report)) for name, file in reports.items() if file.report},
-            gang=deepcopy(self._leading_agent.gang),
+            agent_report=deepcopy(self._leading_agent.agent_report),
         )
 
     @property
@@ -197,10 +197,10 @@ class LocalCluster:
         job["status"] = deepcopy(status)
         self._store.touch(job)
 
-    def set_order(self, key: JobKey, order: Mapping[str, Any] | None) -> None:
+    def set_target(self, key: JobKey, target: Mapping[str, Any] | None) -> None:
         """Send this agent target to the leading agent from now on; None stops the requests."""
         if key == self.key and not self._closing:
-            self._leading_agent.set_order(deepcopy(order))
+            self._leading_agent.set_target(deepcopy(target))
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
         """Pass an event about the job to the caller; `type_` is `Normal` or `Warning`."""

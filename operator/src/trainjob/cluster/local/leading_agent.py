@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.cluster.agents import AgentError, AgentRefused, GangRecord, Report, largest_report, sync
+from trainjob.cluster.agents import AgentError, AgentRecord, AgentRefused, Report, largest_report, sync
 from trainjob.cluster.local.launch import LOOPBACK
 from trainjob.cluster.local.pod import LocalPod
 from trainjob.cluster.protocol import happens_within
@@ -56,23 +56,23 @@ class LeadingAgent:
         self._find = find
         self._changed = changed
         self._clock = clock
-        self._record = GangRecord(POLL_SECONDS)
-        self._order: Mapping[str, Any] | None = None
-        self._ordered = asyncio.Event()
+        self._record = AgentRecord(POLL_SECONDS)
+        self._target: Mapping[str, Any] | None = None
+        self._retargeted = asyncio.Event()
         self._complained = False
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def gang(self) -> Mapping[str, Any] | None:
+    def agent_report(self) -> Mapping[str, Any] | None:
         """Return the latest agent report in the form of a snapshot."""
-        return self._record.gang(self._clock())
+        return self._record.agent_report(self._clock())
 
-    def set_order(self, order: Mapping[str, Any] | None) -> None:
+    def set_target(self, target: Mapping[str, Any] | None) -> None:
         """Send this agent target from now on; None stops the requests."""
-        if order == self._order:
+        if target == self._target:
             return
-        self._order = order
-        self._ordered.set()
+        self._target = target
+        self._retargeted.set()
         if self._task is None:
             self._task = asyncio.ensure_future(self._keep_asking())
 
@@ -84,20 +84,20 @@ class LeadingAgent:
 
     async def _keep_asking(self) -> None:
         while True:
-            self._ordered.clear()
+            self._retargeted.clear()
             if await self._ask():
                 self._changed()
-            await happens_within(self._ordered, POLL_SECONDS)
+            await happens_within(self._retargeted, POLL_SECONDS)
 
     async def _ask(self) -> bool:
         """Send one request, and return whether it brought news."""
-        order = self._order
-        leader = self._find(order.get("world") or {}) if order is not None else None
-        if order is None or leader is None:
+        target = self._target
+        leader = self._find(target.get("world") or {}) if target is not None else None
+        if target is None or leader is None:
             self._record.rest()
             return False
         try:
-            report = await self._call(leader, order)
+            report = await self._call(leader, target)
         except AgentError as error:
             self._record.miss(leader.pod, self._clock())
             if isinstance(error, AgentRefused):
@@ -107,10 +107,10 @@ class LeadingAgent:
             self._record.hear(report, self._clock())
         return self._record.has_news(self._clock())
 
-    async def _call(self, leader: Leader, order: Mapping[str, Any]) -> Report:
-        replicas = frozenset(replica_names({**(order.get("world") or {}), EVALUATOR: 1}))
+    async def _call(self, leader: Leader, target: Mapping[str, Any]) -> Report:
+        replicas = frozenset(replica_names({**(target.get("world") or {}), EVALUATOR: 1}))
         largest = largest_report(len(replicas), len(replicas))
-        report = await sync(LOOPBACK, leader.port, leader.token, order, largest=largest)
+        report = await sync(LOOPBACK, leader.port, leader.token, target, largest=largest)
         return project_report(report, replicas)
 
     def _complain(self, error: AgentRefused) -> None:

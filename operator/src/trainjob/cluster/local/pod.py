@@ -23,7 +23,7 @@ from trainjob.cluster.local.machine import (
 )
 from trainjob.cluster.local.process import Exit, LogTail, ReplicaLog, ReplicaProcess
 from trainjob.cluster.protocol import Manifest
-from trainjob.core.agent_reports import project_progress
+from trainjob.core.agent_reports import Report, keep
 from trainjob.core.exits import OUTPUT_UNWRITABLE, PORT_IN_USE
 
 # The termination message of a container: a file that any of its processes may write.
@@ -164,7 +164,7 @@ class ProgressFile:
             return False
         if not isinstance(report, dict):
             return False
-        self.report = project_progress(report)
+        self.report = keep(Report, report)
         return True
 
     def _is_taken_away(self) -> bool:
@@ -177,9 +177,7 @@ class ProgressFile:
     @property
     def error_message(self) -> str | None:
         """Return the failure message that the process reported, or None."""
-        error = (self.report or {}).get("error")
-        message = error.get("message") if isinstance(error, dict) else None
-        return message if isinstance(message, str) and message else None
+        return ((self.report or {}).get("error") or {}).get("message") or None
 
 
 # The lifecycle of a pod as a process of this machine.
@@ -302,7 +300,7 @@ class LocalPod:
         self._set_status(running_status(self._image, started))
         end = await self._process.wait()
         self.progress.has_changed()
-        self._set_terminated(started, end, self._last_words(end))
+        self._set_terminated(started, end, self._termination_message(end))
 
     def _start(self) -> ReplicaProcess:
         self._prepare_folders()
@@ -342,7 +340,7 @@ class LocalPod:
                 raise _NotStarted(_CANNOT_START, message) from error
         self.launch.termination_log.touch()
 
-    def _last_words(self, end: Exit) -> str:
+    def _termination_message(self, end: Exit) -> str:
         """Return the termination message, by the rule of `FallbackToLogsOnError`."""
         said = read_termination_log(self.launch.termination_log)
         if said or not end.code:

@@ -101,7 +101,7 @@ def _known(observed: Observed) -> tuple[str, ...]:
 
 
 def _has_joined(observed: Observed, seat: Replica) -> bool:
-    member = observed.gang.members.get(seat) if observed.gang is not None else None
+    member = observed.agent_report.members.get(seat) if observed.agent_report is not None else None
     pods = {p.name for p in observed.training_pods if p.replica == seat and p.state is PodState.RUNNING}
     return member is not None and member.state == IDLE and member.pod in pods
 

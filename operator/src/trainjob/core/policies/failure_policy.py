@@ -54,15 +54,16 @@ def failed(observed: Observed, now: datetime) -> Plan | None:
 
 def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
     """Record in the status a restart that the agents have made."""
-    gang, known = observed.gang, observed.status.restarts
-    if gang is None or gang.ledger.restarts <= known.charged + known.uncharged or gang.failure is None:
+    report, known = observed.agent_report, observed.status.restarts
+    made = report.restart_counts.restarts if report is not None else 0
+    if report is None or report.failure is None or made <= known.charged + known.uncharged:
         return None
-    failure = describe_child(observed, gang.failure)
+    failure = describe_child(observed, report.failure)
     number = max(1, used(restarts_of(observed)))  # progress may have reset the count before the report
     count = _count(number, observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
-    how = "restarted alone" if gang.failure.alone else f"restarted in place{origin(observed)}"
+    how = "restarted alone" if report.failure.alone else f"restarted in place{origin(observed)}"
     message = f"{_what_happened(observed, failure)}; {how} ({count})"
-    step = transitions.restarted_alone if gang.failure.alone else transitions.restarted_in_place
+    step = transitions.restarted_alone if report.failure.alone else transitions.restarted_in_place
     return Plan(
         step(observed, failure, message, now),
         events=(Event("Warning", "Restarted", message),),

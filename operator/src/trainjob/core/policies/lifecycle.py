@@ -97,7 +97,7 @@ def failing(observed: Observed, now: datetime) -> Plan | None:
         return None
     running = observed.unfinished_pods
     left = time_left(target.last_transition_time, LEAVING, now)
-    if left > timedelta(0) and any(p.words is not None and p.words.gave_up for p in observed.training_pods):
+    if left > timedelta(0) and any(p.termination and p.termination.gave_up for p in observed.training_pods):
         leaving = [p for p in running if p in observed.training_pods]
         if leaving:
             others = tuple(p for p in running if p not in leaving)

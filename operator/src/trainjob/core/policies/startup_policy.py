@@ -95,8 +95,8 @@ def _refused(observed: Observed) -> str:
 
 
 def _is_away(observed: Observed, seat: Replica) -> bool:
-    gang = observed.gang
-    if gang is None or gang.phase != MEETING:
+    report = observed.agent_report
+    if report is None or report.phase != MEETING:
         return False
-    member = gang.members.get(seat)
+    member = report.members.get(seat)
     return member is None or member.state in (ABSENT, LOST)
