@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -295,22 +296,23 @@ async def _watch(api: ApiClient, namespace: str | None, name: str | None, *, wid
     first: list[Mapping[str, Any]] = []
     widths: tuple[int, ...] | None = None
     namespaces = namespace is None
-    async for change in follow(api, job_scope(namespace, name or "")):
-        if isinstance(change, Failed):
-            click.echo(f"trainjob: {describe_problem(change.error)}; trying again", err=True)
-        elif isinstance(change, Listed) and widths is None:
-            if name and namespace and not first:
-                raise await missing_job(api, namespace, name)
-            widths = _print_rows(first, wide=wide, namespaces=namespaces)
-        elif isinstance(change, Seen) and widths is None:
-            first.append(change.manifest)
-        elif isinstance(change, Seen | Gone) and widths is not None:
-            job = read_job(change.manifest)
-            row = job_row(job, datetime.now(UTC), wide=wide, namespaces=namespaces)
-            if isinstance(change, Gone):
-                row = tuple("Deleted" if i == 1 + namespaces else cell for i, cell in enumerate(row))
-            for line in layout([row], widths):
-                click.echo(line)
+    async with aclosing(follow(api, job_scope(namespace, name or ""))) as changes:
+        async for change in changes:
+            if isinstance(change, Failed):
+                click.echo(f"trainjob: {describe_problem(change.error)}; trying again", err=True)
+            elif isinstance(change, Listed) and widths is None:
+                if name and namespace and not first:
+                    raise await missing_job(api, namespace, name)
+                widths = _print_rows(first, wide=wide, namespaces=namespaces)
+            elif isinstance(change, Seen) and widths is None:
+                first.append(change.manifest)
+            elif isinstance(change, Seen | Gone) and widths is not None:
+                job = read_job(change.manifest)
+                row = job_row(job, datetime.now(UTC), wide=wide, namespaces=namespaces)
+                if isinstance(change, Gone):
+                    row = tuple("Deleted" if i == 1 + namespaces else cell for i, cell in enumerate(row))
+                for line in layout([row], widths):
+                    click.echo(line)
 
 
 def _dump(manifest: Mapping[str, Any], output: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,13 @@ async def merge_logs(logs: Iterable[AsyncGenerator[Stamped]]) -> AsyncGenerator[
         if line is not None:
             heapq.heappush(heads, (line[1].nanoseconds, order, line, log))
 
-    for order, log in enumerate(logs):
-        await push(order, log)
-    while heads:
-        _, order, line, log = heapq.heappop(heads)
-        yield line
-        await push(order, log)
+    async with AsyncExitStack() as opened:
+        for order, log in enumerate(logs):
+            await push(order, await opened.enter_async_context(aclosing(log)))
+        while heads:
+            _, order, line, log = heapq.heappop(heads)
+            yield line
+            await push(order, log)
 
 
 async def pod_lines(
@@ -62,8 +63,9 @@ async def pod_lines(
     """Yield the lines that a pod has written so far; `complain` reports a log that can't be read."""
     log = PodLog(api, LogSource(namespace, pod.name, ended=pod.ended), tail=tail)
     try:
-        async for line in log.lines():
-            yield pod.replica.name, line
+        async with aclosing(log.lines()) as lines:
+            async for line in lines:
+                yield pod.replica.name, line
     except (LogLost, ClusterError) as lost:
         if isinstance(lost, ClusterError) and lost.failure.code in (401, 403):
             raise
@@ -341,8 +343,9 @@ class LogFollowing:
             gives_up=lambda: self._is_over,
         )
         try:
-            async for line in log.lines():
-                self._printer.line(pod.replica.name, line)
+            async with aclosing(log.lines()) as lines:
+                async for line in lines:
+                    self._printer.line(pod.replica.name, line)
         except LogLost as lost:
             self._printer.note(f"the log of {pod.replica.title} can't be read to its end: {lost}")
         self._reading -= 1
@@ -438,8 +441,9 @@ class LogShowing:
 
     async def _print(self, pods: list[Pod]) -> None:
         logs = [pod_lines(self._api, p, self._namespace, self._tail, self._printer.note) for p in pods]
-        async for replica, line in merge_logs(logs):
-            self._printer.line(replica, line)
+        async with aclosing(merge_logs(logs)) as lines:
+            async for replica, line in lines:
+                self._printer.line(replica, line)
 
 
 def _told(job: Job) -> str:

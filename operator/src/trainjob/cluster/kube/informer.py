@@ -257,11 +257,12 @@ async def compare(
     Raises:
         ClusterError: the list failed.
     """
-    async for change in list_all(api, scope, metadata_only=metadata_only):
-        if isinstance(change, Seen):
-            take(change.manifest)
-        else:
-            store.retain(change.objects, change.version)
+    async with aclosing(list_all(api, scope, metadata_only=metadata_only)) as changes:
+        async for change in changes:
+            if isinstance(change, Seen):
+                take(change.manifest)
+            else:
+                store.retain(change.objects, change.version)
 
 
 # List, then watch, and list again when in doubt.
@@ -280,10 +281,11 @@ async def follow(api: ApiClient, scope: Scope, pace: Timeouts) -> AsyncGenerator
         try:
             if not version or time() - listed_at > pace.resync:
                 began = time()
-                async for change in list_all(api, scope):
-                    yield change
-                    if isinstance(change, Listed):
-                        version, listed_at = change.version, began
+                async with aclosing(list_all(api, scope)) as changes:
+                    async for change in changes:
+                        yield change
+                        if isinstance(change, Listed):
+                            version, listed_at = change.version, began
             began, heard = time(), False
             async with aclosing(_watch(api, scope, version, pace)) as events:
                 async for event in events:
