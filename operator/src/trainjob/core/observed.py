@@ -134,8 +134,6 @@ class Observed:
         network_policy: of the job's name, or None.
         settings: settings for all jobs.
         agent_report: the agent report; None before the first one, and for a job without agents.
-        refused_size: requested workers that can't share the global batch, or 0; `parsed` has the previous
-            number.
     """
 
     meta: ObjectMeta
@@ -152,18 +150,32 @@ class Observed:
     network_policy: Dependent | None = None
     settings: Settings = field(default_factory=Settings)
     agent_report: AgentReport | None = None
-    refused_size: int = 0
 
-    @property
+    @cached_property
     def job(self) -> TrainJob:
-        """Return the typed job; only for policies after `invalid` in the chain.
+        """Return the typed job at the size that it can have; only for policies after `invalid` in the chain.
+
+        The size is the previous one while the requested workers can't share the global batch.
 
         Raises:
             LookupError: the job is invalid.
         """
         if self.parsed is None:
             raise LookupError(f"{self.key} is invalid and has no spec to go by")
-        return self.parsed
+        if not self.refused_size or self.status.worker is None:
+            return self.parsed
+        worker = self.parsed.spec.worker.model_copy(update={"replicas": self.status.worker.size})
+        spec = self.parsed.spec.model_copy(update={"worker": worker})
+        return self.parsed.model_copy(update={"spec": spec})
+
+    @cached_property
+    def refused_size(self) -> int:
+        """Return the requested number of workers if they can't share the global batch, else 0."""
+        size = self.status.worker.size if self.status.worker else None
+        if self.parsed is None or size is None:
+            return 0
+        wanted = self.parsed.spec.worker.replicas
+        return 0 if wanted == size or self._divides_batch(self.parsed, wanted) else wanted
 
     @property
     def key(self) -> JobKey:
@@ -288,9 +300,12 @@ class Observed:
 
     def divides_batch(self, workers: int) -> bool:
         """Return whether this number of workers can share the global batch, as far as it is known."""
-        if self.job.spec.ps is not None:
+        return self._divides_batch(self.job, workers)
+
+    def _divides_batch(self, job: TrainJob, workers: int) -> bool:
+        if job.spec.ps is not None:
             return True  # each batch belongs to one worker
-        sharing = workers + int(self.job.spec.chief is not None)
+        sharing = workers + int(job.spec.chief is not None)
         return self.global_batch is None or self.global_batch % sharing == 0
 
     def trains(self, replicas: Iterable[Replica], now: datetime) -> bool:
@@ -364,7 +379,7 @@ def read_observed(
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
     strangers = tuple(p for p in foreign if p.live or _may_write(p, observed))
-    return _without_bad_size(replace(observed, strangers=strangers))
+    return replace(observed, strangers=strangers)
 
 
 def _may_write(stranger: Pod, observed: Observed) -> bool:
@@ -372,19 +387,6 @@ def _may_write(stranger: Pod, observed: Observed) -> bool:
     if observed.parsed is None or has_own_volumes(observed.parsed) or not is_training(stranger.replica):
         return False
     return not (observed.in_place and stranger.source is not None)
-
-
-def _without_bad_size(observed: Observed) -> Observed:
-    """Return the job with its previous number of workers if the new one can't share the global batch."""
-    size = observed.status.worker.size if observed.status.worker else None
-    if observed.parsed is None or size is None:
-        return observed
-    wanted = observed.parsed.spec.worker.replicas
-    if wanted == size or observed.divides_batch(wanted):
-        return observed
-    worker = observed.parsed.spec.worker.model_copy(update={"replicas": size})
-    spec = observed.parsed.spec.model_copy(update={"worker": worker})
-    return replace(observed, parsed=observed.parsed.model_copy(update={"spec": spec}), refused_size=wanted)
 
 
 def _reports(

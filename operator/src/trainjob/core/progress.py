@@ -87,7 +87,7 @@ def with_overview(
     status = truncated(with_time_spent(observed.status, _stamp(status, observed.meta.generation), now))
     if observed.parsed is None:
         return status, None
-    fresh = truncated(_figures(observed, observed.parsed, status, now))
+    fresh = truncated(_figures(observed, observed.job, status, now))
     if fresh == observed.status:
         return fresh, None
     is_news = _is_news(observed.status.progress, fresh.progress)
