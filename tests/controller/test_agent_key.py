@@ -12,9 +12,9 @@ from support_apiserver import FakeApiServer
 from support_kube import open_client, until
 
 from trainjob.cluster.kube.informer import Backoff
-from trainjob.controller.agent_key import InvalidKey, KeyPlace, KeyStore
+from trainjob.controller.agent_key import InvalidKey, KeyName, KeyStore
 
-PLACE = KeyPlace("system", "key")
+PLACE = KeyName("system", "key")
 
 
 async def need(server: FakeApiServer) -> bytes:

@@ -18,13 +18,13 @@ from trainjob.cluster.kube.agents import AgentPoller
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access
 from trainjob.controller import Controller
-from trainjob.controller.agent_key import KeyPlace
+from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import Elector, LeaseDurations
 from trainjob.controller.process import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
 from trainjob.controller.settings import Election, ExitCode, OperatorSettings
 from trainjob.core.settings import Settings
 
-KEY = KeyPlace("trainjob", "key")
+KEY = KeyName("trainjob", "key")
 ELECTION = Election("trainjob", "lease")
 QUICK = Election("trainjob", "lease", LeaseDurations(lease_seconds=2, renew_deadline=1.0, retry_seconds=0.05))
 

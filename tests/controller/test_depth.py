@@ -11,7 +11,7 @@ from support_kube import running, until
 
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.protocol import DEEPEST_OBJECT, allow_deep_objects
-from trainjob.controller.agent_key import KeyPlace
+from trainjob.controller.agent_key import KeyName
 from trainjob.controller.process import Operator
 from trainjob.controller.settings import OperatorSettings
 
@@ -43,7 +43,7 @@ def has_pods(server: ControllerServer, job: str) -> bool:
 async def test_a_job_as_deep_as_the_api_server_takes_harms_nobody() -> None:
     async with ControllerServer().serve() as server:
         settings = OperatorSettings(
-            Access(server.url), identity="me", key=KeyPlace("trainjob"), host="127.0.0.1", port=0
+            Access(server.url), identity="me", key=KeyName("trainjob"), host="127.0.0.1", port=0
         )
         operator = Operator(settings, leave_within=lambda _seconds, _code: None)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from trainjob.controller.election import LeaseDurations
-from trainjob.controller.process import LOOK_SECONDS, SLACK_SECONDS, guarded
+from trainjob.controller.process import CHECK_SECONDS, SLACK_SECONDS, guarded
 
 
 def test_a_deadline_that_passes_unnoticed_ends_the_process() -> None:
@@ -48,4 +48,4 @@ def test_the_thread_ends_with_the_context() -> None:
 
 def test_the_slack_is_within_the_others_wait() -> None:
     terms = LeaseDurations()
-    assert terms.renew_deadline + SLACK_SECONDS + LOOK_SECONDS < terms.lease_seconds
+    assert terms.renew_deadline + SLACK_SECONDS + CHECK_SECONDS < terms.lease_seconds

@@ -23,7 +23,7 @@ def test_namespaces_take_turns_and_so_do_the_jobs_in_each() -> None:
 
 
 def test_no_group_has_more_than_its_share_and_all_together_no_more_than_there_are() -> None:
-    queue: FairQueue[str] = FairQueue(places=5, share=3)
+    queue: FairQueue[str] = FairQueue(slots=5, share=3)
     for group in "aaaaabbbbb":
         queue.add(group, group)
     assert Counter(taken(queue)) == {"a": 3, "b": 2}
@@ -48,7 +48,7 @@ def test_who_has_its_share_holds_up_nobody() -> None:
 
 
 def test_a_thousand_creations_of_one_job_come_after_its_neighbours_next_one() -> None:
-    queue: FairQueue[str] = FairQueue(places=40, share=24)
+    queue: FairQueue[str] = FairQueue(slots=40, share=24)
     for _ in range(1000):
         queue.add("theirs", "a", "huge")
     assert len(taken(queue)) == 24
@@ -72,9 +72,9 @@ steps = st.lists(
 
 @given(steps, st.integers(1, 6), st.integers(1, 6))
 def test_nothing_is_lost_and_no_limit_is_passed(
-    actions: list[tuple[str, str, str]], places: int, share: int
+    actions: list[tuple[str, str, str]], slots: int, share: int
 ) -> None:
-    queue: FairQueue[tuple[str, str, int]] = FairQueue(places, share)
+    queue: FairQueue[tuple[str, str, int]] = FairQueue(slots, share)
     held, waiting = Counter[str](), set[tuple[str, str, int]]()
     for number, (action, group, member) in enumerate(actions):
         if action == "add":
@@ -89,6 +89,6 @@ def test_nothing_is_lost_and_no_limit_is_passed(
             held[item[0]] += 1
         assert len(queue) == len(waiting)
         assert max(held.values(), default=0) <= share
-        assert held.total() <= places
-        could = held.total() < places and any(held[group] < share for group, *_ in waiting)
+        assert held.total() <= slots
+        could = held.total() < slots and any(held[group] < share for group, *_ in waiting)
         assert queue.has_next is could, "a place is never left empty"

@@ -151,11 +151,11 @@ class Lines:
 
 @asynccontextmanager
 async def local_cluster(
-    folder: Path, /, *, base_port: int | None = None, **place: Any
+    folder: Path, /, *, base_port: int | None = None, **machine: Any
 ) -> AsyncIterator[tuple[LocalCluster, Lines]]:
     """Give a cluster that keeps its runs in `folder`, and end it."""
     lines = Lines()
-    cluster = LocalCluster(JOB, build_place(folder, **place), base_port=base_port, on_line=lines)
+    cluster = LocalCluster(JOB, build_place(folder, **machine), base_port=base_port, on_line=lines)
     try:
         yield cluster, lines
     finally:

@@ -149,7 +149,7 @@ async def test_what_nobody_needs_goes_at_the_second_look() -> None:
         shared.jobs = [build_job()]
         shared.pods = [pod_with(BEFORE.digest)]
         first = await shared.programs.sweep(NOW, frozenset())
-        assert {place for place, _ in first} == {("empty", program_name(NOW.digest))}
+        assert {full_name for full_name, _ in first} == {("empty", program_name(NOW.digest))}
         assert len(shared.server.all("ConfigMap")) == 4
         shared.pods = [pod_with(BEFORE.digest, "Succeeded")]
         second = await shared.programs.sweep(NOW, first)

@@ -96,9 +96,9 @@ async def test_the_agents_environment(tmp_path: Path) -> None:
         await cluster.create(build_agent_pod(python(code)))
         await ended(cluster, NAME)
         values = dict(zip(names, json.loads(lines.seen[0][1]), strict=True))
-        place = json.loads(values["TRAINJOB_AGENT"])
-        assert place["address"] == place["leader"]
-        assert place["address"].startswith("127.0.0.1:")
+        machine = json.loads(values["TRAINJOB_AGENT"])
+        assert machine["address"] == machine["leader"]
+        assert machine["address"].startswith("127.0.0.1:")
         assert values["TRAINJOB_POD_IP"] == "127.0.0.1"
         assert (values["PYTHONPATH"], values["TRAINJOB_PROGRESS_FILE"]) == (None, None)
         state, log, bundle = (Path(values[name]) for name in names[2:5])
@@ -194,7 +194,7 @@ async def test_an_agents_port_in_use_is_named(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
         await cluster.create(build_token_secret())
         cluster.prepare([build_agent_pod()])
-        port = cluster._workplace.ports_of(build_agent_pod()).agent
+        port = cluster._sandbox.ports_of(build_agent_pod()).agent
         with socket.create_server(("127.0.0.1", port)):
             await cluster.create(build_agent_pod())
             state = await ended(cluster, NAME)
@@ -249,7 +249,7 @@ async def test_without_the_trainer_there_is_no_agent(tmp_path: Path) -> None:
 async def test_nothing_of_the_bundle_is_left(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)
-        bundles = cluster._workplace._place.bundles
+        bundles = cluster._sandbox._machine.bundles
         assert list(bundles.iterdir())
         await cluster.close()
         assert not bundles.exists()

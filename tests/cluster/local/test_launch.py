@@ -11,13 +11,13 @@ HOME = Path("/home/me")
 PORTS = {"digits-worker-0": ReplicaPorts(7001, 8001), "digits-worker-1": ReplicaPorts(7002, 8002)}
 
 
-def _launch(pod: dict[str, Any], **place: Any) -> Launch:
-    return build_launch(pod, build_place(HOME, **place), PORTS, Path("/tmp/private"))
+def _launch(pod: dict[str, Any], **machine: Any) -> Launch:
+    return build_launch(pod, build_place(HOME, **machine), PORTS, Path("/tmp/private"))
 
 
-def _refusals(pod: dict[str, Any], **place: Any) -> tuple[str, ...]:
+def _refusals(pod: dict[str, Any], **machine: Any) -> tuple[str, ...]:
     with pytest.raises(CannotRunHere) as raised:
-        _launch(pod, **place)
+        _launch(pod, **machine)
     return raised.value.lines
 
 
@@ -238,7 +238,7 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}}}
 
 
 @pytest.mark.parametrize(
-    ("container", "place", "visible", "note"),
+    ("container", "machine", "visible", "note"),
     [
         ({}, {}, None, None),
         (GPU, {}, None, "none is here"),
@@ -249,9 +249,9 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "4"}}}
     ],
 )
 def test_gpus(
-    container: dict[str, Any], place: dict[str, Any], visible: str | None, note: str | None
+    container: dict[str, Any], machine: dict[str, Any], visible: str | None, note: str | None
 ) -> None:
-    launch = _launch(build_pod(container=container), **place)
+    launch = _launch(build_pod(container=container), **machine)
     assert launch.env.get("CUDA_VISIBLE_DEVICES") == visible
     about_gpus = [text for text in launch.notes if "GPU" in text]
     assert len(about_gpus) == (note is not None)

@@ -75,7 +75,7 @@ async def test_the_output_is_held_until_the_last_process_has_ended(tmp_path: Pat
     async with local_cluster(tmp_path) as (cluster, lines):
         await cluster.create(build_pod(python(code)))
         await lines.wait_for("up")
-        cluster._workplace._lock.release()  # as if this process were gone
+        cluster._sandbox._lock.release()  # as if this process were gone
         with (
             (tmp_path / "runs/training/digits/.trainjob.lock").open() as lock,
             pytest.raises(BlockingIOError),

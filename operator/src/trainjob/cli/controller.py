@@ -15,7 +15,7 @@ import yaml
 
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.controller.agent_key import KeyPlace
+from trainjob.controller.agent_key import KeyName
 from trainjob.controller.logs import LogFormat, start_logging
 from trainjob.controller.settings import Election, ExitCode, OperatorSettings
 from trainjob.core.settings import Isolation, Settings
@@ -130,7 +130,7 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
     access = _find_access(options["kubeconfig"], options["context"])
     return OperatorSettings(
         access=access,
-        key=KeyPlace(options["lease_namespace"] or own_namespace or access.namespace, options["agent_key"]),
+        key=KeyName(options["lease_namespace"] or own_namespace or access.namespace, options["agent_key"]),
         identity=f"{environment.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         namespace=options["namespace"] or None,
         election=_read_election(options, own_namespace),

@@ -13,36 +13,36 @@ class FairSlots:
     """Slots of a `FairQueue` that tasks wait for.
 
     Args:
-        places: the number of slots.
+        slots: the number of slots.
         share: the most slots that one group may hold.
     """
 
-    def __init__(self, places: int, share: int) -> None:
-        self._queue: FairQueue[tuple[asyncio.Future[None], Hashable]] = FairQueue(places, share)
+    def __init__(self, slots: int, share: int) -> None:
+        self._queue: FairQueue[tuple[asyncio.Future[None], Hashable]] = FairQueue(slots, share)
 
     @asynccontextmanager
-    async def place(self, group: Hashable, member: Hashable = None) -> AsyncIterator[None]:
+    async def slot(self, group: Hashable, member: Hashable = None) -> AsyncIterator[None]:
         """Wait for a slot and hold it.
 
         Args:
             group: a namespace, whose jobs share.
             member: a job, which takes turns with the others of its group.
         """
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.add((turn, group), group, member)
+        waiter = asyncio.get_running_loop().create_future()
+        self._queue.add((waiter, group), group, member)
         self._hand_out()
         try:
-            await turn
+            await waiter
             yield
         finally:
-            if not turn.cancelled():  # `_hand_out` skips a task that was cancelled while it waited
+            if not waiter.cancelled():  # `_hand_out` skips a task that was cancelled while it waited
                 self._queue.release(group)
                 self._hand_out()
 
     def _hand_out(self) -> None:
         while (taken := self._queue.take()) is not None:
-            turn, group = taken
-            if turn.cancelled():
+            waiter, group = taken
+            if waiter.cancelled():
                 self._queue.release(group)
             else:
-                turn.set_result(None)
+                waiter.set_result(None)

@@ -29,7 +29,7 @@ class InvalidKey(Exception):
 
 
 @dataclass(frozen=True)
-class KeyPlace:
+class KeyName:
     """The Secret that holds the key.
 
     Attributes:
@@ -49,13 +49,13 @@ class KeyStore:
 
     Args:
         api: the API server.
-        place: the Secret.
+        key_name: the Secret.
         backoff: the waits after consecutive failures.
     """
 
-    def __init__(self, api: ApiClient, place: KeyPlace, backoff: Backoff | None = None) -> None:
+    def __init__(self, api: ApiClient, key_name: KeyName, backoff: Backoff | None = None) -> None:
         self._api = api
-        self._place = place
+        self._name = key_name
         self._backoff = backoff or Backoff()
 
     async def need(self) -> bytes:
@@ -66,44 +66,44 @@ class KeyStore:
         """
         while True:
             try:
-                return _key_of(await self._find_or_make(), self._place)
+                return _key_of(await self._find_or_make(), self._name)
             except (NotFound, AlreadyExists):
                 await asyncio.sleep(self._backoff.next())  # created or deleted just now: read again
             except ClusterError as error:
                 wait = self._backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
-                _log.warning("%s: %s; trying again in %.1f s", self._place, error, wait)
+                _log.warning("%s: %s; trying again in %.1f s", self._name, error, wait)
                 await asyncio.sleep(wait)
 
     async def _find_or_make(self) -> Manifest:
         try:
-            return await self._api.get(SECRETS, self._place.namespace, self._place.name)
+            return await self._api.get(SECRETS, self._name.namespace, self._name.name)
         except NotFound:
-            made = await self._api.create(SECRETS, _build_secret(self._place))
-            _log.info("Made a new key for agents in %s", self._place)
+            made = await self._api.create(SECRETS, _build_secret(self._name))
+            _log.info("Made a new key for agents in %s", self._name)
             return made
 
 
-def _build_secret(place: KeyPlace) -> Manifest:
+def _build_secret(key_name: KeyName) -> Manifest:
     key = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
     labels = {**CONTROLLER_LABELS, "app.kubernetes.io/managed-by": MANAGER}
     return {
         "apiVersion": SECRETS.api_version,
         "kind": SECRETS.kind,
-        "metadata": {"name": place.name, "namespace": place.namespace, "labels": labels},
+        "metadata": {"name": key_name.name, "namespace": key_name.namespace, "labels": labels},
         "type": "Opaque",
         "immutable": True,
         "data": {ENTRY: key},
     }
 
 
-def _key_of(secret: Manifest, place: KeyPlace) -> bytes:
+def _key_of(secret: Manifest, key_name: KeyName) -> bytes:
     try:
         key = base64.b64decode((secret.get("data") or {})[ENTRY], validate=True)
     except (KeyError, TypeError, ValueError):
         key = b""
     if len(key) < KEY_BYTES:
         raise InvalidKey(
-            f"{place} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and start the "
+            f"{key_name} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and start the "
             "controller anew, which makes another one"
         )
     return key

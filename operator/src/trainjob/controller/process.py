@@ -48,7 +48,7 @@ async def first_end(parts: Collection[Part], stop: asyncio.Event) -> ExitCode:
         done, _ = await asyncio.wait({asked, *parts}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         asked.cancel()
-    ends = [_tell_end(part) for part in parts if part in done]
+    ends = [_log_end(part) for part in parts if part in done]
     return max(ends, default=ExitCode.STOPPED)
 
 
@@ -59,7 +59,7 @@ async def cancel(*parts: Part) -> None:
     await asyncio.gather(*parts, return_exceptions=True)
 
 
-def _tell_end(part: Part) -> ExitCode:
+def _log_end(part: Part) -> ExitCode:
     error = None if part.cancelled() else part.exception()
     if isinstance(error, LeaseLost):
         _log.error("The lease is lost: %s. Leaving, so that only one replica works", error)
@@ -77,7 +77,7 @@ def _tell_end(part: Part) -> ExitCode:
 # The guard, which ends the process when its lease has expired and the event loop hangs.
 
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 
 SLACK_SECONDS = 1.0
 """Lets the event loop notice first; other replicas wait longer than this and the deadline together."""
@@ -104,7 +104,7 @@ def guarded(
     done = threading.Event()
 
     def look() -> None:
-        while not done.wait(LOOK_SECONDS):
+        while not done.wait(CHECK_SECONDS):
             deadline = until()
             if deadline is not None and clock() > deadline + SLACK_SECONDS:
                 leave()
@@ -189,7 +189,7 @@ class Operator:
         """
         allow_deep_objects()
         self._hear_signals()
-        health = Health(live=self._look_alive, ready=self._look_ready)
+        health = Health(live=self._check_alive, ready=self._check_ready)
         page = serve(self._settings.host, self._settings.port, health, self._metrics)
         async with self._api, self._lease_api, page:
             return await self._run_parts()
@@ -269,7 +269,7 @@ class Operator:
         await self._cluster.synced()
         await self._api.list(TRAINJOBS, self._settings.namespace, limit=1, metadata_only=True)
 
-    def _look_alive(self) -> list[Check]:
+    def _check_alive(self) -> list[Check]:
         patience = 3 * self._settings.pace.inactivity
         silent = self._cluster.health().silent
         return [
@@ -278,7 +278,7 @@ class Operator:
             check_work(self._controller.load() if self._controller is not None else None),
         ]
 
-    def _look_ready(self) -> list[Check]:
+    def _check_ready(self) -> list[Check]:
         stopping = Check("process", "stopping" if self._stop.is_set() else "")
         return [check_caches(self._cluster.health().synced), check_key(self._is_equipped.is_set()), stopping]
 

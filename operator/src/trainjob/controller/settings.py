@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.controller.agent_key import KeyPlace
+from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import LeaseDurations
 from trainjob.core.settings import Settings
 
@@ -84,7 +84,7 @@ class OperatorSettings:
 
     access: Access
     identity: str
-    key: KeyPlace
+    key: KeyName
     namespace: str | None = None
     election: Election | None = None
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet and Prometheus come from other machines

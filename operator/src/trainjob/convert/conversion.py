@@ -93,39 +93,39 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _KUEUE_PREFIX = "kueue.x-k8s.io/"
 
 
-def convert_metadata(raw: Mapping[str, Any], ledger: Notes) -> dict[str, Any]:
+def convert_metadata(raw: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     """Return the TrainJob's metadata."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
         problem = "required" if metadata is None else f"must be an object, got {shown(metadata)}"
-        ledger.refuse(PATH, problem)
+        notes.refuse(PATH, problem)
         return {}
     kept = {key: metadata[key] for key in _KEPT if metadata.get(key) is not None}
     if not kept.get("name") and (prefix := metadata.get("generateName")):
         kept = {"name": str(prefix).rstrip("-"), **{k: v for k, v in kept.items() if k != "name"}}
-        ledger.note(
+        notes.note(
             (*PATH, "generateName"), "becomes metadata.name: a TrainJob's name is part of its addresses"
         )
     elif metadata.get("generateName") is not None:
-        ledger.note((*PATH, "generateName"), "left out beside metadata.name")
+        notes.note((*PATH, "generateName"), "left out beside metadata.name")
     for key, value in metadata.items():
         if key not in (*_KEPT, "generateName") and value is not None:
             why = "the cluster sets it" if key in _BY_THE_CLUSTER else "the new object is yours alone"
-            ledger.note((*PATH, str(key)), f"left out: {why}")
+            notes.note((*PATH, str(key)), f"left out: {why}")
     for kind in ("labels", "annotations"):
         if isinstance(kept.get(kind), Mapping):
-            kept[kind] = _without_tools(kept[kind], (*PATH, kind), ledger)
+            kept[kind] = _without_tools(kept[kind], (*PATH, kind), notes)
             if not kept[kind]:
                 del kept[kind]
     return kept
 
 
-def _without_tools(texts: Mapping[str, Any], path: Path, ledger: Notes) -> dict[str, Any]:
+def _without_tools(texts: Mapping[str, Any], path: Path, notes: Notes) -> dict[str, Any]:
     for key in texts:
         if key == _LAST_APPLIED:
-            ledger.note((*path, key), "left out: kubectl writes its own for the new object")
+            notes.note((*path, key), "left out: kubectl writes its own for the new object")
         elif key.startswith(_KUEUE_PREFIX):
-            ledger.note(
+            notes.note(
                 (*path, key), "kept, but Kueue doesn't know this kind: the job starts without waiting for it"
             )
     return {key: value for key, value in texts.items() if key != _LAST_APPLIED}
@@ -162,34 +162,34 @@ def convert(tfjob: Mapping[str, Any], *, claim: str | None = None) -> Conversion
         tfjob: plain JSON, as read from YAML; it isn't changed.
         claim: the claim for checkpoints and logs; None to choose it from the TFJob's volumes.
     """
-    ledger = Notes()
-    ledger.note_rest(tfjob, _DOCUMENT_FIELDS, (), "left out: the controller writes its own")
+    notes = Notes()
+    notes.note_rest(tfjob, _DOCUMENT_FIELDS, (), "left out: the controller writes its own")
     manifest: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": convert_metadata(tfjob, ledger),
+        "metadata": convert_metadata(tfjob, notes),
         "spec": {},
     }
     origins = Origins(tfjob, manifest)
     spec = tfjob.get("spec")
     if isinstance(spec, Mapping):
-        manifest["spec"] = _convert_spec(spec, claim, origins, ledger)
+        manifest["spec"] = _convert_spec(spec, claim, origins, notes)
     else:
-        ledger.refuse(("spec",), "required" if spec is None else f"must be an object, got {shown(spec)}")
-    refusals = ledger.refusals or tuple(origins.trace(error) for error in _mistakes(manifest))
-    return Conversion(manifest, ledger.notes, refusals)
+        notes.refuse(("spec",), "required" if spec is None else f"must be an object, got {shown(spec)}")
+    refusals = notes.refusals or tuple(origins.trace(error) for error in _mistakes(manifest))
+    return Conversion(manifest, notes.notes, refusals)
 
 
 def _convert_spec(
-    spec: Mapping[str, Any], claim: str | None, origins: Origins, ledger: Notes
+    spec: Mapping[str, Any], claim: str | None, origins: Origins, notes: Notes
 ) -> dict[str, Any]:
-    roles = assign_roles(read_replicas(spec, ledger), ledger)
-    policy = RunPolicy(spec, ledger)
-    ledger.note_rest(spec, _SPEC_FIELDS, ("spec",), "left out: it is no field of a TFJob's spec")
-    templates = _convert_templates(roles, priority_class(policy["schedulingPolicy"], ledger), ledger)
-    output = choose_output(templates, roles, claim, ledger)
-    note_success(spec.get("successPolicy"), roles, ledger)
-    note_dynamic_workers(spec.get("enableDynamicWorker"), ledger)
+    roles = assign_roles(read_replicas(spec, notes), notes)
+    policy = RunPolicy(spec, notes)
+    notes.note_rest(spec, _SPEC_FIELDS, ("spec",), "left out: it is no field of a TFJob's spec")
+    templates = _convert_templates(roles, priority_class(policy["schedulingPolicy"], notes), notes)
+    output = choose_output(templates, roles, claim, notes)
+    note_success(spec.get("successPolicy"), roles, notes)
+    note_dynamic_workers(spec.get("enableDynamicWorker"), notes)
     limit = policy["backoffLimit"]
     for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "suspend", "managedBy"):
         origins.add(("spec", name), policy[name].path)
@@ -197,17 +197,17 @@ def _convert_spec(
     return {
         **_convert_roles(roles, templates, origins),
         "output": output,
-        **run_settings(policy, ledger),
-        "maxRestarts": max_restarts(roles, limit.value, limit.path, ledger),
-        **restart_settings(roles, ledger),
+        **run_settings(policy, notes),
+        "maxRestarts": max_restarts(roles, limit.value, limit.path, notes),
+        **restart_settings(roles, notes),
         **({"template": templates["worker"]} if "worker" in templates else {}),
     }
 
 
 def _convert_templates(
-    roles: Mapping[str, ReplicaSet], priority: str | None, ledger: Notes
+    roles: Mapping[str, ReplicaSet], priority: str | None, notes: Notes
 ) -> dict[str, dict[str, Any]]:
-    templates = {role: convert_template(roles[role], ledger) for role in _ROLES if role in roles}
+    templates = {role: convert_template(roles[role], notes) for role in _ROLES if role in roles}
     for template in templates.values():
         if priority:
             set_priority_class(template, priority)

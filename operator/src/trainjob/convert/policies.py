@@ -30,42 +30,42 @@ _TIMES = "at most spec.maxRestarts times"
 _NO_LIMIT = f"{_TIMES}, which is {DEFAULT_RESTARTS} where a TFJob without backoffLimit has no limit"
 
 
-def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, ledger: Notes) -> Any:
+def max_restarts(roles: Mapping[str, ReplicaSet], limit: Any, limit_path: Path, notes: Notes) -> Any:
     """Return `spec.maxRestarts`.
 
     Args:
         roles: the replicas from which each role of the TrainJob is made.
         limit: the TFJob's backoffLimit; None if it is absent.
         limit_path: the path of `limit`.
-        ledger: collects the notes.
+        notes: collects the notes.
     """
     for replicas in roles.values():
         if replicas.restart_policy not in (None, *POLICIES):
-            ledger.refuse((*replicas.path, "restartPolicy"), _problem(replicas.restart_policy))
+            notes.refuse((*replicas.path, "restartPolicy"), _problem(replicas.restart_policy))
     if (evaluator := roles.get("evaluator")) and evaluator.restart_policy is not None:
-        ledger.note(
+        notes.note(
             (*evaluator.path, "restartPolicy"),
             f"left out: a failed evaluator is restarted alone, {_TIMES}, and never fails the job",
         )
     training = [replicas for role, replicas in roles.items() if role != "evaluator"]
     if any(replicas.restart_policy in tuple(_RESTARTING) for replicas in training):
-        return _limited(training, limit, ledger)
+        return _limited(training, limit, notes)
     for replicas in training:
-        ledger.note(
+        notes.note(
             (*replicas.path, "restartPolicy"),
             "Never, a TFJob's default, becomes spec.maxRestarts 0: only lost nodes and preemption are made"
             " good; raise it, so that training resumes from the last checkpoint after a failure",
         )
     if limit is not None:
-        ledger.note(limit_path, "left out: with restartPolicy Never nothing is restarted")
+        notes.note(limit_path, "left out: with restartPolicy Never nothing is restarted")
     return 0
 
 
-def _limited(training: list[ReplicaSet], limit: Any, ledger: Notes) -> Any:
+def _limited(training: list[ReplicaSet], limit: Any, notes: Notes) -> Any:
     times = _NO_LIMIT if limit is None else _TIMES
     for replicas in training:
         words = _RESTARTING.get(str(replicas.restart_policy))
-        ledger.note(
+        notes.note(
             (*replicas.path, "restartPolicy"),
             words.format(times=times)
             if words
@@ -79,11 +79,11 @@ def _problem(policy: Any) -> str:
     return f"must be {choices}, got {shown(policy)}{suggestion(policy, POLICIES)}"
 
 
-def restart_settings(roles: Mapping[str, ReplicaSet], ledger: Notes) -> dict[str, str]:
+def restart_settings(roles: Mapping[str, ReplicaSet], notes: Notes) -> dict[str, str]:
     """Return `spec.restartStrategy` unless it is the default, for which agents need commands to start."""
     without = [path for replicas in roles.values() if (path := _missing_command(replicas)) is not None]
     for path in without:
-        ledger.note(
+        notes.note(
             path,
             "there is none, and an image's own can't be seen from here: spec.restartStrategy is Recreate, by"
             " which a failure replaces all pods; to restart training in living pods write the image's command"
@@ -137,60 +137,60 @@ class RunPolicy:
     IN_SPEC = FIELDS | _OLD_NAMES.keys()
     """The names of these fields in the `spec` of older TFJobs."""
 
-    def __init__(self, spec: Mapping[str, Any], ledger: Notes) -> None:
+    def __init__(self, spec: Mapping[str, Any], notes: Notes) -> None:
         policy = spec.get("runPolicy")
         self._fields: dict[str, Field] = {}
         if isinstance(policy, Mapping):
             path: Path = ("spec", "runPolicy")
-            self._take(policy, path, ledger)
-            ledger.note_rest(policy, self.FIELDS, path, "left out: it is no field of a TFJob's run policy")
+            self._take(policy, path, notes)
+            notes.note_rest(policy, self.FIELDS, path, "left out: it is no field of a TFJob's run policy")
         elif policy is not None:
-            ledger.refuse(("spec", "runPolicy"), f"must be an object, got {shown(policy)}")
-        self._take(spec, ("spec",), ledger)
+            notes.refuse(("spec", "runPolicy"), f"must be an object, got {shown(policy)}")
+        self._take(spec, ("spec",), notes)
 
     def __getitem__(self, name: str) -> Field:
         return self._fields.get(name, Field(None, ("spec", "runPolicy", name)))
 
-    def _take(self, holder: Mapping[str, Any], path: Path, ledger: Notes) -> None:
+    def _take(self, holder: Mapping[str, Any], path: Path, notes: Notes) -> None:
         for key, value in holder.items():
             name = _OLD_NAMES.get(key, key)
             if name not in self.FIELDS or value is None:
                 continue
             if name in self._fields:
-                ledger.note((*path, key), "left out: spec.runPolicy says it, too")
+                notes.note((*path, key), "left out: spec.runPolicy says it, too")
             else:
                 self._fields[name] = Field(value, (*path, key))
 
 
-def run_settings(policy: RunPolicy, ledger: Notes) -> dict[str, Any]:
+def run_settings(policy: RunPolicy, notes: Notes) -> dict[str, Any]:
     """Return the fields that have the same meaning in the TrainJob's spec."""
     settings: dict[str, Any] = {}
     if policy["suspend"].value is not None:
         settings["suspend"] = policy["suspend"].value
     deadline = policy["activeDeadlineSeconds"]
     if _is_number(deadline.value) and deadline.value > INT32_MAX:
-        ledger.note(deadline.path, f"left out: a TrainJob's deadline is at most {INT32_MAX}; it has none now")
+        notes.note(deadline.path, f"left out: a TrainJob's deadline is at most {INT32_MAX}; it has none now")
     elif deadline.value is not None:
         settings["activeDeadlineSeconds"] = deadline.value
     if policy["ttlSecondsAfterFinished"].value is not None:
         settings["ttlSecondsAfterFinished"] = policy["ttlSecondsAfterFinished"].value
-    _note_cleaning(policy["cleanPodPolicy"], ledger)
+    _note_cleaning(policy["cleanPodPolicy"], notes)
     manager = policy["managedBy"]
     if manager.value == THEIR_CONTROLLER:
-        ledger.note(manager.path, "left out: the controller of TrainJobs looks after the job")
+        notes.note(manager.path, "left out: the controller of TrainJobs looks after the job")
     elif manager.value not in (None, ""):
         settings["managedBy"] = manager.value
     return settings
 
 
-def _note_cleaning(cleaning: Field, ledger: Notes) -> None:
+def _note_cleaning(cleaning: Field, notes: Notes) -> None:
     # A TrainJob always behaves like `Running`.
     if cleaning.value in (None, "", "Running"):
         return
     if isinstance(cleaning.value, str) and cleaning.value in _CLEANING:
-        ledger.note(cleaning.path, _CLEANING[cleaning.value])
+        notes.note(cleaning.path, _CLEANING[cleaning.value])
     else:
-        ledger.refuse(cleaning.path, f"must be All, Running or None, got {shown(cleaning.value)}")
+        notes.refuse(cleaning.path, f"must be All, Running or None, got {shown(cleaning.value)}")
 
 
 def _is_number(value: Any) -> bool:
@@ -209,27 +209,25 @@ _NOTES = {
 }
 
 
-def priority_class(policy: Field, ledger: Notes) -> str | None:
+def priority_class(policy: Field, notes: Notes) -> str | None:
     """Return the job's priority class, for pods without one; note the rest of the scheduling policy."""
     if policy.value is None:
         return None
     if not isinstance(policy.value, Mapping):
-        ledger.refuse(policy.path, f"must be an object, got {shown(policy.value)}")
+        notes.refuse(policy.path, f"must be an object, got {shown(policy.value)}")
         return None
     for key, value in policy.value.items():
         if key != "priorityClass" and value is not None:
             unknown = "left out: it is no field of a TFJob's scheduling policy"
-            ledger.note((*policy.path, key), _NOTES.get(key, unknown))
+            notes.note((*policy.path, key), _NOTES.get(key, unknown))
     name = policy.value.get("priorityClass")
     if name in (None, ""):
         return None
     path = (*policy.path, "priorityClass")
     if not isinstance(name, str):
-        ledger.refuse(path, f"must be a string, got {shown(name)}")
+        notes.refuse(path, f"must be a string, got {shown(name)}")
         return None
-    ledger.note(
-        path, "becomes priorityClassName of the pods whose template has none, instead of a PodGroup's"
-    )
+    notes.note(path, "becomes priorityClassName of the pods whose template has none, instead of a PodGroup's")
     return name
 
 

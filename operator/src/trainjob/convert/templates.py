@@ -38,40 +38,40 @@ def find_trainer(pod: Mapping[str, Any]) -> int | None:
     )
 
 
-def convert_trainer(pod: dict[str, Any], index: int, path: Path, ledger: Notes) -> None:
+def convert_trainer(pod: dict[str, Any], index: int, path: Path, notes: Notes) -> None:
     """Rename the container, and remove what a TrainJob sets for each replica."""
     container = pod["containers"][index]
     if container["name"] not in (THEIR_NAME, TRAINER_CONTAINER):
-        ledger.note(
+        notes.note(
             (*path, "name"), f"becomes {TRAINER_CONTAINER}: it is the only container, so the one that trains"
         )
     container["name"] = TRAINER_CONTAINER
-    _convert_env(container, path, ledger)
-    _convert_ports(container, path, ledger)
+    _convert_env(container, path, notes)
+    _convert_ports(container, path, notes)
 
 
-def _convert_env(container: dict[str, Any], path: Path, ledger: Notes) -> None:
+def _convert_env(container: dict[str, Any], path: Path, notes: Notes) -> None:
     gone = []
     for index, variable in objects_at(container, "env"):
         name = variable.get("name")
         if not isinstance(name, str):
             continue
         if name == RESERVED_ENV_NAME:
-            ledger.note((*path, "env", index), f"left out: {RESERVED_ENV_NAME} is set for each replica")
+            notes.note((*path, "env", index), f"left out: {RESERVED_ENV_NAME} is set for each replica")
         elif name.startswith(RESERVED_ENV_PREFIX):
             why = f"left out: {RESERVED_ENV_PREFIX}* is the job's own; rename {name} here and in the script"
-            ledger.note((*path, "env", index), why)
+            notes.note((*path, "env", index), why)
         else:
             continue
         gone.append(index)
     _remove(container, "env", gone)
 
 
-def _convert_ports(container: dict[str, Any], path: Path, ledger: Notes) -> None:
+def _convert_ports(container: dict[str, Any], path: Path, notes: Notes) -> None:
     gone = []
     for index, port in objects_at(container, "ports"):
         if port.get("name") == THEIR_PORT and port.get("containerPort") != PORT:
-            ledger.note(
+            notes.note(
                 (*path, "ports", index),
                 f"left out: replicas listen on {PORT}; check that the script takes the port from TF_CONFIG",
             )
@@ -120,29 +120,29 @@ _METADATA = frozenset(["labels", "annotations"])
 _HOST_NAMES = ("hostname", "subdomain")
 
 
-def convert_template(replicas: ReplicaSet, ledger: Notes) -> dict[str, Any]:
+def convert_template(replicas: ReplicaSet, notes: Notes) -> dict[str, Any]:
     """Return the template for a TrainJob; errors in its shape are left for `parse` to report."""
     template = deepcopy(dict(replicas.template))
     path = (*replicas.path, "template")
-    _convert_metadata(template, path, ledger)
+    _convert_metadata(template, path, notes)
     pod = template.get("spec")
     if isinstance(pod, dict):
-        _convert_pod(pod, (*path, "spec"), ledger)
+        _convert_pod(pod, (*path, "spec"), notes)
         index = find_trainer(pod)
         if index is not None:
             old_name = pod["containers"][index]["name"]
-            convert_trainer(pod, index, (*path, "spec", "containers", index), ledger)
+            convert_trainer(pod, index, (*path, "spec", "containers", index), notes)
             rename_references(template, old_name)
     return template
 
 
-def _convert_metadata(template: dict[str, Any], path: Path, ledger: Notes) -> None:
+def _convert_metadata(template: dict[str, Any], path: Path, notes: Notes) -> None:
     metadata = template.get("metadata")
     if not isinstance(metadata, Mapping):
         if metadata is None:
             template.pop("metadata", None)
         return
-    ledger.note_rest(
+    notes.note_rest(
         metadata,
         _METADATA,
         (*path, "metadata"),
@@ -155,36 +155,36 @@ def _convert_metadata(template: dict[str, Any], path: Path, ledger: Notes) -> No
         del template["metadata"]
 
 
-def _convert_pod(pod: dict[str, Any], path: Path, ledger: Notes) -> None:
+def _convert_pod(pod: dict[str, Any], path: Path, notes: Notes) -> None:
     policy = pod.pop("restartPolicy", None)
     if policy is not None:
-        ledger.note((*path, "restartPolicy"), "left out: it never had an effect; spec.maxRestarts decides")
+        notes.note((*path, "restartPolicy"), "left out: it never had an effect; spec.maxRestarts decides")
     if pod.get("hostNetwork"):
         del pod["hostNetwork"]
-        ledger.note(
+        notes.note(
             (*path, "hostNetwork"),
             "left out: replicas on one node would share port 2222; check that the script needs nothing of the"
             " node's network",
         )
     for field in _HOST_NAMES:
         if pod.pop(field, None) is not None:
-            ledger.note(
+            notes.note(
                 (*path, field), "left out: it is set for each replica, so that replicas find each other"
             )
     if pod.get("automountServiceAccountToken"):
         del pod["automountServiceAccountToken"]
-        ledger.note(
+        notes.note(
             (*path, "automountServiceAccountToken"),
             "left out: training pods get no Kubernetes API token; mount a projected one where it is needed",
         )
     elif (account := pod.get("serviceAccountName") or pod.get("serviceAccount")) not in (None, "default"):
         field = "serviceAccountName" if pod.get("serviceAccountName") else "serviceAccount"
-        ledger.note(
+        notes.note(
             (*path, field),
             f"kept as {account}, but no Kubernetes API token is mounted; a cloud's identity tokens still are",
         )
     if pod.get("schedulerName") not in (None, "", "default-scheduler"):
-        ledger.note(
+        notes.note(
             (*path, "schedulerName"),
             "kept, but no PodGroup is made for this scheduler: it places the replicas one by one",
         )
@@ -308,7 +308,7 @@ Templates = Mapping[str, dict[str, Any]]
 
 
 def choose_output(
-    templates: Templates, roles: Mapping[str, ReplicaSet], claim: str | None, ledger: Notes
+    templates: Templates, roles: Mapping[str, ReplicaSet], claim: str | None, notes: Notes
 ) -> dict[str, Any]:
     """Return `spec.output`, and remove its mount from the templates.
 
@@ -318,20 +318,20 @@ def choose_output(
         templates: the converted templates by role.
         roles: the replicas from which each template comes.
         claim: the claim that the user has named for the output, if any.
-        ledger: collects the notes.
+        notes: collects the notes.
     """
     candidates = _candidates(templates)
     if claim is not None:
         candidates = [mount for mount in candidates if mount.source == ("claim", (("claimName", claim),))]
     if len(candidates) == 1:
-        _note_choice(candidates[0], templates, roles, ledger)
+        _note_choice(candidates[0], templates, roles, notes)
         for template in templates.values():
             remove_mount(template, candidates[0])
         return candidates[0].as_output()
     path = _free_path(templates)
     where = {} if path == _DEFAULT_PATH else {"mountPath": path}
     if claim is None:
-        ledger.note(PATH, _say_missing(candidates, path))
+        notes.note(PATH, _say_missing(candidates, path))
     return {"claim": {"claimName": claim or PLACEHOLDER_CLAIM}, **where}
 
 
@@ -354,14 +354,14 @@ def _is_free(mount: SharedMount, templates: Templates) -> bool:
 
 
 def _note_choice(
-    mount: SharedMount, templates: Templates, roles: Mapping[str, ReplicaSet], ledger: Notes
+    mount: SharedMount, templates: Templates, roles: Mapping[str, ReplicaSet], notes: Notes
 ) -> None:
     first = next(role for role in _TRAINING if role in templates)
     index = next(index for index, found in shared_mounts(templates[first]) if found == mount)
     containers = templates[first]["spec"]["containers"]
     place = next(i for i, container in enumerate(containers) if container.get("name") == "trainer")
     reader = "; the evaluator sees it read-only but for its own folder" if "evaluator" in roles else ""
-    ledger.note(
+    notes.note(
         (*roles[first].path, "template", "spec", "containers", place, "volumeMounts", index),
         f"becomes spec.output: the {mount.title} at {mount.mount_path}, which all training replicas mount,"
         f" takes checkpoints and logs in a folder of the job's name{reader}",

@@ -19,7 +19,7 @@ from trainjob.core.agent import (
 from trainjob.core.agent_reports import restart_counts
 from trainjob.core.conditions import FAILURE_TARGET, SUCCESS_CRITERIA_MET, is_finished, is_true
 from trainjob.core.manifests import build_pod
-from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_seats
+from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_replicas
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod
 
@@ -255,5 +255,5 @@ def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:
     """Return the incarnation of each training replica's pod; for a pod to be created, the least possible."""
     going = set(status.restarts.replaced)
     there = {p.replica: p.incarnation for p in observed.training_pods if p.name not in going}
-    seats = training_seats(observed.job.spec)
+    seats = training_replicas(observed.job.spec)
     return {seat.name: there.get(seat, status.attempt or 1) for seat in seats}

@@ -161,7 +161,7 @@ def desired_replicas(spec: TrainJobSpec) -> tuple[Replica, ...]:
     return tuple(Replica(role, i) for role, count in replica_counts(spec).items() for i in range(count))
 
 
-def training_seats(spec: TrainJobSpec) -> tuple[Replica, ...]:
+def training_replicas(spec: TrainJobSpec) -> tuple[Replica, ...]:
     """Return every replica that takes part in training, in order of creation."""
     return tuple(replica for replica in desired_replicas(spec) if is_training(replica))
 

@@ -25,7 +25,7 @@ from trainjob.core.names import (
     is_training,
     leader,
     replica_counts,
-    training_seats,
+    training_replicas,
 )
 from trainjob.core.pods import Pod, PodState, last_reports, read_pod
 from trainjob.core.queueing import refusal_delay, time_left
@@ -129,8 +129,8 @@ class Observed:
         claim: of the name that the job would create, or None.
         reports: by pod name.
         refusal: the refusal of the latest creation, or None.
-        strangers: pods of another owner (an earlier job of this name) that the job's Service would select, or
-            that may write into the job's output.
+        pods_of_others: pods of another owner (an earlier job of this name) that the job's Service would
+            select, or that may write into the job's output.
         network_policy: of the job's name, or None.
         settings: settings for all jobs.
         agent_report: the agent report; None before the first one, and for a job without agents.
@@ -146,7 +146,7 @@ class Observed:
     reports: Mapping[str, Report] = field(default_factory=dict)
     refusal: Refusal | None = None
     manager: str | None = None
-    strangers: tuple[Pod, ...] = ()
+    pods_of_others: tuple[Pod, ...] = ()
     network_policy: Dependent | None = None
     settings: Settings = field(default_factory=Settings)
     agent_report: AgentReport | None = None
@@ -186,7 +186,7 @@ class Observed:
     def seats(self) -> tuple[Replica, ...]:
         """Return the training replicas, except the workers that training continues without."""
         without = self.status.worker.without if self.status.worker else ()
-        return tuple(r for r in training_seats(self.job.spec) if r.name not in without)
+        return tuple(r for r in training_replicas(self.job.spec) if r.name not in without)
 
     @property
     def in_place(self) -> bool:
@@ -280,7 +280,7 @@ class Observed:
         return self.reports[max(pods, key=lambda p: p.incarnation).name] if pods else None
 
     @property
-    def gang_refusal(self) -> Refusal | None:
+    def training_refusal(self) -> Refusal | None:
         """Return the refusal if it keeps the training from starting; a refused evaluator doesn't."""
         return self.refusal if self.refusal is not None and self.refusal.role != EVALUATOR else None
 
@@ -330,8 +330,8 @@ class Observed:
     def is_current(self, report: AgentReport) -> bool:
         """Return whether this report is from the agent of the pod that leads now."""
         seat = leader(self.job.spec)
-        said_by = report.members.get(seat, Member()).pod
-        return any(p.name == said_by for p in self.training_pods if p.replica == seat)
+        reporter = report.members.get(seat, Member()).pod
+        return any(p.name == reporter for p in self.training_pods if p.replica == seat)
 
     def is_running(self, replicas: Iterable[Replica]) -> bool:
         """Return whether each of these replicas has a current pod that runs or has succeeded."""
@@ -378,8 +378,8 @@ def read_observed(
         agent_report=report,
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
-    strangers = tuple(p for p in foreign if p.live or _may_write(p, observed))
-    return replace(observed, strangers=strangers)
+    pods_of_others = tuple(p for p in foreign if p.live or _may_write(p, observed))
+    return replace(observed, pods_of_others=pods_of_others)
 
 
 def _may_write(stranger: Pod, observed: Observed) -> bool:

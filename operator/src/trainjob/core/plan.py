@@ -20,7 +20,7 @@ from trainjob.core.policies.lifecycle import (
     suspended,
     time_left_of_deadline,
 )
-from trainjob.core.policies.startup_policy import gave_way
+from trainjob.core.policies.startup_policy import yielded
 from trainjob.core.policies.success_policy import succeeded
 from trainjob.core.progress import with_overview
 from trainjob.core.queueing import soonest
@@ -39,7 +39,7 @@ CHAIN: tuple[Policy, ...] = (
     failed,
     resized,
     elastic,
-    gave_way,
+    yielded,
     incomplete,
 )
 """In order: the first policy that returns a plan decides. The last one always returns one."""
@@ -58,8 +58,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
     if observed.meta.deletion_timestamp is not None or _is_managed_elsewhere(observed):
         return Plan(observed.status)
     decided = next(made for policy in CHAIN if (made := policy(observed, now)) is not None)
-    status, look_again = with_overview(observed, decided.status, now)
-    requeue = soonest(decided.requeue, look_again, _deadline(observed, now))
+    status, recheck = with_overview(observed, decided.status, now)
+    requeue = soonest(decided.requeue, recheck, _deadline(observed, now))
     events = (*decided.events, *straggler_events(observed.status, status))
     return replace(
         decided,

@@ -26,7 +26,7 @@ from trainjob.core.names import (
 )
 from trainjob.core.wording import quoted
 
-_TAKEN_BY_THE_CLUSTER = frozenset(
+_DISRUPTED_BY_CLUSTER = frozenset(
     [
         *("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "Shutdown"),
         # The kubelet's reasons when the scheduler was wrong about its node.
@@ -224,7 +224,7 @@ def _clause(sentence: str) -> str:
 
 def _is_infrastructure(status: Mapping[str, Any]) -> bool:
     reason = str(status.get("reason"))
-    if reason in _TAKEN_BY_THE_CLUSTER or reason.startswith(_NO_ROOM):
+    if reason in _DISRUPTED_BY_CLUSTER or reason.startswith(_NO_ROOM):
         return True
     return _condition(status, "DisruptionTarget").get("status") == "True"
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 LONGEST = timedelta(seconds=60)
 MOST_SKEW = timedelta(seconds=10)
 FIRST_RETRY_REFUSED = timedelta(seconds=5)
-LOOK_AGAIN = timedelta(seconds=15)
+RECHECK = timedelta(seconds=15)
 """Time until the next look at an obstacle whose end no event reports."""
 
 
@@ -60,12 +60,12 @@ class FairQueue(Generic[Item]):
     order.
 
     Args:
-        places: the number of slots; None for no limit.
+        slots: the number of slots; None for no limit.
         share: the most slots that one group may have; None for all.
     """
 
-    def __init__(self, places: int | None = None, share: int | None = None) -> None:
-        self._places = places
+    def __init__(self, slots: int | None = None, share: int | None = None) -> None:
+        self._slots = slots
         self._share = share
         self._groups: OrderedDict[Hashable, OrderedDict[Hashable, deque[Item]]] = OrderedDict()
         self._held: Counter[Hashable] = Counter()
@@ -95,8 +95,8 @@ class FairQueue(Generic[Item]):
         members = self._groups[group]
         member, items = next(iter(members.items()))
         item = items.popleft()
-        _turn(members, member, is_over=not items)
-        _turn(self._groups, group, is_over=not members)
+        _move_on(members, member, is_over=not items)
+        _move_on(self._groups, group, is_over=not members)
         self._held[group] += 1
         self._waiting -= 1
         return item
@@ -109,13 +109,13 @@ class FairQueue(Generic[Item]):
 
     def _next_group(self) -> tuple[Hashable] | None:
         """Return the next group in a tuple, since a group may be any value; few groups are skipped."""
-        if self._places is not None and self._held.total() >= self._places:
+        if self._slots is not None and self._held.total() >= self._slots:
             return None
         share = self._share
         return next(((group,) for group in self._groups if share is None or self._held[group] < share), None)
 
 
-def _turn(ring: OrderedDict[Hashable, Any], key: Hashable, *, is_over: bool) -> None:
+def _move_on(ring: OrderedDict[Hashable, Any], key: Hashable, *, is_over: bool) -> None:
     """Move a key to the end of its ring, or remove it if it has no items left."""
     if is_over:
         del ring[key]

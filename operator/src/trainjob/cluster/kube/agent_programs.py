@@ -13,7 +13,7 @@ from contextlib import suppress
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Scope, Seen, list_all
 from trainjob.cluster.kube.resources import CONFIG_MAPS
-from trainjob.cluster.kube.store import NamespacedName, place_of
+from trainjob.cluster.kube.store import NamespacedName, namespaced_name
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 from trainjob.core.agent import PROGRAM_PREFIX, build_program, programs_in_use
 from trainjob.core.names import LABEL_PROGRAM
@@ -58,34 +58,34 @@ class AgentPrograms:
         Raises:
             Conflict: another client keeps creating another one of that name.
         """
-        place = place_of(manifest)
-        may_be_there = place in self._checked
+        full_name = namespaced_name(manifest)
+        may_be_there = full_name in self._checked
         for _ in range(3):
             if may_be_there and await self._is_there(manifest):
                 return
             may_be_there = True
             with suppress(AlreadyExists):
                 created = await self._api.create(CONFIG_MAPS, manifest)
-                self._checked[place] = created["metadata"]["uid"]
+                self._checked[full_name] = created["metadata"]["uid"]
                 return
         raise Conflict(
             f"ConfigMap {manifest['metadata']['name']} is created by somebody else again and again"
         )
 
     async def _is_there(self, manifest: Manifest) -> bool:
-        place = place_of(manifest)
+        full_name = namespaced_name(manifest)
         try:
-            found = await self._api.get(CONFIG_MAPS, *place, metadata_only=True)
+            found = await self._api.get(CONFIG_MAPS, *full_name, metadata_only=True)
             uid = found["metadata"]["uid"]
-            if self._checked.get(place) == uid:
+            if self._checked.get(full_name) == uid:
                 return True
-            found = await self._api.get(CONFIG_MAPS, *place)
+            found = await self._api.get(CONFIG_MAPS, *full_name)
             uid = found["metadata"]["uid"]
             if all(found.get(key) == manifest.get(key) for key in _CONTENT):
-                self._checked[place] = uid
+                self._checked[full_name] = uid
                 return True
-            _log.warning("ConfigMap %s/%s isn't what its name says: replacing it", *place)
-            await self._api.delete(CONFIG_MAPS, *place, uid=uid)
+            _log.warning("ConfigMap %s/%s isn't what its name says: replacing it", *full_name)
+            await self._api.delete(CONFIG_MAPS, *full_name, uid=uid)
         except (NotFound, Conflict):
             pass  # it was just deleted or replaced
         return False
@@ -117,17 +117,17 @@ class AgentPrograms:
         listed = [change.manifest async for change in changes if isinstance(change, Seen)]
         used = self._used(bundle)
         unneeded = frozenset(
-            (place_of(item), str(item["metadata"]["uid"]))
+            (namespaced_name(item), str(item["metadata"]["uid"]))
             for item in listed
-            if item["metadata"]["name"].startswith(PROGRAM_PREFIX) and place_of(item) not in used
+            if item["metadata"]["name"].startswith(PROGRAM_PREFIX) and namespaced_name(item) not in used
         )
         gone = set[NamespacedName]()
-        for place, uid in unneeded & before:
+        for full_name, uid in unneeded & before:
             with suppress(NotFound, Conflict):
-                await self._api.delete(CONFIG_MAPS, *place, uid=uid)
-                _log.info("Deleted ConfigMap %s/%s: no job needs it any more", *place)
-            self._checked.pop(place, None)
-            gone.add(place)
+                await self._api.delete(CONFIG_MAPS, *full_name, uid=uid)
+                _log.info("Deleted ConfigMap %s/%s: no job needs it any more", *full_name)
+            self._checked.pop(full_name, None)
+            gone.add(full_name)
         for namespace, name in gone & self._used(bundle):
             manifest = build_program(namespace, bundle)
             if manifest["metadata"]["name"] == name:

@@ -336,8 +336,8 @@ class AgentPoller:
 
     async def _call(self, key: JobKey, watched: _Watched, agent: AgentSeat, seen: _Seen) -> Report | None:
         asking = self._asking
-        doubt = self._doubtful.place(key.namespace, key.name) if watched.record.is_silent else nullcontext()
-        async with doubt, self._slots.place(key.namespace, key.name):
+        doubt = self._doubtful.slot(key.namespace, key.name) if watched.record.is_silent else nullcontext()
+        async with doubt, self._slots.slot(key.namespace, key.name):
             await self._turn()
             began = _time()
             try:

@@ -29,7 +29,7 @@ from trainjob.cluster.kube.resources import (
     UNREAD,
     Resource,
 )
-from trainjob.cluster.kube.store import NamespacedName, Store, place_of, project
+from trainjob.cluster.kube.store import NamespacedName, Store, namespaced_name, project
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.names import LABEL_JOB, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
@@ -40,7 +40,7 @@ from trainjob.core.settings import Bundle
 REMEMBERED_SECONDS = 30.0
 
 
-class ForeignObjects:
+class UnlabeledObjects:
     """Objects that hold a name which a job needs, but have no job's label.
 
     Watches by label don't show them or their deletion, so they are remembered for a short time only.
@@ -57,16 +57,16 @@ class ForeignObjects:
         """Keep an object for a while."""
         now = self._time()
         self._found = {key: entry for key, entry in self._found.items() if entry[0] > now}
-        self._found[kind, place_of(manifest)] = now + REMEMBERED_SECONDS, project(manifest)
+        self._found[kind, namespaced_name(manifest)] = now + REMEMBERED_SECONDS, project(manifest)
 
-    def get(self, kind: str, place: NamespacedName) -> Manifest | None:
+    def get(self, kind: str, full_name: NamespacedName) -> Manifest | None:
         """Return the object of that name if it was found recently."""
-        until, manifest = self._found.get((kind, place), (float("-inf"), None))
+        until, manifest = self._found.get((kind, full_name), (float("-inf"), None))
         return manifest if until > self._time() else None
 
-    def forget(self, kind: str, place: NamespacedName) -> None:
+    def forget(self, kind: str, full_name: NamespacedName) -> None:
         """Forget an object: a job has its name, or the name is free."""
-        self._found.pop((kind, place), None)
+        self._found.pop((kind, full_name), None)
 
 
 # The cluster.
@@ -128,7 +128,7 @@ class KubeCluster:
         self._stores[PODS] = Store(_job_of_label, self._take_pod_change)
         self._programs = AgentPrograms(api, namespace, self.jobs, self._stores[PODS].items)
         self._collect_seconds = pace.collect
-        self._foreign = ForeignObjects(_time)
+        self._unlabeled = UnlabeledObjects(_time)
         self._writes = FairSlots(WRITES, NAMESPACE_WRITES)
         self._events = EventSender(api, clock)
         self._informers = {
@@ -181,7 +181,7 @@ class KubeCluster:
 
     def job_keys(self) -> tuple[JobKey, ...]:
         """Return the keys of all known jobs."""
-        return tuple(JobKey(*place_of(job)) for job in self.jobs())
+        return tuple(JobKey(*namespaced_name(job)) for job in self.jobs())
 
     def health(self) -> Health:
         """Return the state of the caches."""
@@ -217,7 +217,7 @@ class KubeCluster:
 
     async def create(self, manifest: Manifest) -> None:
         """See `Cluster.create`."""
-        resource, place = BY_KIND[manifest["kind"]], place_of(manifest)
+        resource, full_name = BY_KIND[manifest["kind"]], namespaced_name(manifest)
         is_read = resource not in (*UNREAD, CONFIG_MAPS)
         try:
             async with self._turn(manifest):
@@ -227,7 +227,7 @@ class KubeCluster:
                 created = await self._api.create(resource, manifest)
         except AlreadyExists:
             if is_read:
-                await self._look(resource, place)
+                await self._look(resource, full_name)
             raise
         except NotFound:
             self._jobs.ask_for_sweep()  # its namespace is gone, and so is the job
@@ -241,7 +241,7 @@ class KubeCluster:
         try:
             self._take(resource, await self._api.replace(resource, manifest))
         except (NotFound, Conflict) as error:
-            await self._put_right(resource, place_of(manifest), meta["uid"], error)
+            await self._put_right(resource, namespaced_name(manifest), meta["uid"], error)
             raise
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
@@ -288,7 +288,7 @@ class KubeCluster:
             "status": status,
         }
         try:
-            async with self._writes.place(key.namespace, key.name):
+            async with self._writes.slot(key.namespace, key.name):
                 written = await self._api.replace(TRAINJOBS, job, subresource="status")
         except (NotFound, Conflict) as error:
             await self._put_right(TRAINJOBS, (key.namespace, key.name), uid, error)
@@ -312,7 +312,7 @@ class KubeCluster:
     def _turn(self, manifest: Manifest) -> AbstractAsyncContextManager[None]:
         """Return the write slot of the job that this object belongs to."""
         meta, job = manifest["metadata"], _job_of_label(manifest)
-        return self._writes.place(meta["namespace"], job.name if job is not None else meta["name"])
+        return self._writes.slot(meta["namespace"], job.name if job is not None else meta["name"])
 
     def _uid_of(self, key: JobKey) -> str | None:
         job = self._jobs.store.get((key.namespace, key.name))
@@ -330,31 +330,31 @@ class KubeCluster:
     def _store(self, resource: Resource) -> Store:
         return self._jobs.store if resource == TRAINJOBS else self._stores[resource]
 
-    def _find(self, resource: Resource, place: NamespacedName) -> Manifest | None:
-        return self._stores[resource].get(place) or self._foreign.get(resource.kind, place)
+    def _find(self, resource: Resource, full_name: NamespacedName) -> Manifest | None:
+        return self._stores[resource].get(full_name) or self._unlabeled.get(resource.kind, full_name)
 
     def _take(self, resource: Resource, manifest: Manifest) -> None:
         """Cache a written object at once: the watch may report it later."""
         if resource == TRAINJOBS or _job_of_label(manifest) is not None:
             self._store(resource).put(manifest)
-            self._foreign.forget(resource.kind, place_of(manifest))
+            self._unlabeled.forget(resource.kind, namespaced_name(manifest))
         else:
-            self._foreign.remember(resource.kind, manifest)
+            self._unlabeled.remember(resource.kind, manifest)
 
     async def _put_right(
-        self, resource: Resource, place: NamespacedName, uid: str, error: ClusterError
+        self, resource: Resource, full_name: NamespacedName, uid: str, error: ClusterError
     ) -> None:
         """Correct the cache: a write found another object than the cached one, or none."""
         if isinstance(error, Conflict):
-            await self._look(resource, place)
+            await self._look(resource, full_name)
             return
-        self._store(resource).discard(place, uid)
+        self._store(resource).discard(full_name, uid)
         if resource == TRAINJOBS:
             self._jobs.ask_for_sweep()  # more deletions may have been missed
 
-    async def _look(self, resource: Resource, place: NamespacedName) -> None:
+    async def _look(self, resource: Resource, full_name: NamespacedName) -> None:
         with suppress(ClusterError):  # the error of the write matters more
-            self._take(resource, await self._api.get(resource, *place))
+            self._take(resource, await self._api.get(resource, *full_name))
 
     def _notify(self, key: JobKey) -> None:
         for watcher in self._watchers:

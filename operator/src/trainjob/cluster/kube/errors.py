@@ -55,7 +55,7 @@ def error_of(
         return error_of_status(code, status, seconds_of(retry_after), request)
     excerpt = " ".join(body.decode(errors="replace").split())[:LONGEST_EXCERPT]
     failure = replace(request, code=code, message=excerpt)
-    return _with(failure, _foreign_error(code, excerpt, seconds_of(retry_after)))
+    return _with(failure, _proxy_error(code, excerpt, seconds_of(retry_after)))
 
 
 def error_of_status(
@@ -99,7 +99,7 @@ def _error_of_status(failure: RequestFailure, retry_after: float | None) -> Clus
     return Unavailable(message, _wait(retry_after, failure.details))
 
 
-def _foreign_error(code: int, excerpt: str, retry_after: float | None) -> ClusterError:
+def _proxy_error(code: int, excerpt: str, retry_after: float | None) -> ClusterError:
     """Return the error for a proxy's page or a missing API: their 404 says nothing about one object."""
     message = f"HTTP {code}: {excerpt}" if excerpt else f"HTTP {code}"
     match code:

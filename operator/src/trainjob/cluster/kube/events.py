@@ -15,7 +15,7 @@ from typing import Any
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.cluster.kube.resources import EVENTS
-from trainjob.cluster.kube.store import place_of
+from trainjob.cluster.kube.store import namespaced_name
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, NotFound, Unavailable
 from trainjob.core.queueing import FairQueue
 from trainjob.core.wording import printable
@@ -53,7 +53,7 @@ class Series:
 
 def series_of(job: Manifest, *, type_: str, reason: str, message: str) -> Series:
     """Return the series that an event about this job belongs to."""
-    namespace, name = place_of(job)
+    namespace, name = namespaced_name(job)
     told = clamp(printable(message), LONGEST_MESSAGE)
     return Series(namespace, name, job["metadata"]["uid"], type_, reason, told)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trainjob.cluster.kube.client import ApiClient, WatchEvent
 from trainjob.cluster.kube.errors import Expired
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS, Resource
-from trainjob.cluster.kube.store import NamespacedName, Store, place_of, version_of
+from trainjob.cluster.kube.store import NamespacedName, Store, namespaced_name, version_of
 from trainjob.cluster.protocol import ClusterError, Manifest, Unavailable
 
 # Intervals and timeouts of watches and polls.
@@ -236,7 +236,7 @@ async def list_all(
             # In lists of Kubernetes' own kinds, the items lack these fields.
             item.setdefault("apiVersion", scope.resource.api_version)
             item.setdefault("kind", scope.resource.kind)
-            seen.append((place_of(item), item["metadata"]["uid"]))
+            seen.append((namespaced_name(item), item["metadata"]["uid"]))
             yield Seen(item)
         continuation = (page.get("metadata") or {}).get("continue") or ""
         if not continuation:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff, Scope, compare
 from trainjob.cluster.kube.resources import TRAINJOBS
-from trainjob.cluster.kube.store import NamespacedName, Store, is_newer, place_of, version_of
+from trainjob.cluster.kube.store import NamespacedName, Store, is_newer, namespaced_name, version_of
 from trainjob.cluster.protocol import ClusterError, Manifest, NotFound, Unavailable, happens_within
 from trainjob.core.names import JobKey
 
@@ -54,7 +54,7 @@ class JobCache:
         self._gather_seconds = gather_seconds
         self._asked = asyncio.Event()
         self._backoff = Backoff()
-        self.store = Store(lambda job: JobKey(*place_of(job)), changed)
+        self.store = Store(lambda job: JobKey(*namespaced_name(job)), changed)
         self.synced = asyncio.Event()
 
     def take(self, kind: str | None, manifest: Manifest) -> None:
@@ -101,7 +101,7 @@ class JobCache:
 
         def look(listed: Manifest) -> None:
             if self._is_outdated(listed):
-                outdated.add(place_of(listed))
+                outdated.add(namespaced_name(listed))
 
         await compare(self._api, self._scope, self.store, look, metadata_only=True)
         for namespace, name in outdated:
@@ -109,5 +109,5 @@ class JobCache:
                 self.store.put(await self._api.get(TRAINJOBS, namespace, name))
 
     def _is_outdated(self, listed: Manifest) -> bool:
-        known = self.store.get(place_of(listed))
+        known = self.store.get(namespaced_name(listed))
         return known is None or is_newer(version_of(listed), version_of(known))

@@ -141,7 +141,7 @@ Changed = Callable[[JobKey], None]
 MOST_TOMBSTONES = 10_000
 
 
-def place_of(manifest: Manifest) -> NamespacedName:
+def namespaced_name(manifest: Manifest) -> NamespacedName:
     """Return an object's namespace and name."""
     meta = manifest["metadata"]
     return meta.get("namespace", ""), meta["name"]
@@ -168,9 +168,9 @@ class Store:
     def __len__(self) -> int:
         return len(self._objects)
 
-    def get(self, place: NamespacedName) -> Manifest | None:
+    def get(self, full_name: NamespacedName) -> Manifest | None:
         """Return the object of that name, or None."""
-        return self._objects.get(place)
+        return self._objects.get(full_name)
 
     def of_job(self, key: JobKey) -> tuple[Manifest, ...]:
         """Return the job's objects."""
@@ -187,30 +187,30 @@ class Store:
         version, ended_at = version_of(manifest), self._ends.get(meta["uid"])
         if ended_at is not None and not is_newer(version, ended_at):
             return False
-        place = place_of(manifest)
-        known = self._objects.get(place)
+        full_name = namespaced_name(manifest)
+        known = self._objects.get(full_name)
         if known is not None and not is_newer(version, version_of(known)):
             return False
         if known is not None and known["metadata"]["uid"] != meta["uid"]:
             self._bury(known["metadata"]["uid"], version)
-        self._objects[place] = manifest = project(manifest)
+        self._objects[full_name] = manifest = project(manifest)
         before, key = self._job_of(known) if known is not None else None, self._job_of(manifest)
         if before is not None and before != key:
-            self._unindex(place, before)
+            self._unindex(full_name, before)
         if key is not None:
-            self._by_job[key][place] = manifest
+            self._by_job[key][full_name] = manifest
         self._tell(before, key)
         return True
 
     def remove(self, manifest: Manifest) -> None:
         """Record a deletion that a watch reported; the manifest is the object's last state."""
-        self._end(place_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
+        self._end(namespaced_name(manifest), manifest["metadata"]["uid"], version_of(manifest))
 
-    def discard(self, place: NamespacedName, uid: str) -> None:
+    def discard(self, full_name: NamespacedName, uid: str) -> None:
         """Record that an object is gone: a write didn't find it."""
-        known = self._objects.get(place)
+        known = self._objects.get(full_name)
         if known is not None and known["metadata"]["uid"] == uid:
-            self._end(place, uid, version_of(known))
+            self._end(full_name, uid, version_of(known))
 
     def retain(self, listed: Iterable[tuple[NamespacedName, str]], version: str) -> int:
         """Drop every object that is missing in a complete list of namespaced names and uids at `version`.
@@ -219,23 +219,23 @@ class Store:
         """
         there = set(listed)
         lost = [
-            (place, known["metadata"]["uid"])
-            for place, known in self._objects.items()
-            if (place, known["metadata"]["uid"]) not in there and not is_newer(version_of(known), version)
+            (full_name, known["metadata"]["uid"])
+            for full_name, known in self._objects.items()
+            if (full_name, known["metadata"]["uid"]) not in there and not is_newer(version_of(known), version)
         ]
-        for place, uid in lost:
-            self._end(place, uid, version)
+        for full_name, uid in lost:
+            self._end(full_name, uid, version)
         return len(lost)
 
-    def _end(self, place: NamespacedName, uid: str, version: str) -> None:
+    def _end(self, full_name: NamespacedName, uid: str, version: str) -> None:
         self._bury(uid, version)
-        known = self._objects.get(place)
+        known = self._objects.get(full_name)
         if known is None or known["metadata"]["uid"] != uid or is_newer(version_of(known), version):
             return
-        del self._objects[place]
+        del self._objects[full_name]
         key = self._job_of(known)
         if key is not None:
-            self._unindex(place, key)
+            self._unindex(full_name, key)
         self._tell(key)
 
     def _bury(self, uid: str, version: str) -> None:
@@ -244,9 +244,9 @@ class Store:
         if len(self._ends) > MOST_TOMBSTONES:
             self._ends.popitem(last=False)
 
-    def _unindex(self, place: NamespacedName, key: JobKey) -> None:
+    def _unindex(self, full_name: NamespacedName, key: JobKey) -> None:
         objects = self._by_job[key]
-        del objects[place]
+        del objects[full_name]
         if not objects:
             del self._by_job[key]
 

@@ -41,7 +41,7 @@ class LocalCluster:
 
     Args:
         job: the TrainJob; this run gives it a new uid.
-        place: this machine.
+        machine: this machine.
         base_port: the first replica's port for TensorFlow, or None for any free ports.
         on_line: receives a replica's name, such as `worker-0`, and each line of its log. Must not raise.
         on_event: receives type, reason and message of each event about the job.
@@ -54,7 +54,7 @@ class LocalCluster:
     def __init__(
         self,
         job: Manifest,
-        place: Machine,
+        machine: Machine,
         *,
         base_port: int | None = None,
         on_line: Callable[[str, str], None] = _ignore_line,
@@ -70,7 +70,7 @@ class LocalCluster:
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Task[None] | None = None
-        self._workplace = Sandbox(place, base_port)
+        self._sandbox = Sandbox(machine, base_port)
         self._leading_agent = LeadingAgent(self._find_leader, self._notify)
         self._closing = False
 
@@ -96,7 +96,7 @@ class LocalCluster:
         Raises:
             CannotRunHere: with every reason why it can't.
         """
-        return self._workplace.admit_all([made for made in manifests if made["kind"] == "Pod"])
+        return self._sandbox.admit_all([made for made in manifests if made["kind"] == "Pod"])
 
     def snapshot(self) -> Snapshot:
         """Return copies of the job and of all its objects."""
@@ -115,7 +115,7 @@ class LocalCluster:
     @property
     def output_root(self) -> Path | None:
         """Return the job's output folder, or None when it is not on this machine."""
-        return self._workplace.root
+        return self._sandbox.root
 
     def log_tail(self, pod: str) -> tuple[str, ...]:
         """Return the last lines of a pod's log; none if the pod is gone."""
@@ -223,7 +223,7 @@ class LocalCluster:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
         await self._leading_agent.close()
-        self._workplace.leave()
+        self._sandbox.leave()
 
     def _notify(self) -> None:
         for notify in self._watchers:
@@ -233,7 +233,7 @@ class LocalCluster:
         return [pod for pod in self._pods.values() if not pod.has_ended]
 
     def _find_leader(self, world: Mapping[str, Any]) -> Leader | None:
-        pod, token = find_leader(self._pods.values(), world), self._workplace.token
+        pod, token = find_leader(self._pods.values(), world), self._sandbox.token
         if pod is None or token is None:
             return None
         return Leader(pod.name, pod.setting.ports.agent, token)
@@ -241,7 +241,7 @@ class LocalCluster:
     def _create_bundle(self, manifest: Manifest) -> None:
         self._check_name(manifest)
         try:
-            self._workplace.unpack(manifest)
+            self._sandbox.unpack(manifest)
         except CannotRunHere as cannot:
             raise Refused("Invalid", str(cannot)) from cannot
         self._store.add(manifest)
@@ -254,7 +254,7 @@ class LocalCluster:
     def _create_pod(self, manifest: Manifest) -> None:
         self._check_name(manifest)
         try:
-            launch = self._workplace.admit(manifest)
+            launch = self._sandbox.admit(manifest)
         except CannotRunHere as cannot:
             raise Refused("Invalid", str(cannot)) from cannot
         stored = self._store.add(manifest)
@@ -270,14 +270,14 @@ class LocalCluster:
 
     def _setting(self, pod: Manifest, launch: Launch) -> PodSetting:
         replica = replica_name(pod)
-        logs = launch.root or self._workplace.folder / self.key.name
+        logs = launch.root or self._sandbox.folder / self.key.name
         return PodSetting(
             replica=replica,
-            ports=self._workplace.ports_of(pod),
-            base_port=self._workplace.base_port,
-            private=self._workplace.private_folder(pod),
+            ports=self._sandbox.ports_of(pod),
+            base_port=self._sandbox.base_port,
+            private=self._sandbox.private_folder(pod),
             log_path=replica_log_path(logs, replica),
-            held=self._workplace.held,
+            held=self._sandbox.held,
             clock=self._clock,
             on_line=self._on_line,
             changed=self._store.touch,

@@ -109,7 +109,7 @@ class Variables:
         return {**self.written, **self.given}
 
 
-def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], place: Machine) -> Variables:
+def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], machine: Machine) -> Variables:
     """Return the variables of `container`; later entries can use and replace earlier ones.
 
     Raises:
@@ -129,7 +129,7 @@ def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], plac
             continue
         given.pop(name, None)
         try:
-            found = _referenced(name, source, pod, place)
+            found = _referenced(name, source, pod, machine)
         except CannotRunHere as cannot:
             refused += cannot.lines
         else:
@@ -139,15 +139,15 @@ def resolve_variables(pod: Mapping[str, Any], container: Mapping[str, Any], plac
     return Variables(written, given, tuple(_notes_on_env_from(container)))
 
 
-def _referenced(name: str, source: Mapping[str, Any], pod: Mapping[str, Any], place: Machine) -> str | None:
+def _referenced(name: str, source: Mapping[str, Any], pod: Mapping[str, Any], machine: Machine) -> str | None:
     kind = next(iter(source))
     reference = source[kind] or {}
     if kind == "fieldRef":
-        known = _pod_field(str(reference.get("fieldPath")), pod, place)
+        known = _pod_field(str(reference.get("fieldPath")), pod, machine)
         if known is not None:
             return known
-    if name in place.environ:
-        return place.environ[name]
+    if name in machine.environ:
+        return machine.environ[name]
     if kind in _KEPT_BY_CLUSTER:
         if reference.get("optional"):
             return None
@@ -157,7 +157,7 @@ def _referenced(name: str, source: Mapping[str, Any], pod: Mapping[str, Any], pl
     raise CannotRunHere([f"env {name} comes from {what}, which is not here: export {name}=... first"])
 
 
-def _pod_field(path: str, pod: Mapping[str, Any], place: Machine) -> str | None:
+def _pod_field(path: str, pod: Mapping[str, Any], machine: Machine) -> str | None:
     metadata, spec = pod["metadata"], pod["spec"]
     keyed = _KEYED.fullmatch(path)
     if keyed:
@@ -166,7 +166,7 @@ def _pod_field(path: str, pod: Mapping[str, Any], place: Machine) -> str | None:
         "metadata.name": metadata["name"],
         "metadata.namespace": metadata.get("namespace", "default"),
         "metadata.uid": metadata.get("uid"),
-        "spec.nodeName": place.node,
+        "spec.nodeName": machine.node,
         "spec.serviceAccountName": spec.get("serviceAccountName", "default"),
         "status.podIP": LOOPBACK,
         "status.podIPs": LOOPBACK,
@@ -221,13 +221,13 @@ class Launch:
 
 
 def build_launch(
-    pod: Mapping[str, Any], place: Machine, ports: Mapping[str, ReplicaPorts], private: Path
+    pod: Mapping[str, Any], machine: Machine, ports: Mapping[str, ReplicaPorts], private: Path
 ) -> Launch:
-    """Translate a pod into a process, with no facts about the machine but those in `place`.
+    """Translate a pod into a process, with no facts about the machine but those in `machine`.
 
     Args:
         pod: the manifest for a cluster.
-        place: this machine.
+        machine: this machine.
         ports: the ports of each hostname.
         private: the pod's own folder.
 
@@ -235,7 +235,7 @@ def build_launch(
         CannotRunHere: the pod needs something that this machine does not have; every such thing is named.
     """
     container = trainer_of(pod)
-    variables, volumes = _resolve(pod, container, place, private)
+    variables, volumes = _resolve(pod, container, machine, private)
     mounts = mounted_folders(container, volumes, variables.all())
     termination_log = private / "termination-log"
     folders = {path: volume.folder for path, volume in mounts.items()}
@@ -248,14 +248,14 @@ def build_launch(
     written = {name: _local(value) for name, value in variables.written.items()}
     known = variables.all()
     command = [*(container.get("command") or ()), *(container.get("args") or ())]
-    cwd, cwd_notes = _working_folder(container, place, _local)
+    cwd, cwd_notes = _working_folder(container, machine, _local)
     output = _local_folder(written.get("TRAINJOB_OUTPUT_DIR"))
     state = written.get("TRAINJOB_STATE_DIR") if "TRAINJOB_AGENT" in written else None
     progress = (Path(state) if state else private) / "progress.json"
-    env = _environment({**written, **variables.given}, place, _gpu_variables(pod, place))
+    env = _environment({**written, **variables.given}, machine, _gpu_variables(pod, machine))
     return Launch(
         argv=tuple(_local(expand(str(part), known)) for part in command),
-        env=env if state else _with_help(env, place, progress),
+        env=env if state else _with_help(env, machine, progress),
         cwd=cwd,
         folders=tuple(dict.fromkeys(volume.folder for volume in mounts.values() if volume.ours)),
         output=output,
@@ -265,7 +265,7 @@ def build_launch(
         termination_log=termination_log,
         has_agent=bool(state),
         notes=(
-            *_notes(pod, container, place),
+            *_notes(pod, container, machine),
             *_volume_notes(container, volumes),
             *variables.notes,
             *cwd_notes,
@@ -320,16 +320,16 @@ def trainer_of(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _resolve(
-    pod: Mapping[str, Any], container: Mapping[str, Any], place: Machine, private: Path
+    pod: Mapping[str, Any], container: Mapping[str, Any], machine: Machine, private: Path
 ) -> tuple[Variables, dict[str, VolumeFolder]]:
     refused: list[str] = []
     variables, volumes = Variables(), dict[str, VolumeFolder]()
     try:
-        variables = resolve_variables(pod, container, place)
+        variables = resolve_variables(pod, container, machine)
     except CannotRunHere as cannot:
         refused += cannot.lines
     try:
-        volumes = resolve_volumes(pod["spec"], place, private)
+        volumes = resolve_volumes(pod["spec"], machine, private)
     except CannotRunHere as cannot:
         refused += cannot.lines
     if refused:
@@ -337,20 +337,20 @@ def _resolve(
     return variables, volumes
 
 
-def _environment(own: Mapping[str, str], place: Machine, gpus: Mapping[str, str]) -> dict[str, str]:
-    env = {name: value for name, value in place.environ.items() if not name.startswith(_OF_AN_OUTER_JOB)}
+def _environment(own: Mapping[str, str], machine: Machine, gpus: Mapping[str, str]) -> dict[str, str]:
+    env = {name: value for name, value in machine.environ.items() if not name.startswith(_OF_AN_OUTER_JOB)}
     env.setdefault("PYTHONUNBUFFERED", "1")
     env |= gpus
     env |= own
-    env["PATH"] = _joined(place.programs, env.get("PATH"))
+    env["PATH"] = _joined(machine.programs, env.get("PATH"))
     return env
 
 
-def _with_help(env: Mapping[str, str], place: Machine, progress: Path) -> dict[str, str]:
+def _with_help(env: Mapping[str, str], machine: Machine, progress: Path) -> dict[str, str]:
     """Add the variables that an agent would set for its training process."""
     helped = {**env, "TRAINJOB_PROGRESS_FILE": str(progress)}
-    if place.bootstrap is not None:
-        helped["PYTHONPATH"] = _joined(place.bootstrap, env.get("PYTHONPATH"))
+    if machine.bootstrap is not None:
+        helped["PYTHONPATH"] = _joined(machine.bootstrap, env.get("PYTHONPATH"))
     return helped
 
 
@@ -358,23 +358,23 @@ def _joined(first: Path, others: str | None) -> str:
     return f"{first}:{others}" if others else str(first)
 
 
-def _gpu_variables(pod: Mapping[str, Any], place: Machine) -> dict[str, str]:
-    if not place.gpus:
+def _gpu_variables(pod: Mapping[str, Any], machine: Machine) -> dict[str, str]:
+    if not machine.gpus:
         return {}
     # As on a cluster, a pod that requests no GPU sees none; -1 hides them all.
-    return {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus_of.get(hostname_of(pod), ())) or "-1"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus_of.get(hostname_of(pod), ())) or "-1"}
 
 
 def _working_folder(
-    container: Mapping[str, Any], place: Machine, local: Callable[[str], str]
+    container: Mapping[str, Any], machine: Machine, local: Callable[[str], str]
 ) -> tuple[Path, tuple[str, ...]]:
     asked = container.get("workingDir")
     if not asked:
-        return place.job_folder, ()
-    folder = place.job_folder / local(asked)
-    if place.is_folder(folder):
+        return machine.job_folder, ()
+    folder = machine.job_folder / local(asked)
+    if machine.is_folder(folder):
         return folder, ()
-    return place.job_folder, (f"workingDir {asked} is not here: commands start in {place.job_folder}",)
+    return machine.job_folder, (f"workingDir {asked} is not here: commands start in {machine.job_folder}",)
 
 
 def _grace_seconds(asked: int | None) -> float:
@@ -390,17 +390,17 @@ def _root(env: Mapping[str, str], output: Path | None) -> Path | None:
     return checkpoints.parent if checkpoints else output
 
 
-def _notes(pod: Mapping[str, Any], container: Mapping[str, Any], place: Machine) -> Iterator[str]:
+def _notes(pod: Mapping[str, Any], container: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     if container.get("image"):
         yield f"image {container['image']} is not used: replicas run in the Python environment of trainjob"
     wanted = count_gpus(pod)
-    if wanted and not place.gpus:
+    if wanted and not machine.gpus:
         yield "GPUs are asked for and none is here: training on the CPU"
-    elif wanted and not place.gpus_of.get(hostname_of(pod)):
-        yield f"more GPUs are asked for than the {len(place.gpus)} here: training on the CPU"
-    elif place.gpus and not wanted and not any(place.gpus_of.values()):
-        yield f"GPUs here are not used ({len(place.gpus)}): the job asks for none (limits: nvidia.com/gpu)"
-    if place.bootstrap is None:
+    elif wanted and not machine.gpus_of.get(hostname_of(pod)):
+        yield f"more GPUs are asked for than the {len(machine.gpus)} here: training on the CPU"
+    elif machine.gpus and not wanted and not any(machine.gpus_of.values()):
+        yield f"GPUs here are not used ({len(machine.gpus)}): the job asks for none (limits: nvidia.com/gpu)"
+    if machine.bootstrap is None:
         yield "the package trainjob-trainer is not installed: Keras scripts run without its repair"
 
 

@@ -297,12 +297,12 @@ class VolumeFolder:
     ours: bool = True
 
 
-def resolve_volumes(spec: Mapping[str, Any], place: Machine, private: Path) -> dict[str, VolumeFolder]:
+def resolve_volumes(spec: Mapping[str, Any], machine: Machine, private: Path) -> dict[str, VolumeFolder]:
     """Return the folder of every volume of a pod, by volume name.
 
     Args:
         spec: the pod's spec.
-        place: this machine.
+        machine: this machine.
         private: the pod's own folder, which is removed with the pod.
 
     Raises:
@@ -312,7 +312,7 @@ def resolve_volumes(spec: Mapping[str, Any], place: Machine, private: Path) -> d
     refused: list[str] = []
     for volume in spec.get("volumes") or ():
         try:
-            found[volume["name"]] = _resolve(volume, place, private)
+            found[volume["name"]] = _resolve(volume, machine, private)
         except CannotRunHere as cannot:
             refused += cannot.lines
     if refused:
@@ -340,18 +340,20 @@ def mounted_folders(
     return found
 
 
-def _resolve(volume: Mapping[str, Any], place: Machine, private: Path) -> VolumeFolder:
+def _resolve(volume: Mapping[str, Any], machine: Machine, private: Path) -> VolumeFolder:
     name = volume["name"]
     kind = next((key for key in volume if key != "name" and volume[key] is not None), "emptyDir")
     source = volume.get(kind) or {}
-    if name in place.volumes:
-        return VolumeFolder(place.volumes[name], ours=False)
+    if name in machine.volumes:
+        return VolumeFolder(machine.volumes[name], ours=False)
     if name == BUNDLE_VOLUME and kind == "secret":
-        return _bundle(source["secretName"], place)
+        return _bundle(source["secretName"], machine)
     if kind == "persistentVolumeClaim":
-        return _kept(place.folder / source["claimName"], f"claim {source['claimName']}")
+        return _kept(machine.folder / source["claimName"], f"claim {source['claimName']}")
     if kind in _SHARED_BY_NAME:
-        return _kept(place.folder / ("output" if name == OUTPUT_VOLUME else name), f"volume {name} ({kind})")
+        return _kept(
+            machine.folder / ("output" if name == OUTPUT_VOLUME else name), f"volume {name} ({kind})"
+        )
     if kind == "emptyDir":
         return VolumeFolder(private / "volumes" / name)
     if kind == "hostPath":
@@ -363,15 +365,15 @@ def _resolve(volume: Mapping[str, Any], place: Machine, private: Path) -> Volume
     )
 
 
-def _bundle(secret: str, place: Machine) -> VolumeFolder:
-    if place.bootstrap is None:
+def _bundle(secret: str, machine: Machine) -> VolumeFolder:
+    if machine.bootstrap is None:
         raise CannotRunHere(
             [
                 "the package trainjob-trainer is not installed, which restarts training in place: "
                 "install it, or set spec.restartStrategy: Recreate"
             ]
         )
-    return VolumeFolder(place.bundles / secret, ours=False)
+    return VolumeFolder(machine.bundles / secret, ours=False)
 
 
 def _kept(folder: Path, what: str) -> VolumeFolder:

@@ -28,7 +28,7 @@ class Sandbox:
     """Translates pods, and holds their resources until `leave`.
 
     Args:
-        place: this machine.
+        machine: this machine.
         base_port: the first replica's port for TensorFlow, or None for any free ports.
 
     Attributes:
@@ -41,15 +41,15 @@ class Sandbox:
         CannotRunHere: no folder for temporary files can be created.
     """
 
-    def __init__(self, place: Machine, base_port: int | None) -> None:
+    def __init__(self, machine: Machine, base_port: int | None) -> None:
         self.root: Path | None = None
-        self.folder = place.folder
+        self.folder = machine.folder
         self.base_port = base_port
         self.token: str | None = None
         self._book = PortBook(base_port)
         self._lock: OutputLock | None = None
         self._private = _create_private_folder()
-        self._place = replace(place, bundles=self._private / "bundles")
+        self._machine = replace(machine, bundles=self._private / "bundles")
 
     def admit_all(self, pods: list[Manifest]) -> tuple[str, ...]:
         """Assign GPUs and ports, create the output folder and lock it against other runs.
@@ -83,7 +83,7 @@ class Sandbox:
             self._book.give(hostnames_in(pod))
         except OSError as error:
             raise CannotRunHere([str(error)]) from error
-        launch = build_launch(pod, self._place, self._book.ports, self.private_folder(pod))
+        launch = build_launch(pod, self._machine, self._book.ports, self.private_folder(pod))
         if launch.root is not None and self._lock is None:
             check_writable(launch.root)
             self._lock = OutputLock(launch.root)
@@ -99,7 +99,7 @@ class Sandbox:
         name, data = secret["metadata"]["name"], secret.get("data") or {}
         if set(data) != {TOKEN}:
             raise CannotRunHere([f"Secret {name} can't be had on this machine"])
-        folder = self._place.bundles / name
+        folder = self._machine.bundles / name
         try:
             self.token = base64.b64decode(data[TOKEN], validate=True).decode()
             shutil.rmtree(folder, ignore_errors=True)
@@ -128,7 +128,7 @@ class Sandbox:
 
     def _share_gpus(self, pods: Iterable[Manifest]) -> None:
         wanted = {hostname_of(pod): count_gpus(pod) for pod in pods}
-        self._place = replace(self._place, gpus_of=share_gpus(wanted, self._place.gpus))
+        self._machine = replace(self._machine, gpus_of=share_gpus(wanted, self._machine.gpus))
 
 
 def replica_name(pod: Manifest) -> str:

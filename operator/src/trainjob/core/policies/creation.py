@@ -21,13 +21,13 @@ from trainjob.core.actions import (
 )
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.manifests import build_claim, build_network_policy, build_service
-from trainjob.core.names import Replica, desired_replicas, replica_counts, training_seats
+from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
 from trainjob.core.pods import Pod
 from trainjob.core.policies.elastic_policy import patience_left
 from trainjob.core.policies.startup_policy import pause_left, start_time_left
 from trainjob.core.policies.success_policy import EvaluatorStep, evaluator_step
-from trainjob.core.queueing import LOOK_AGAIN, restart_delay, soonest, time_left
+from trainjob.core.queueing import RECHECK, restart_delay, soonest, time_left
 from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)
@@ -56,12 +56,12 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     delay = _delay_left(observed, now)
     if delay > timedelta(0):
         return Plan(observed.status, left_over, requeue=delay)
-    seats = training_seats(observed.job.spec)
+    seats = training_replicas(observed.job.spec)
     evaluator = evaluator_step(observed, now)
     pods = _missing_pods(observed, seats)
     agents = create_agent_objects(observed) if pods or evaluator.creating else ()
     creations = (*_missing_dependents(observed), *agents, *pods, *evaluator.actions)
-    refusal = observed.gang_refusal
+    refusal = observed.training_refusal
     if refusal is not None and refusal.patience_left(now) > timedelta(0):
         # Otherwise every event of an existing pod would retry all the missing ones.
         creations = tuple(action for action in creations if not isinstance(action, Creation))
@@ -113,7 +113,7 @@ def _time_to_end(pod: Pod, now: datetime) -> timedelta:
 
 def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     """Return a plan if something in the cluster prevents the creation of the job's objects, else None."""
-    refusal = observed.gang_refusal
+    refusal = observed.training_refusal
     if refusal is not None and refusal.permanent:
         return Plan(transitions.target_failure(observed, "InvalidTemplate", _told(refusal), now))
     claim = observed.job.spec.output.claim
@@ -127,9 +127,9 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
         if found is not None and not found.ours:
             message = f"{kind} {found.name} exists and isn't this job's; rename the job, or delete it"
             return _held_up(observed, f"{kind}Conflict", message, now)
-    if observed.strangers and not observed.training_pods:
+    if observed.pods_of_others and not observed.training_pods:
         # They may answer at the addresses of this job, and may still write into its output.
-        stranger = observed.strangers[0]
+        stranger = observed.pods_of_others[0]
         if _time_to_end(stranger, now) <= timedelta(0):
             return _overdue(observed, stranger, "an earlier job of this name", now)
         message = f"waiting for pod {stranger.name} of an earlier job of this name to end"
@@ -138,7 +138,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
 
 
 def _held_up(observed: Observed, reason: str, message: str, now: datetime) -> Plan:
-    return Plan(transitions.wait(observed, reason, message, now), requeue=LOOK_AGAIN)
+    return Plan(transitions.wait(observed, reason, message, now), requeue=RECHECK)
 
 
 def _told(refusal: Refusal) -> str:
@@ -186,7 +186,7 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
     pause = pause_left(observed, now)
     if pause > timedelta(0):
         return pause
-    if {p.replica for p in observed.training_pods}.issuperset(training_seats(observed.job.spec)):
+    if {p.replica for p in observed.training_pods}.issuperset(training_replicas(observed.job.spec)):
         return timedelta(0)
     return time_left(restarts.last_time, restart_delay(restarts.since_progress), now)
 
@@ -243,7 +243,7 @@ def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Pla
 
 def _waiting(observed: Observed, now: datetime) -> Plan:
     """Report what keeps the training from running: a refused creation, or the first pod that waits."""
-    refusal = observed.gang_refusal
+    refusal = observed.training_refusal
     if refusal is not None:
         return Plan(transitions.wait(observed, "CreationRefused", _told(refusal), now))
     for pod in observed.training_pods:

@@ -23,7 +23,7 @@ LONGEST_PAUSE = timedelta(seconds=60)
 SHORTEST_PAUSE = timedelta(seconds=5)
 
 
-def gave_way(observed: Observed, now: datetime) -> Plan | None:
+def yielded(observed: Observed, now: datetime) -> Plan | None:
     """Stop an attempt that has been starting for too long; name the missing replicas and the reasons."""
     left = start_time_left(observed, now)
     if left is None or left > timedelta(0) or not observed.training_pods:
@@ -90,7 +90,7 @@ def who_is_missing(observed: Observed) -> list[str]:
 
 
 def _refused(observed: Observed) -> str:
-    refusal = observed.gang_refusal
+    refusal = observed.training_refusal
     return f": {quoted(refusal.message)}" if refusal is not None else ""
 
 
