@@ -85,7 +85,7 @@ def test_what_keeps_a_pod_from_running(status: dict[str, Any], waiting: tuple[st
 def test_what_the_cluster_does_is_not_the_programs_fault(status: dict[str, Any], reason: str) -> None:
     read = read_pod(pod(status))
     assert read is not None
-    assert read.infrastructure
+    assert read.disrupted
     assert read.reason == reason
 
 

@@ -255,5 +255,5 @@ def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:
     """Return the incarnation of each training replica's pod; for a pod to be created, the least possible."""
     going = set(status.restarts.replaced)
     there = {p.replica: p.incarnation for p in observed.training_pods if p.name not in going}
-    seats = training_replicas(observed.job.spec)
-    return {seat.name: there.get(seat, status.attempt or 1) for seat in seats}
+    replicas = training_replicas(observed.job.spec)
+    return {replica.name: there.get(replica, status.attempt or 1) for replica in replicas}

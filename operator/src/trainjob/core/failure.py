@@ -23,9 +23,9 @@ from trainjob.core.wording import last_line, quoted, reason_word
 
 def checkpoint_step(observed: Observed) -> int | None:
     """Return the step of the newest complete checkpoint that is known, or None."""
-    told = [step for r in observed.reports.values() for step in (r.checkpoint_step, r.resumed_from)]
+    reported = [step for r in observed.reports.values() for step in (r.checkpoint_step, r.resumed_from)]
     written = observed.status.output.checkpoint_step if observed.status.output else None
-    return max((step for step in (*told, written) if step is not None), default=None)
+    return max((step for step in (*reported, written) if step is not None), default=None)
 
 
 def origin(observed: Observed) -> str:
@@ -41,7 +41,7 @@ def origin(observed: Observed) -> str:
     return " from the beginning" if writer is not None and writer.step is not None else ""
 
 
-def going_on(observed: Observed) -> str:
+def describe_resume(observed: Observed) -> str:
     """Return `going on from the last checkpoint`, or `going on` if no checkpoint is known."""
     return "going on" + (" from the last checkpoint" if checkpoint_step(observed) is not None else "")
 
@@ -57,7 +57,9 @@ def trains_without(observed: Observed, replica: Replica) -> bool:
 def trains_on(observed: Observed) -> bool:
     """Return whether training continues, however many workers are missing."""
     present = {p.replica for p in observed.training_pods if p.state in (PodState.RUNNING, PodState.SUCCEEDED)}
-    needed = {seat for seat in observed.seats if is_training(seat) and seat.role != "worker"}
+    needed = {
+        replica for replica in observed.training_replicas if is_training(replica) and replica.role != "worker"
+    }
     return _is_coordinated(observed) and needed <= present
 
 
@@ -161,7 +163,7 @@ def bad_pods(observed: Observed, now: datetime) -> list[Pod]:
     return [
         p
         for p in observed.training_pods
-        if p.taken or p.state is PodState.FAILED or _is_unreachable(observed, p, now)
+        if p.deleted or p.state is PodState.FAILED or _is_unreachable(observed, p, now)
     ]
 
 
@@ -184,7 +186,7 @@ def _is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
 
 
 def _lost_a_peer(pod: Pod) -> bool:
-    return pod.exit_code == PEER_LOST and not pod.taken
+    return pod.exit_code == PEER_LOST and not pod.deleted
 
 
 def _missing(observed: Observed, replicas: Iterable[Replica]) -> Replica | None:
@@ -198,7 +200,7 @@ def _missing(observed: Observed, replicas: Iterable[Replica]) -> Replica | None:
 
 
 def _blame(pod: Pod) -> tuple[bool, datetime, Replica]:
-    since = pod.deleted_at if pod.taken else pod.finished_at
+    since = pod.deleted_at if pod.deleted else pod.finished_at
     return _lost_a_peer(pod), since or _LATEST, pod.replica
 
 
@@ -206,7 +208,7 @@ def describe_pod(observed: Observed, pod: Pod) -> Failure:
     """Return the failure of a pod that has failed or was deleted, as far as it is known."""
     report = observed.reports.get(pod.name)
     child = pod.termination.failure if pod.termination is not None else None
-    if child is not None and child.pod == pod.name and not (pod.taken or pod.infrastructure):
+    if child is not None and child.pod == pod.name and not (pod.deleted or pod.disrupted):
         return describe_child(observed, child)
     return Failure(
         pod.replica,
@@ -237,10 +239,10 @@ def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = 
 
 def _cause(pod: Pod) -> Cause:
     detail = _detail(pod.message) if pod.termination is None else ""
-    if pod.infrastructure:
+    if pod.disrupted:
         text = f"was taken away by the cluster ({quoted(pod.reason)}{detail})"
         return Cause(reason_word(pod.reason, "Disrupted"), text, charged=False)
-    if pod.taken:
+    if pod.deleted:
         return Cause("PodDeleted", "had its pod deleted", charged=False)
     code = pod.exit_code
     if code is None and pod.state is PodState.RUNNING:
@@ -325,9 +327,9 @@ def with_log(first: FirstFailure, observed: Observed) -> FirstFailure:
 
     Agents report a stall at once, and request the stacks of the stalled process only after that.
     """
-    told = [p.termination.failure for p in observed.pods if p.termination is not None]
-    told += [observed.agent_report.failure] if observed.agent_report is not None else []
-    logs = (child.log_tail for child in told if child is not None and _is_same(first, child))
+    failures = [p.termination.failure for p in observed.pods if p.termination is not None]
+    failures += [observed.agent_report.failure] if observed.agent_report is not None else []
+    logs = (child.log_tail for child in failures if child is not None and _is_same(first, child))
     return first.model_copy(update={"log_tail": tail(next(filter(None, logs), ""), LOG_TAIL)})
 
 
@@ -399,17 +401,17 @@ def _is_early(failure: Failure) -> bool:
     return (pod.finished_at - pod.started_at).total_seconds() < EARLY_SECONDS
 
 
-def _merged(known: Restarts, told: RestartCounts) -> Restarts:
+def _merged(known: Restarts, reported: RestartCounts) -> Restarts:
     """Return the larger of each count: each side sees the other's within seconds, and counts only grow."""
-    if told.restarts <= known.charged + known.uncharged:
+    if reported.restarts <= known.charged + known.uncharged:
         return known
-    furthest = [s for s in (known.furthest_step, told.furthest_step) if s is not None]
+    furthest = [s for s in (known.furthest_step, reported.furthest_step) if s is not None]
     return known.model_copy(
         update={
-            "charged": max(known.charged, told.counted),
-            "uncharged": max(known.uncharged, told.uncounted),
-            "refunded": max(known.refunded, told.reset),
-            "since_progress": told.since_progress,
+            "charged": max(known.charged, reported.counted),
+            "uncharged": max(known.uncharged, reported.uncounted),
+            "refunded": max(known.refunded, reported.reset),
+            "since_progress": reported.since_progress,
             "furthest_step": max(furthest, default=None),
         }
     )

@@ -183,7 +183,7 @@ class Observed:
         return JobKey(self.meta.namespace, self.meta.name)
 
     @cached_property
-    def seats(self) -> tuple[Replica, ...]:
+    def training_replicas(self) -> tuple[Replica, ...]:
         """Return the training replicas, except the workers that training continues without."""
         without = self.status.worker.without if self.status.worker else ()
         return tuple(r for r in training_replicas(self.job.spec) if r.name not in without)
@@ -319,7 +319,7 @@ class Observed:
             # A controller that has just started knows only the recorded condition; one that can't reach the
             # pods, such as one on a laptop, knows only that they run.
             return is_true(self.status, RUNNING) or self.first_answer_left(now) <= timedelta(0)
-        wanted = dict(Counter(seat.role for seat in self.seats))
+        wanted = dict(Counter(replica.role for replica in self.training_replicas))
         return report.phase not in (MEETING, STOPPING) and report.world in ({}, wanted)
 
     def first_answer_left(self, now: datetime) -> timedelta:
@@ -329,9 +329,9 @@ class Observed:
 
     def is_current(self, report: AgentReport) -> bool:
         """Return whether this report is from the agent of the pod that leads now."""
-        seat = leader(self.job.spec)
-        reporter = report.members.get(seat, Member()).pod
-        return any(p.name == reporter for p in self.training_pods if p.replica == seat)
+        replica = leader(self.job.spec)
+        reporter = report.members.get(replica, Member()).pod
+        return any(p.name == reporter for p in self.training_pods if p.replica == replica)
 
     def is_running(self, replicas: Iterable[Replica]) -> bool:
         """Return whether each of these replicas has a current pod that runs or has succeeded."""

@@ -59,7 +59,7 @@ class Pod:
         exit_code: of the training container, once it has ended.
         reason: Kubernetes' reason for the end, such as `OOMKilled` or `Evicted`.
         message: the termination message: what the trainer wrote, or its last log lines.
-        infrastructure: whether the cluster disrupted it (eviction, preemption, a lost node).
+        disrupted: whether the cluster disrupted it (eviction, preemption, a lost node).
         created_at: by the API server's clock.
         deleted_at: when its deletion was requested, or None.
         due_at: when the grace period of its deletion ends, or None.
@@ -82,7 +82,7 @@ class Pod:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
-    infrastructure: bool = False
+    disrupted: bool = False
     created_at: datetime | None = None
     deleted_at: datetime | None = None
     due_at: datetime | None = None
@@ -98,7 +98,7 @@ class Pod:
         return self.deleted_at is not None
 
     @property
-    def taken(self) -> bool:
+    def deleted(self) -> bool:
         """Return whether it was deleted before it ended: the way it ends is then not its own failure."""
         if self.deleted_at is None:
             return False
@@ -123,7 +123,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     container = _container_state(status)
     ended = container.get("terminated")
     state = _state(status, container)
-    infrastructure = _is_infrastructure(status)
+    disrupted = _is_disrupted(status)
     message = (ended or {}).get("message") or status.get("message") or ""
     due_at = read_time(meta.get("deletionTimestamp"))
     return Pod(
@@ -139,9 +139,9 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         node=spec.get("nodeName", ""),
         waiting=_waiting(status, container),
         exit_code=ended.get("exitCode") if ended else None,
-        reason=_end_reason(status, ended, infrastructure),
+        reason=_end_reason(status, ended, disrupted),
         message=message,
-        infrastructure=infrastructure,
+        disrupted=disrupted,
         created_at=read_time(meta.get("creationTimestamp")),
         deleted_at=_deleted_at(meta, due_at),
         due_at=due_at,
@@ -222,15 +222,15 @@ def _clause(sentence: str) -> str:
     return quoted(sentence).rstrip(".")
 
 
-def _is_infrastructure(status: Mapping[str, Any]) -> bool:
+def _is_disrupted(status: Mapping[str, Any]) -> bool:
     reason = str(status.get("reason"))
     if reason in _DISRUPTED_BY_CLUSTER or reason.startswith(_NO_ROOM):
         return True
     return _condition(status, "DisruptionTarget").get("status") == "True"
 
 
-def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, infrastructure: bool) -> str:
-    if infrastructure:
+def _end_reason(status: Mapping[str, Any], ended: Mapping[str, Any] | None, disrupted: bool) -> str:
+    if disrupted:
         return status.get("reason") or _condition(status, "DisruptionTarget").get("reason") or "Disrupted"
     return (ended or {}).get("reason") or status.get("reason") or ""
 

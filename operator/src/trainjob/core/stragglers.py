@@ -168,15 +168,15 @@ def straggler_fields(observed: Observed, progress: Progress, now: datetime) -> d
         )
         for replica, median in found.items()
     )
-    told = dict.fromkeys((*status.stragglers_told, *found))
-    return {"stragglers": stragglers, "stragglers_told": tuple(told)}
+    reported = dict.fromkeys((*status.stragglers_told, *found))
+    return {"stragglers": stragglers, "stragglers_told": tuple(reported)}
 
 
 def straggler_events(before: TrainJobStatus, status: TrainJobStatus) -> tuple[Event, ...]:
     """Return one event for each straggler that is reported for the first time in its attempt."""
     news = set(status.stragglers_told).difference(before.stragglers_told)
-    told = (each for each in status.stragglers if each.replica in news)
-    return tuple(Event("Warning", REASON, describe(each)) for each in told)
+    reported = (each for each in status.stragglers if each.replica in news)
+    return tuple(Event("Warning", REASON, describe(each)) for each in reported)
 
 
 def describe(straggler: Straggler) -> str:

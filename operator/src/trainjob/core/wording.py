@@ -61,10 +61,10 @@ def last_line(text: str) -> str:
 
 def listed(sentences: Iterable[str]) -> str:
     """Return the first of many sentences as one text, and how many more there are."""
-    told: list[str] = []
+    clauses: list[str] = []
     every = list(sentences)
     for sentence in every:
-        if len("; ".join([*told, quoted(sentence)]).encode()) > 2 * _QUOTED - 50:
-            return f"{'; '.join(told)}; and {len(every) - len(told)} more"
-        told.append(quoted(sentence))
-    return "; ".join(told)
+        if len("; ".join([*clauses, quoted(sentence)]).encode()) > 2 * _QUOTED - 50:
+            return f"{'; '.join(clauses)}; and {len(every) - len(clauses)} more"
+        clauses.append(quoted(sentence))
+    return "; ".join(clauses)

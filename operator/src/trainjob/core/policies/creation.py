@@ -56,16 +56,16 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     delay = _delay_left(observed, now)
     if delay > timedelta(0):
         return Plan(observed.status, left_over, requeue=delay)
-    seats = training_replicas(observed.job.spec)
+    replicas = training_replicas(observed.job.spec)
     evaluator = evaluator_step(observed, now)
-    pods = _missing_pods(observed, seats)
+    pods = _missing_pods(observed, replicas)
     agents = create_agent_objects(observed) if pods or evaluator.creating else ()
     creations = (*_missing_dependents(observed), *agents, *pods, *evaluator.actions)
     refusal = observed.training_refusal
     if refusal is not None and refusal.patience_left(now) > timedelta(0):
         # Otherwise every event of an existing pod would retry all the missing ones.
         creations = tuple(action for action in creations if not isinstance(action, Creation))
-    running = observed.trains(observed.seats, now)
+    running = observed.trains(observed.training_replicas, now)
     plan = _running(observed, evaluator, now) if running else _waiting(observed, now)
     return Plan(
         plan.status,
@@ -101,8 +101,8 @@ def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
         stale = [p for p in stale if _time_to_end(p, now) > timedelta(0)]
     if not observed.in_place:
         return stale
-    seated = {p.replica for p in observed.training_pods}
-    wanted = set(desired_replicas(observed.job.spec)) - seated
+    present = {p.replica for p in observed.training_pods}
+    wanted = set(desired_replicas(observed.job.spec)) - present
     return [p for p in stale if p.replica in wanted]
 
 
@@ -219,24 +219,24 @@ def _told_of(actions: Iterable[Action]) -> Iterable[Event]:
             yield Event("Warning", "PutRight", f"{what} was changed by somebody; it is put right")
 
 
-def _missing_pods(observed: Observed, seats: Iterable[Replica]) -> tuple[Action, ...]:
+def _missing_pods(observed: Observed, replicas: Iterable[Replica]) -> tuple[Action, ...]:
     taken = {p.replica for p in observed.training_pods}
     attempt, source = observed.attempt, observed.agent_source
     return tuple(
         CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt, source=source)
-        for replica in seats
+        for replica in replicas
         if replica not in taken
     )
 
 
 def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Plan:
-    message = f"training on {count_roles(Counter(seat.role for seat in observed.seats))}"
+    message = f"training on {count_roles(Counter(replica.role for replica in observed.training_replicas))}"
     if observed.attempt > 1:
         message += f", attempt {observed.attempt}"
-    message += "".join(f"; {trouble}" for trouble in (observed.size_refusal, evaluator.trouble) if trouble)
+    message += "".join(f"; {problem}" for problem in (observed.size_refusal, evaluator.problem) if problem)
     if not is_true(observed.status, RUNNING):
         return Plan(transitions.run(observed, message, now), events=(Event("Normal", "Started", message),))
-    if message == observed.status.message or (evaluator.creating and not evaluator.trouble):
+    if message == observed.status.message or (evaluator.creating and not evaluator.problem):
         return Plan(observed.status)
     return Plan(transitions.run(observed, message, now))
 
@@ -247,7 +247,7 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
     if refusal is not None:
         return Plan(transitions.wait(observed, "CreationRefused", _told(refusal), now))
     for pod in observed.training_pods:
-        if pod.waiting is not None and pod.replica in observed.seats:
+        if pod.waiting is not None and pod.replica in observed.training_replicas:
             reason, detail = pod.waiting
             message = f"{pod.replica.title} can't start: {reason}" + (f": {detail}" if detail else "")
             return Plan(transitions.wait(observed, reason, message, now))
@@ -257,5 +257,7 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
     if again is not None and again.status == "True" and again.message == observed.status.message:
         return Plan(observed.status)  # the cause of the restart is the more useful message
     return Plan(
-        transitions.wait(observed, "Starting", f"starting {len(observed.seats)} training replicas", now)
+        transitions.wait(
+            observed, "Starting", f"starting {len(observed.training_replicas)} training replicas", now
+        )
     )

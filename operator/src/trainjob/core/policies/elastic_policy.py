@@ -8,7 +8,7 @@ from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.agent_reports import IDLE
 from trainjob.core.conditions import RUNNING, is_true
-from trainjob.core.failure import going_on
+from trainjob.core.failure import describe_resume
 from trainjob.core.names import Replica, desired_replicas, leader, training_counts
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
@@ -23,7 +23,7 @@ def resized(observed: Observed, now: datetime) -> Plan | None:
     wanted = training_counts(observed.job.spec)
     if _is_current(observed, wanted):
         return None
-    message = f"resized to {count_roles(wanted)}; {going_on(observed)}"
+    message = f"resized to {count_roles(wanted)}; {describe_resume(observed)}"
     return Plan(transitions.resize(observed, message, now), events=(Event("Normal", "Resized", message),))
 
 
@@ -63,7 +63,7 @@ def _shrunk(observed: Observed, now: datetime) -> Plan | None:
         return None
     running = {p.replica for p in observed.training_pods if p.state is PodState.RUNNING}
     workers = _workers(observed)
-    others = {r for r in observed.seats if r.role != "worker"}
+    others = {r for r in observed.training_replicas if r.role != "worker"}
     present = [r for r in workers if r in running]
     if leader(observed.job.spec) not in running or not others <= running:
         return None
@@ -100,9 +100,9 @@ def _known(observed: Observed) -> tuple[str, ...]:
     return observed.status.worker.without if observed.status.worker else ()
 
 
-def _has_joined(observed: Observed, seat: Replica) -> bool:
-    member = observed.agent_report.members.get(seat) if observed.agent_report is not None else None
-    pods = {p.name for p in observed.training_pods if p.replica == seat and p.state is PodState.RUNNING}
+def _has_joined(observed: Observed, replica: Replica) -> bool:
+    member = observed.agent_report.members.get(replica) if observed.agent_report is not None else None
+    pods = {p.name for p in observed.training_pods if p.replica == replica and p.state is PodState.RUNNING}
     return member is not None and member.state == IDLE and member.pod in pods
 
 

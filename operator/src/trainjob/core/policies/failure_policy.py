@@ -35,7 +35,7 @@ CULPRIT_GRACE = timedelta(seconds=10)
 
 def failed(observed: Observed, now: datetime) -> Plan | None:
     """Restart after a failure, or give up, naming what failed first."""
-    failure = first_failure(observed, observed.seats, now)
+    failure = first_failure(observed, observed.training_replicas, now)
     if failure is None:
         return None
     wait = _culprit_wait(observed, failure, now)

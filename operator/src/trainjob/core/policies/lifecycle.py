@@ -16,7 +16,7 @@ from trainjob.core.conditions import (
     is_finished,
     is_true,
 )
-from trainjob.core.failure import going_on
+from trainjob.core.failure import describe_resume
 from trainjob.core.names import ObjectRef
 from trainjob.core.observed import Observed
 from trainjob.core.queueing import time_left
@@ -77,9 +77,9 @@ def _has_begun(observed: Observed) -> bool:
 
 def _left_alone(observed: Observed, errors: str, now: datetime) -> Plan:
     message = f"{errors}; {_LEFT_ALONE}"
-    told = find_condition(observed.status, RUNNING)
-    is_told = told is not None and told.reason == INVALID_REASON
-    events = () if is_told else (Event("Warning", INVALID_REASON, message),)
+    condition = find_condition(observed.status, RUNNING)
+    is_reported = condition is not None and condition.reason == INVALID_REASON
+    events = () if is_reported else (Event("Warning", INVALID_REASON, message),)
     return Plan(transitions.leave_alone(observed, INVALID_REASON, message, now), events=events)
 
 
@@ -153,5 +153,5 @@ def _resumed(observed: Observed, now: datetime) -> Plan | None:
     held = find_condition(observed.status, SUSPENDED)
     if held is None or held.reason not in ("Suspending", "Suspended"):
         return None
-    message = going_on(observed)
+    message = describe_resume(observed)
     return Plan(transitions.resume(observed, message, now), events=(Event("Normal", "Resumed", message),))

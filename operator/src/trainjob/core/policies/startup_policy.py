@@ -75,17 +75,17 @@ def who_is_missing(observed: Observed) -> list[str]:
     """Return a clause for each missing replica, with the reason."""
     pods = {p.replica: p for p in observed.training_pods}
     clauses = []
-    for seat in observed.seats:
-        pod = pods.get(seat)
+    for replica in observed.training_replicas:
+        pod = pods.get(replica)
         if pod is None:
-            clauses.append(f"{seat.title} has no pod" + _refused(observed))
+            clauses.append(f"{replica.title} has no pod" + _refused(observed))
         elif pod.waiting is not None:
             reason, detail = pod.waiting
-            clauses.append(f"{seat.title} can't start: {reason}" + (f": {detail}" if detail else ""))
+            clauses.append(f"{replica.title} can't start: {reason}" + (f": {detail}" if detail else ""))
         elif pod.state in (PodState.PENDING, PodState.STARTING):
-            clauses.append(f"{seat.title} has not started")
-        elif _is_away(observed, seat):
-            clauses.append(f"{seat.title} has not joined the others")
+            clauses.append(f"{replica.title} has not started")
+        elif _is_away(observed, replica):
+            clauses.append(f"{replica.title} has not joined the others")
     return clauses or ["the workers have not met"]
 
 
@@ -94,9 +94,9 @@ def _refused(observed: Observed) -> str:
     return f": {quoted(refusal.message)}" if refusal is not None else ""
 
 
-def _is_away(observed: Observed, seat: Replica) -> bool:
+def _is_away(observed: Observed, replica: Replica) -> bool:
     report = observed.agent_report
     if report is None or report.phase != MEETING:
         return False
-    member = report.members.get(seat)
+    member = report.members.get(replica)
     return member is None or member.state in (ABSENT, LOST)

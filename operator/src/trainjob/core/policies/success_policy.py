@@ -24,14 +24,14 @@ class EvaluatorStep:
 
     Attributes:
         done: it has evaluated the final checkpoint, has used up its restarts, or is not part of the job.
-        trouble: its problem, as a clause for the job's message; empty if there is none.
+        problem: its problem, as a clause for the job's message; empty if there is none.
     """
 
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue: timedelta | None = None
     done: bool = False
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def creating(self) -> bool:
@@ -48,14 +48,14 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
         return _create(observed, 1, now)
     newest = max(pods, key=lambda p: p.incarnation)
     older = stop_pods(observed, tuple(p for p in pods if p is not newest))
-    if newest.state is PodState.SUCCEEDED and not newest.taken:
+    if newest.state is PodState.SUCCEEDED and not newest.deleted:
         return EvaluatorStep(older, done=True)
     if newest.state is not PodState.FAILED and not newest.deleting:
         return EvaluatorStep(older)
     restarts = newest.incarnation - 1
-    if restarts >= observed.job.spec.max_restarts and not (newest.taken or newest.infrastructure):
+    if restarts >= observed.job.spec.max_restarts and not (newest.deleted or newest.disrupted):
         cause = describe_pod(observed, newest).cause.text
-        return EvaluatorStep(older, done=True, trouble=f"the evaluator {cause}")
+        return EvaluatorStep(older, done=True, problem=f"the evaluator {cause}")
     left = _pause_left(newest, now)
     if left > timedelta(0):
         return EvaluatorStep(older, requeue=left)
@@ -66,7 +66,7 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
 def _restarted(observed: Observed, gone: Pod) -> Event:
     failure = describe_pod(observed, gone)
     count = f"restart {gone.incarnation} of {observed.job.spec.max_restarts}"
-    if gone.taken or gone.infrastructure:
+    if gone.deleted or gone.disrupted:
         count = "not counted against maxRestarts"
     return Event("Warning", "EvaluatorRestarted", f"{failure.sentence}; it starts again ({count})")
 
@@ -90,9 +90,9 @@ def _create(
     refusal = observed.refusal
     if refusal is None or refusal.role != EVALUATOR:
         return EvaluatorStep(actions)
-    trouble = f"the evaluator couldn't be created: {quoted(refusal.message)}"
+    problem = f"the evaluator couldn't be created: {quoted(refusal.message)}"
     due = refusal.patience_left(now) <= timedelta(0)
-    return EvaluatorStep(actions if due else (), requeue=refusal.next_attempt(now), trouble=trouble)
+    return EvaluatorStep(actions if due else (), requeue=refusal.next_attempt(now), problem=problem)
 
 
 # Finished training: the job completes after the evaluator or its timeout.
@@ -125,9 +125,9 @@ def succeeded(observed: Observed, now: datetime) -> Plan | None:
 
 def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     roles = finishing_roles(observed.job.spec)
-    seats = {r for r in observed.seats if r.role in roles}
-    ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.taken}
-    if not seats <= ended:
+    replicas = {r for r in observed.training_replicas if r.role in roles}
+    ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.deleted}
+    if not replicas <= ended:
         return None
     scoring = bool(observed.job.spec.evaluator.replicas) and _has_reported(observed)
     message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
@@ -146,8 +146,8 @@ def _evaluator_time_left(observed: Observed, now: datetime) -> timedelta:
 
 def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str:
     done = _training_done(observed)
-    if step.trouble:
-        return f"{done}; {step.trouble}"
+    if step.problem:
+        return f"{done}; {step.problem}"
     if timed_out:
         return f"{done}; the evaluator wasn't done within spec.evaluator.completionTimeoutSeconds"
     report = observed.report_of(Replica(EVALUATOR, 0))
