@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from trainjob.api.constants import GROUP, KIND, LIST_KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from trainjob.api.fields import PRESERVED
-from trainjob.api.rules import immutable, name, output, restarts, roles, size, template
+from trainjob.api.rules import immutable, output, size, spec, template
 from trainjob.api.rules.rule import Rule
 from trainjob.api.rules.shape import LONGEST_TEXT
 from trainjob.api.rules.template import ROLES
@@ -269,11 +269,9 @@ def template_schema(description: str) -> Schema:
 
 
 RULES: tuple[Rule, ...] = (
-    *name.RULES,
-    *roles.RULES,
+    *spec.RULES,
     *output.RULES,
     *template.RULES,
-    *restarts.RULES,
     *size.RULES,
     *immutable.RULES,
 )

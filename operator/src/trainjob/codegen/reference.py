@@ -8,8 +8,8 @@ from typing import Any
 
 from trainjob.api.constants import API_VERSION, KIND, SHORT_NAME
 from trainjob.api.fields import PRESERVED
-from trainjob.api.rules.name import NAME_FORM
 from trainjob.api.rules.size import LARGEST_PART, LARGEST_PODS
+from trainjob.api.rules.spec import NAME_FORM
 from trainjob.codegen.crd import COLUMNS, RULES, Schema, object_schema, schema_at
 from trainjob.codegen.rbac import EDIT_RULES, VIEW_RULES, Rule, controller_rules, own_rules
 

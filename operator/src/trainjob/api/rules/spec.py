@@ -1,0 +1,102 @@
+"""The job's name, its roles and their counts, `managedBy`, and fields that need agents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainjob.api.errors import FieldError, value_at
+from trainjob.api.fields import as_whole_number
+from trainjob.api.rules.rule import Rule, fields_are, find_broken, text_is
+from trainjob.api.types import count_raw_roles, room_for_name
+
+NAME_FORM = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_FORM_MESSAGE = (
+    'must start with a lowercase letter, hold only lowercase letters, digits and "-",'
+    " and end with a letter or digit"
+)
+# `room_for_name` in CEL: 63, less "-evaluator-0" or "-worker-<last index>", a dash and 8 hex digits. The
+# API server accepts a message only if its length is bounded, so the message has the numbers as text.
+_ROOM = "(self.spec.evaluator.replicas > 0 ? 42 : 46 - size(string(self.spec.worker.replicas - 1)))"
+_ROOM_AS_TEXT = (
+    "(self.spec.evaluator.replicas > 0 ? '42' : self.spec.worker.replicas <= 10 ? '45'"
+    " : self.spec.worker.replicas <= 100 ? '44' : '43')"
+)
+_ROOM_MESSAGE = "must have at most {} characters, so that the names of its pods fit in 63"
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_MANAGER = f"^{_LABEL}([.]{_LABEL})*/[A-Za-z0-9/._~%!$&()*+,;=:-]+$"
+
+FORM = Rule(
+    at="",
+    cel=f"self.metadata.name.matches('{NAME_FORM}')",
+    message=f"metadata.name: {_FORM_MESSAGE}",
+)
+LENGTH = Rule(
+    at="",
+    cel=f"size(self.metadata.name) <= {_ROOM}",
+    message="metadata.name: must have fewer characters, so that the names of its pods fit in 63",
+    message_expression="'metadata.name: " + _ROOM_MESSAGE.format(f"' + {_ROOM_AS_TEXT} + '") + "'",
+)
+MIN_REPLICAS = Rule(
+    at="spec.worker",
+    cel="!has(self.minReplicas) || self.minReplicas <= self.replicas",
+    message="must not be more than replicas",
+    field_path=".minReplicas",
+)
+
+
+def _needs_agents(field: str, is_asked: str) -> Rule:
+    """Return the rule for a field that would have no effect without the agents of InPlace."""
+    return Rule(
+        at="spec",
+        cel=f"self.restartStrategy == 'InPlace' || !{is_asked}",
+        message="needs restartStrategy InPlace: with Recreate pods have no agents",
+        field_path=f".{field}",
+        holds=fields_are(
+            lambda spec: (
+                spec.get("restartStrategy") != "Recreate"
+                or value_at(spec, *field.split(".")) in (None, False)
+            )
+        ),
+    )
+
+
+RULES = (
+    FORM,
+    LENGTH,
+    MIN_REPLICAS,
+    Rule(
+        at="spec",
+        cel="!has(self.ps) || has(self.chief)",
+        message='required with ps, since it coordinates ParameterServer training; add "chief: {}"',
+        field_path=".chief",
+        holds=fields_are(lambda spec: "ps" not in spec or "chief" in spec),
+    ),
+    Rule(
+        at="spec.managedBy",
+        cel=f"self.matches('{_MANAGER}')",
+        message='must be a domain, a slash and a path, such as "kueue.x-k8s.io/multikueue"',
+        holds=text_is(lambda manager: re.fullmatch(_MANAGER, manager)),
+    ),
+    _needs_agents("warmStandby", "self.warmStandby"),
+    _needs_agents("stallTimeoutSeconds", "has(self.stallTimeoutSeconds)"),
+    _needs_agents("worker.minReplicas", "has(self.worker.minReplicas)"),
+)
+
+
+def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check the rules of this module."""
+    counts = count_raw_roles(raw)
+    name = value_at(raw, "metadata", "name")
+    if isinstance(name, str):
+        if not re.fullmatch(NAME_FORM, name):
+            yield FieldError("metadata.name", _FORM_MESSAGE)
+        if counts and len(name) > (room := room_for_name(counts)):
+            yield FieldError("metadata.name", f"{_ROOM_MESSAGE.format(room)}; got {len(name)}")
+    least = as_whole_number(value_at(raw, "spec", "worker", "minReplicas"))
+    if counts and isinstance(least, int) and least > counts.worker:
+        yield FieldError(
+            "spec.worker.minReplicas", f"{MIN_REPLICAS.message}, which is {counts.worker}; got {least}"
+        )
+    yield from find_broken(RULES, raw)
