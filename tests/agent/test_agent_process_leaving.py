@@ -10,14 +10,14 @@ from support_agent_job import Job, is_alive, pids, until
 
 
 @pytest.mark.parametrize("leaving", ["worker-0", "worker-1"])
-def test_who_is_asked_to_leave_lets_the_writer_save_first(leaving: str, tmp_path: Path) -> None:
+def test_a_leaving_agent_lets_the_writer_save_first(leaving: str, tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start()
         job.wait_started(1)
         job.agents[leaving].kill(signal.SIGTERM)
         assert job.agents[leaving].wait() == 86
         assert job.events("terminated")[0]["seat"] == "worker-0"
-        assert not job.words(leaving)["gaveUp"]
+        assert not job.termination_message(leaving)["gaveUp"]
 
         job.start(leaving, incarnation=2)
         job.wait_started(2)
@@ -43,8 +43,8 @@ def test_a_process_that_ignores_sigterm_is_killed_before_the_grace_is_over(tmp_p
     with Job(tmp_path, {"worker": 2}, graceSeconds=2) as job:
         job.start()
         starts = job.wait_started(1)
-        job.order("worker-1", "ignore")
-        job.order("worker-1", "report {}")
+        job.send("worker-1", "ignore")
+        job.send("worker-1", "report {}")
         until(lambda: job.ask()["members"]["worker-1"]["report"], "worker 1's report")
         job.agents["worker-1"].kill(signal.SIGTERM)
 
@@ -60,7 +60,7 @@ def test_leaving_before_anything_runs(tmp_path: Path) -> None:
         assert job.agents["worker-1"].wait() == 86
 
 
-def test_a_larger_world_by_order(tmp_path: Path) -> None:
+def test_a_larger_world_by_target(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 3}) as job:
         small = {"worker": job.cluster["worker"][:2]}
         job.start("worker-0", "worker-1", cluster=small)
@@ -75,7 +75,7 @@ def test_a_larger_world_by_order(tmp_path: Path) -> None:
         assert (report["world"], report["failure"], report["ledger"]["charged"]) == ({"worker": 3}, None, 0)
 
 
-def test_a_smaller_world_by_order(tmp_path: Path) -> None:
+def test_a_smaller_world_by_target(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 3, "evaluator": 1}) as job:
         job.start("worker-0", "worker-1", "worker-2")
         job.wait_started(1)

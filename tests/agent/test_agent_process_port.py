@@ -47,7 +47,7 @@ def test_a_wrong_token_is_refused(tmp_path: Path) -> None:
         assert "another token" in job.agents["worker-0"].output
 
 
-def test_a_member_tells_the_controller_how_it_is(tmp_path: Path) -> None:
+def test_a_member_reports_its_state_to_the_controller(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start("worker-1")
         until(lambda: "waiting" in job.agents["worker-1"].output, "its complaint")
@@ -75,16 +75,16 @@ def test_the_program_runs_as_it_comes_and_once_it_is_checked(tmp_path: Path) -> 
         job.program.write_bytes(b"planted")
         job.kill_child("worker-1")
         job.wait_started(2)
-        for seat in job.agents:
-            job.order(seat, "exit 0")
+        for replica in job.agents:
+            job.send(replica, "exit 0")
         assert job.codes() == {"worker-0": 0, "worker-1": 0}
 
 
-def test_a_wrong_environment_is_told(tmp_path: Path) -> None:
+def test_a_wrong_environment_is_reported(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 1}) as job:
         job.start(address="nowhere")
         assert job.codes() == {"worker-0": 80}
-        failure = job.words("worker-0")["failure"]
+        failure = job.termination_message("worker-0")["failure"]
         assert (failure["reason"], failure["permanent"]) == ("InvalidConfiguration", True)
         assert failure["message"] == "TRAINJOB_AGENT.address: must be host:port, got 'nowhere'"
         assert f"trainjob: agent: {failure['message']}" in job.agents["worker-0"].output
@@ -95,4 +95,4 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
         job.command = ("no-such-program",)
         job.start()
         assert job.codes() == {"worker-0": 127}
-        assert "no such program" in job.words("worker-0")["failure"]["message"]
+        assert "no such program" in job.termination_message("worker-0")["failure"]["message"]

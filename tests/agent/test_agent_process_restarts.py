@@ -1,4 +1,4 @@
-"""Real agents, real processes: a gang starts together, and starts again in place."""
+"""Real agents, real processes: a worker group starts together and restarts in place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from support_agent_job import Job, is_alive, pids, until
 
 
-def test_nobody_starts_before_everybody_is_there(tmp_path: Path) -> None:
+def test_no_replica_starts_before_all_are_present(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2, "evaluator": 1}) as job:
         job.start("worker-0")
         report = job.wait_phase("meeting")
-        states = {seat: member["state"] for seat, member in report["members"].items()}
+        states = {replica: member["state"] for replica, member in report["members"].items()}
         assert states == {"worker-0": "idle", "worker-1": "absent"}
         assert job.events() == []
 
@@ -25,8 +25,8 @@ def test_nobody_starts_before_everybody_is_there(tmp_path: Path) -> None:
         assert not any(start["agent"] for start in starts.values())
 
 
-def killed(seat: str, attempt: int) -> dict[str, Any]:
-    return {"seat": seat, "attempt": attempt, "reason": "Killed", "exitCode": 137, "signal": 9}
+def killed(replica: str, attempt: int) -> dict[str, Any]:
+    return {"seat": replica, "attempt": attempt, "reason": "Killed", "exitCode": 137, "signal": 9}
 
 
 def shown(failure: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,9 @@ def test_all_restart_in_place_when_one_is_killed(tmp_path: Path) -> None:
         second = job.wait_started(2)
         report = job.wait_phase("running")
 
-        assert {seat: start["cluster"] for seat, start in second.items()} == dict.fromkeys(first, job.cluster)
+        assert {replica: start["cluster"] for replica, start in second.items()} == dict.fromkeys(
+            first, job.cluster
+        )
         assert not any(map(is_alive, pids(first)))
         assert report["ledger"] == {
             "attempt": 2,
@@ -54,7 +56,7 @@ def test_all_restart_in_place_when_one_is_killed(tmp_path: Path) -> None:
         assert shown(report["failure"], killed("worker-1", 1)) == killed("worker-1", 1)
 
 
-def test_who_leads_is_killed_and_comes_back_in_another_pod(tmp_path: Path) -> None:
+def test_the_leading_agent_is_killed_and_returns_in_another_pod(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 3}) as job:
         job.start()
         first = job.wait_started(1)
@@ -69,7 +71,7 @@ def test_who_leads_is_killed_and_comes_back_in_another_pod(tmp_path: Path) -> No
         assert job.ask("worker-1")["leaderLostSeconds"] is None
 
 
-def test_a_members_agent_is_killed_and_comes_back_in_another_pod(tmp_path: Path) -> None:
+def test_a_member_is_killed_and_returns_in_another_pod(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 3}) as job:
         job.start()
         first = job.wait_started(1)
@@ -85,11 +87,11 @@ def test_a_members_agent_is_killed_and_comes_back_in_another_pod(tmp_path: Path)
         second = job.wait_started(2)
 
         assert {start["epoch"] for start in second.values()} == {"1.2"}
-        ledger = job.ask()["ledger"]
-        assert (ledger["charged"], ledger["uncharged"]) == (0, 0)  # the controller knows what it was
+        counts = job.ask()["ledger"]
+        assert (counts["charged"], counts["uncharged"]) == (0, 0)  # the controller knows what it was
 
 
-def test_an_agent_that_was_frozen_finds_its_way_back(tmp_path: Path) -> None:
+def test_a_frozen_agent_rejoins(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start()
         first = job.wait_started(1)
@@ -120,10 +122,10 @@ def test_a_process_that_lost_its_peer_is_not_to_blame(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 3}) as job:
         job.start()
         job.wait_started(1)
-        job.order("worker-0", "exit 85")
-        job.order("worker-1", "exit 85")
+        job.send("worker-0", "exit 85")
+        job.send("worker-1", "exit 85")
         job.wait_state("worker-1", "idle")
-        job.order("worker-2", "exit 82")
+        job.send("worker-2", "exit 82")
         job.wait_started(2)
 
         report = job.ask()
@@ -136,7 +138,7 @@ def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None
         job.start()
         job.wait_started(1)
         job.report("worker-1", step=7, stepSeconds=0.1)
-        job.order("worker-1", "stand-still")
+        job.send("worker-1", "stand-still")
         job.wait_report("worker-1", step=7)
         job.report("worker-0", step=7, stepSeconds=0.1)
         job.wait_started(2)
@@ -148,7 +150,7 @@ def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None
         assert "most recent call last" in failure["logTail"]
 
 
-def test_progress_refunds_what_was_charged(tmp_path: Path) -> None:
+def test_progress_resets_counted_restarts(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 1}, maxRestarts=1) as job:
         job.start()
         job.wait_started(1)
@@ -157,8 +159,8 @@ def test_progress_refunds_what_was_charged(tmp_path: Path) -> None:
         job.kill_child("worker-0")
         job.wait_started(2)
         job.report("worker-0", step=12, checkpointStep=8, resumedFrom=8)
-        ledger = job.wait_report("worker-0", step=12)["ledger"]
-        assert (ledger["furthestStep"], ledger["sinceProgress"], ledger["refunded"]) == (10, 0, 0)
+        counts = job.wait_report("worker-0", step=12)["ledger"]
+        assert (counts["furthestStep"], counts["sinceProgress"], counts["refunded"]) == (10, 0, 0)
         job.report("worker-0", step=13, checkpointStep=12, resumedFrom=8)
         assert job.wait_report("worker-0", checkpointStep=12)["ledger"]["refunded"] == 1
         job.kill_child("worker-0")
@@ -178,7 +180,7 @@ def test_a_pod_that_is_being_replaced_is_not_counted_on(tmp_path: Path) -> None:
         assert old.wait() == 85
 
 
-def test_a_deposed_controller_is_answered_and_not_obeyed_and_that_is_said_once(tmp_path: Path) -> None:
+def test_a_deposed_controllers_target_is_rejected_and_logged_once(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start()
         job.wait_started(1)
@@ -186,16 +188,18 @@ def test_a_deposed_controller_is_answered_and_not_obeyed_and_that_is_said_once(t
         for _ in range(3):
             report = job.ask(world={"worker": 1}, lease=1, generation=4)
             assert (report["phase"], report["world"]) == ("running", {"worker": 2})
-        said = "order isn't taken: it is of generation 4 and lease 1, the newest of generation 3 and lease 2"
-        assert job.agents["worker-0"].output.count(said) == 1
+        message = (
+            "order isn't taken: it is of generation 4 and lease 1, the newest of generation 3 and lease 2"
+        )
+        assert job.agents["worker-0"].output.count(message) == 1
         assert len(job.ask(world={"worker": 2}, lease=2, generation=3)["members"]) == 2
 
 
-def test_who_is_fenced_ends_with_it(tmp_path: Path) -> None:
+def test_an_agent_ends_with_its_fenced_process(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start()
         job.wait_started(1)
-        job.order("worker-0", "exit 89")
+        job.send("worker-0", "exit 89")
         assert job.agents["worker-0"].wait() == 89
         job.start("worker-0", incarnation=2)
         job.wait_started(2)

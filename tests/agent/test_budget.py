@@ -5,42 +5,44 @@ from __future__ import annotations
 import pytest
 from support_tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
 
-from trainjob_trainer.agent.budget import Budget, Ledger
+from trainjob_trainer.agent.budget import Budget, RestartCounts
 from trainjob_trainer.agent.failure import Failure
 
 
-def crash(log: str, code: int = 1, *, seat: str = "worker-0", attempt: int = 1, **more: int) -> Failure:
-    return Failure(seat, f"pod-{seat}", 1, attempt, "Crashed", code, log_tail=log, **more)
+def crash(log: str, code: int = 1, *, replica: str = "worker-0", attempt: int = 1, **more: int) -> Failure:
+    return Failure(replica, f"pod-{replica}", 1, attempt, "Crashed", code, log_tail=log, **more)
 
 
 @pytest.mark.parametrize(("code", "log"), MISTAKES)
 def test_a_mistake_ends_the_first_start_at_once(code: int, log: str) -> None:
-    verdict = Budget(Ledger(), 3, 0.0).judge(crash(log, code), 0.0, 5.0)
+    verdict = Budget(RestartCounts(), 3, 0.0).judge(crash(log, code), 0.0, 5.0)
     assert verdict.give_up
     assert verdict.failure.permanent
 
 
 @pytest.mark.parametrize(("code", "log"), OTHERS)
 def test_other_failures_are_tried_again(code: int, log: str) -> None:
-    verdict = Budget(Ledger(), 3, 0.0).judge(crash(log, code), 0.0, 5.0)
+    verdict = Budget(RestartCounts(), 3, 0.0).judge(crash(log, code), 0.0, 5.0)
     assert not verdict.give_up
     assert not verdict.failure.permanent
 
 
 @pytest.mark.parametrize(
-    ("ledger", "failure"),
+    ("counts", "failure"),
     [
-        (Ledger(), crash(TYPE_ERROR, step=1)),
-        (Ledger(attempt=1), crash(TYPE_ERROR, attempt=2)),
-        (Ledger(attempt=1, furthest_step=40), crash(TYPE_ERROR)),
+        (RestartCounts(), crash(TYPE_ERROR, step=1)),
+        (RestartCounts(attempt=1), crash(TYPE_ERROR, attempt=2)),
+        (RestartCounts(attempt=1, furthest_step=40), crash(TYPE_ERROR)),
     ],
 )
-def test_a_mistake_after_a_step_or_on_a_later_start_is_tried_again(ledger: Ledger, failure: Failure) -> None:
-    assert not Budget(ledger, 3, 0.0).judge(failure, 0.0, 5.0).give_up
+def test_a_mistake_after_a_step_or_on_a_later_start_is_tried_again(
+    counts: RestartCounts, failure: Failure
+) -> None:
+    assert not Budget(counts, 3, 0.0).judge(failure, 0.0, 5.0).give_up
 
 
 def test_a_mistake_before_the_first_step_was_done_counts_as_before_any() -> None:
-    assert Budget(Ledger(), 3, 0.0).judge(crash(TYPE_ERROR, step=0), 0.0, 5.0).give_up
+    assert Budget(RestartCounts(), 3, 0.0).judge(crash(TYPE_ERROR, step=0), 0.0, 5.0).give_up
 
 
 @pytest.mark.parametrize(
@@ -48,15 +50,15 @@ def test_a_mistake_before_the_first_step_was_done_counts_as_before_any() -> None
     [(["train.py:3"] * 3, True), (["train.py:3", "train.py:4", "train.py:3"], False)],
 )
 def test_the_same_exception_at_the_same_place_is_the_same_failure(places: list[str], gives_up: bool) -> None:
-    budget = Budget(Ledger(attempt=1), 9, 0.0)
+    budget = Budget(RestartCounts(attempt=1), 9, 0.0)
     for number, place in enumerate(places):
         log = show("ValueError: boom", place)
-        verdict = budget.judge(crash(log, seat=f"worker-{number}", attempt=2 + number), 0.0, 5.0)
+        verdict = budget.judge(crash(log, replica=f"worker-{number}", attempt=2 + number), 0.0, 5.0)
     assert verdict.give_up == gives_up
     assert verdict.failure.repeated == gives_up
 
 
 def test_without_an_exception_it_is_the_same_replicas_alone() -> None:
-    budget = Budget(Ledger(attempt=1), 9, 0.0)
-    verdicts = [budget.judge(crash("", 3, seat=f"worker-{n}", attempt=2 + n), 0.0, 5.0) for n in range(3)]
+    budget = Budget(RestartCounts(attempt=1), 9, 0.0)
+    verdicts = [budget.judge(crash("", 3, replica=f"worker-{n}", attempt=2 + n), 0.0, 5.0) for n in range(3)]
     assert not any(verdict.give_up for verdict in verdicts)

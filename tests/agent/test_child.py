@@ -22,7 +22,7 @@ def children() -> list[str]:
 
 
 @in_own_process
-async def test_its_end_is_told_with_the_last_lines(tmp_path: Path) -> None:
+async def test_its_end_is_reported_with_the_last_lines(tmp_path: Path) -> None:
     one = Trainee(tmp_path, "print('first'); print('last words'); raise SystemExit(7)")
     one.child.start({})
     assert one.child.running
@@ -37,7 +37,7 @@ async def test_its_end_is_told_with_the_last_lines(tmp_path: Path) -> None:
 
 
 @in_own_process
-async def test_a_death_by_signal_is_told(tmp_path: Path) -> None:
+async def test_a_death_by_signal_is_reported(tmp_path: Path) -> None:
     one = Trainee(tmp_path, "import os; os.kill(os.getpid(), 11)")
     one.child.start({})
     ended = await one.ends()
@@ -54,7 +54,7 @@ async def test_a_death_by_signal_is_told(tmp_path: Path) -> None:
     ],
 )
 @in_own_process
-async def test_what_can_not_be_executed_says_why(
+async def test_a_command_that_cannot_be_executed_is_explained(
     tmp_path: Path, program: str, code: int, message: str
 ) -> None:
     one = Trainee(tmp_path, [program])
@@ -322,17 +322,17 @@ async def test_stacks_come_from_below_a_shell_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends_by", "kills", "told"),
+    ("ends_by", "kills", "reported"),
     [
         ("os.kill(os.getpid(), 9)", 1, True),
         ("os.kill(os.getpid(), 9)", 0, False),
-        ("os._exit(137)", 1, True),  # a shell around it says so
+        ("os._exit(137)", 1, True),  # a shell around it reports it
         ("os.kill(os.getpid(), 15)", 1, False),
     ],
 )
 @in_own_process
-async def test_a_kill_for_want_of_memory_is_told(
-    tmp_path: Path, ends_by: str, kills: int, told: bool
+async def test_a_kill_for_want_of_memory_is_reported(
+    tmp_path: Path, ends_by: str, kills: int, reported: bool
 ) -> None:
     counter = tmp_path / "memory.events"
     counter.write_text("oom 7\noom_kill 3\n", encoding="ascii")
@@ -343,7 +343,7 @@ async def test_a_kill_for_want_of_memory_is_told(
     one = Trainee(tmp_path, program)
     one.child._oom._file = counter
     one.child.start({})
-    assert (await one.ends()).out_of_memory is told
+    assert (await one.ends()).out_of_memory is reported
     await one.child.close()
 
 

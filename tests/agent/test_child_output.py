@@ -70,7 +70,7 @@ async def test_a_reader_that_sleeps_holds_up_the_process_not_its_agent(tmp_path:
     waiting = one.child._sink._pending
     await one.child.stop(0)
     assert one.child.exit.signal == 9
-    assert one.child._sink._pending < waiting + 2_000_000  # bounded, though nobody reads
+    assert one.child._sink._pending < waiting + 2_000_000  # bounded, although no one reads
 
     one.child.start({})
     received = await asyncio.to_thread(read, reader, waiting + MANY)
@@ -101,7 +101,7 @@ def read(reader: int, least: int) -> bytes:
 
 
 @in_own_process
-async def test_training_goes_on_without_a_reader(tmp_path: Path) -> None:
+async def test_training_continues_without_a_reader(tmp_path: Path) -> None:
     one = Trainee(
         tmp_path, f"import os\nfor _ in range({MANY // 65536}): os.write(1, bytes(65536))\nos._exit(5)"
     )

@@ -15,7 +15,7 @@ RESULT = {"step": 4, "metrics": {}, "final": False}
 
 
 def seen(*reports: dict[str, Any] | None) -> EvaluationWatch:
-    """A watch that was told these, ten seconds apart from 10 on."""
+    """A watch with these reports, ten seconds apart from 10 on."""
     watch = EvaluationWatch()
     for number, report in enumerate(reports, 1):
         watch.observe(report, 10.0 * number)
@@ -37,11 +37,11 @@ def test_any_sign_of_life_counts(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "after", [None, {"state": "waiting", "step": 5}, {"state": "finished"}, {"state": "failed"}]
 )
-def test_whoever_waits_for_a_checkpoint_has_all_the_time(after: dict[str, Any] | None) -> None:
+def test_waiting_for_a_checkpoint_has_no_limit(after: dict[str, Any] | None) -> None:
     assert not seen(SCORING, after).stalled(1e9, 60.0)
 
 
-def test_waiting_in_between_begins_anew() -> None:
+def test_waiting_in_between_restarts_the_limit() -> None:
     watch = seen(SCORING, {"state": "waiting"}, SCORING)
     assert not watch.stalled(89.9, 60.0)
 
@@ -54,7 +54,7 @@ def test_the_first_evaluation_of_a_process_may_take_longer_to_begin(limit: float
     assert watch.stalled(10 + longest, limit)
 
 
-def test_who_has_scored_before_knows_how_to() -> None:
+def test_a_later_evaluation_has_the_usual_limit() -> None:
     assert seen({"state": "evaluating", "step": 5, "evaluation": RESULT}).stalled(70.0, 60.0)
 
 
@@ -65,11 +65,11 @@ def test_the_agent_ends_with_an_evaluation_that_stands_still(stops: bool, tmp_pa
         process = until(job.events, "the evaluator's start")[0]["pid"]
         job.report("evaluator-0", state="evaluating", step=5, evaluatedBatches=3)
         if stops:
-            job.order("evaluator-0", "stand-still")
+            job.send("evaluator-0", "stand-still")
 
         assert job.agents["evaluator-0"].wait() == 88
         assert "most recent call first" in job.agents["evaluator-0"].output
-        failure = job.words("evaluator-0")["failure"]
+        failure = job.termination_message("evaluator-0")["failure"]
         assert (failure["reason"], failure["exitCode"], failure["step"]) == ("Stalled", 88, 5)
         assert failure["message"] == "no progress within an evaluation for 1 s"
         assert not Path(f"/proc/{process}").exists()

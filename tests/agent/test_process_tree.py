@@ -52,7 +52,7 @@ def test_everything_below_is_found_and_can_be_spared(tree: subprocess.Popen[str]
     assert kill_tree(tree.pid, without=[branch]) == below - {branch} - descendants(branch)
 
 
-def test_a_stopped_process_is_told_from_a_sleeping_one(tree: subprocess.Popen[str]) -> None:
+def test_a_stopped_process_differs_from_a_sleeping_one(tree: subprocess.Popen[str]) -> None:
     assert not is_stopped(tree.pid)
     send(tree.pid, signal.SIGSTOP)
     os.waitpid(tree.pid, os.WUNTRACED)
@@ -62,7 +62,7 @@ def test_a_stopped_process_is_told_from_a_sleeping_one(tree: subprocess.Popen[st
     assert not is_stopped(tree.pid)
 
 
-def test_whoever_has_no_handler_would_die_of_the_signal(tree: subprocess.Popen[str]) -> None:
+def test_a_process_without_a_handler_would_die_of_the_signal(tree: subprocess.Popen[str]) -> None:
     assert catches(tree.pid, signal.SIGINT)
     assert not catches(tree.pid, STACK_SIGNAL)
 

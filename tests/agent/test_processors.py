@@ -56,7 +56,7 @@ def test_the_limit_in_v1(tmp_path: Path, quota: str, period: str, limit: float |
     assert processor_limit(container_v1(tmp_path, quota, period)) == limit
 
 
-def test_where_nobody_says_there_is_none(tmp_path: Path) -> None:
+def test_an_unknown_limit_is_none(tmp_path: Path) -> None:
     assert processor_limit(tmp_path) is None
     assert thread_variables({}, root=tmp_path, processors=64) == {}
 

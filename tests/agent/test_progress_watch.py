@@ -39,7 +39,7 @@ def test_a_report_of_the_trainer_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"step": 5}', '{"state": 5}', "\x00", "[" * 100_000])
-def test_what_is_no_report_leaves_the_one_before(tmp_path: Path, text: str) -> None:
+def test_a_malformed_report_leaves_the_one_before(tmp_path: Path, text: str) -> None:
     path = tmp_path / "progress.json"
     watch = ProgressWatch(path)
     watch.begin()
@@ -87,7 +87,7 @@ def test_a_file_that_can_not_be_removed_is_not_this_starts(tmp_path: Path) -> No
         ([{"state": "training", "step": 41, "stepSeconds": 0.1}], True),
     ],
 )
-def test_a_step_of_its_own_is_told_from_the_one_it_begins_at(
+def test_a_step_of_its_own_differs_from_the_one_it_begins_at(
     tmp_path: Path, reports: list[dict[str, Any]], expected: bool
 ) -> None:
     path = tmp_path / "progress.json"

@@ -1,4 +1,4 @@
-"""Frames of the right token, whatever they say: an event, or a refusal, and never an accident."""
+"""Any frame with the right token becomes an event or is refused, and never breaks the agent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_gang import Simulation
+from support_worker_group import Simulation
 
 from trainjob_trainer.agent.child import ChildExit
 from trainjob_trainer.agent.failure import (
     Failure,
     code_of,
     describe_exit,
-    is_charged,
+    is_counted,
     is_permanent,
     reason_of,
 )
@@ -24,12 +24,12 @@ from trainjob_trainer.agent.messages import (
     Failed,
     Leaving,
     MalformedMessage,
-    Order,
+    Target,
     read_join,
     read_member_message,
-    read_order,
+    read_target,
 )
-from trainjob_trainer.agent.seat import readable_report
+from trainjob_trainer.agent.replica_agent import readable_report
 from trainjob_trainer.errors import ExitCode
 
 JSON = st.recursive(
@@ -69,10 +69,10 @@ def test_no_message_of_a_member_upsets_the_leading_agent(messages: list[dict[str
 
 
 @given(JSON | st.fixed_dictionaries({}, optional={"world": JSON, "incarnations": JSON, "ledger": JSON}))
-def test_no_order_upsets_the_leading_agent(raw: Any) -> None:
+def test_no_target_upsets_the_leading_agent(raw: Any) -> None:
     simulation = Simulation({"worker": 2})
     with contextlib.suppress(MalformedMessage):
-        simulation.handle(read_order(raw))
+        simulation.handle(read_target(raw))
 
 
 def test_members_messages() -> None:
@@ -89,14 +89,14 @@ def test_members_messages() -> None:
     "changes",
     [{"seat": "x"}, {"seat": 3}, {"incarnation": -1}, {"pod": ""}, {"child": "lazy"}, {"attempt": "1"}],
 )
-def test_who_does_not_say_who_it_is_is_refused(changes: dict[str, Any]) -> None:
+def test_an_incomplete_join_is_refused(changes: dict[str, Any]) -> None:
     join = {"seat": "worker-1", "incarnation": 1, "pod": "p", "address": "a:1", "child": "idle", "attempt": 0}
-    assert read_join(1, join).seat == "worker-1"
+    assert read_join(1, join).replica == "worker-1"
     with pytest.raises(MalformedMessage):
         read_join(1, {**join, **changes})
 
 
-def test_an_order() -> None:
+def test_a_target() -> None:
     raw = {
         "world": {"worker": 2, "evaluator": 1, "ps": 0},
         "without": ["worker-1", 3],
@@ -105,10 +105,10 @@ def test_an_order() -> None:
         "stallTimeoutSeconds": 30,
         "ledger": {"charged": 1},
     }
-    order = read_order(raw)
-    assert (order.world, order.incarnations, order.max_restarts) == ({"worker": 2}, {"worker-0": 3}, 5)
-    assert (order.stall_timeout, order.ledger.charged, order.without) == (30.0, 1, {"worker-1"})
-    assert read_order({}) == Order()
+    target = read_target(raw)
+    assert (target.world, target.incarnations, target.max_restarts) == ({"worker": 2}, {"worker-0": 3}, 5)
+    assert (target.stall_timeout, target.counts.counted, target.without) == (30.0, 1, {"worker-1"})
+    assert read_target({}) == Target()
 
 
 def test_the_table_of_exit_codes() -> None:
@@ -120,7 +120,7 @@ def test_the_table_of_exit_codes() -> None:
         "Crashed",
     )
     assert [int(code) for code in ExitCode if is_permanent(code)] == [80, 81, 87, 90]
-    assert [int(code) for code in ExitCode if code and not is_charged(code)] == [85, 86, 89]
+    assert [int(code) for code in ExitCode if code and not is_counted(code)] == [85, 86, 89]
     assert all(code_of(reason_of(code)) == code for code in ExitCode if code)
     assert code_of("ValueError") == 1
 
@@ -138,17 +138,17 @@ def test_the_table_of_exit_codes() -> None:
         (86, "Preempted", False, ("Preempted", "the message", False)),
     ],
 )
-def test_how_a_bad_end_is_told(
+def test_how_a_bad_end_is_reported(
     code: int, reason: str, out_of_memory: bool, expected: tuple[Any, ...]
 ) -> None:
     number = code - 128 if code > 128 else None
     ended = ChildExit(code, number, out_of_memory, "log", "the message", reason, 7, 1.5)
-    failure = describe_exit(ended, seat="worker-1", pod="p", incarnation=1, attempt=2)
-    assert (failure.reason, failure.message, failure.charged) == expected
+    failure = describe_exit(ended, replica="worker-1", pod="p", incarnation=1, attempt=2)
+    assert (failure.reason, failure.message, failure.counted) == expected
     assert (failure.exit_code, failure.signal, failure.step, failure.log_tail) == (code, number, 7, "log")
 
 
-def test_a_failure_survives_its_journey_within_bounds() -> None:
+def test_json_keeps_a_failure_within_bounds() -> None:
     failure = Failure(
         "worker-1",
         "p",
@@ -160,7 +160,7 @@ def test_a_failure_survives_its_journey_within_bounds() -> None:
         "two\nlines",
         "tail",
         7,
-        charged=False,
+        counted=False,
         repeated=True,
         time=1.5,
     )

@@ -1,4 +1,4 @@
-"""What an agent needs to know, and what it says when it doesn't."""
+"""The agent's settings, and its errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
 
-PLACE = {
+AGENT = {
     "seat": "worker-1",
     "incarnation": 3,
     "pod": "digits-worker-1-ab12cd34",
@@ -26,19 +26,19 @@ CLUSTER = {"worker": ["w0:2222", "w1:2224"], "evaluator": ["e0:2222"]}
 
 
 def read(
-    bundle: Path, *, cluster: Any = CLUSTER, command: tuple[str, ...] = ("python", "x.py"), **place: Any
+    bundle: Path, *, cluster: Any = CLUSTER, command: tuple[str, ...] = ("python", "x.py"), **changes: Any
 ) -> Settings:
     (bundle / "token").write_text(" secret\n")
     env = {
-        "TRAINJOB_AGENT": json.dumps({**PLACE, **place}),
+        "TRAINJOB_AGENT": json.dumps({**AGENT, **changes}),
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}),
     }
     return read_settings(command, env, bundle)
 
 
-def test_what_a_pod_says(tmp_path: Path) -> None:
+def test_all_settings_are_read(tmp_path: Path) -> None:
     settings = read(tmp_path)
-    assert (settings.seat, settings.role, settings.index, settings.incarnation) == (
+    assert (settings.replica, settings.role, settings.index, settings.incarnation) == (
         "worker-1",
         "worker",
         1,
@@ -46,14 +46,14 @@ def test_what_a_pod_says(tmp_path: Path) -> None:
     )
     assert settings.address == Address("digits-worker-1.digits.default.svc", 2223)
     assert (settings.tf_port, settings.token, settings.grace) == (2224, b"secret", 30)
-    assert (settings.ledger.attempt, settings.ledger.charged) == (2, 1)
+    assert (settings.counts.attempt, settings.counts.counted) == (2, 1)
     assert (settings.is_leader, settings.is_observer, settings.stall_timeout) == (False, False, None)
     assert (settings.beat_seconds, settings.lost_seconds) == (1, 10)
     assert settings.state_dir == Path("/run/trainjob/state")
 
 
 @pytest.mark.parametrize(
-    ("seat", "cluster", "leads"),
+    ("replica", "cluster", "leads"),
     [
         ("worker-0", {"worker": ["a:1"]}, True),
         ("worker-0", {"chief": ["c:1"], "worker": ["a:1"]}, False),
@@ -62,8 +62,8 @@ def test_what_a_pod_says(tmp_path: Path) -> None:
         ("evaluator-0", CLUSTER, False),
     ],
 )
-def test_who_leads(seat: str, cluster: Any, leads: bool, tmp_path: Path) -> None:
-    assert read(tmp_path, seat=seat, cluster=cluster).is_leader == leads
+def test_which_agent_leads(replica: str, cluster: Any, leads: bool, tmp_path: Path) -> None:
+    assert read(tmp_path, seat=replica, cluster=cluster).is_leader == leads
 
 
 def test_an_ipv6_address(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_an_ipv6_address(tmp_path: Path) -> None:
         ({"command": ()}, "no command to run"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings) as caught:
         read(tmp_path, **changes)
     assert message in str(caught.value)
@@ -103,14 +103,14 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str, tmp_path:
         ({}, "TRAINJOB_AGENT: not set; agents are started by the job's controller"),
         ({"TRAINJOB_AGENT": "{"}, "TRAINJOB_AGENT: not valid JSON"),
         ({"TRAINJOB_AGENT": "[]"}, "TRAINJOB_AGENT: must be a JSON object"),
-        ({"TRAINJOB_AGENT": json.dumps(PLACE)}, "TF_CONFIG: not set"),
+        ({"TRAINJOB_AGENT": json.dumps(AGENT)}, "TF_CONFIG: not set"),
         (
-            {"TRAINJOB_AGENT": json.dumps(PLACE), "TF_CONFIG": json.dumps({"cluster": CLUSTER})},
+            {"TRAINJOB_AGENT": json.dumps(AGENT), "TF_CONFIG": json.dumps({"cluster": CLUSTER})},
             "token can't be",
         ),
     ],
 )
-def test_what_is_missing_is_named(env: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_a_missing_setting_is_named(env: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings) as caught:
         read_settings(["true"], env, tmp_path)
     assert message in str(caught.value)

@@ -32,7 +32,7 @@ def start(env: dict[str, str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("env", [{"TF_CONFIG": "{}"}, {"TRAINJOB_PROGRESS_FILE": "/nowhere"}])
-def test_a_process_of_a_job_shows_them_and_goes_on(env: dict[str, str]) -> None:
+def test_a_process_of_a_job_shows_them_and_continues(env: dict[str, str]) -> None:
     with start(env) as process:
         assert answers_stack_requests(process.pid)
         assert request_stacks(process.pid) == [process.pid]
@@ -53,7 +53,7 @@ def test_it_is_no_signal_that_programs_use() -> None:
     assert signal.SIGRTMIN < STACK_SIGNAL < signal.SIGRTMAX
 
 
-def test_nobody_asks_a_process_that_is_gone() -> None:
+def test_a_process_that_has_ended_is_not_asked() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert request_stacks(process.pid) == []

@@ -66,7 +66,7 @@ def test_the_first_step_of_its_own_may_take_longer(limit: float) -> None:
     ],
 )
 @pytest.mark.parametrize("limit", [5.0, 2 * LONG_WORK_SECONDS])
-def test_what_takes_longer_than_a_step_has_its_time(state: str, least: float, limit: float) -> None:
+def test_long_work_has_a_longer_limit(state: str, least: float, limit: float) -> None:
     watch = StallWatch()
     watch.observe(TRAINING, 10.0)
     watch.observe({**TRAINING, "state": state}, 20.0)
@@ -90,7 +90,7 @@ def test_a_new_start_disarms_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "seat"),
+    ("ranks", "replica"),
     [
         ([Rank("worker-0", reported=True), Rank("worker-1", stopped=True, step=9)], "worker-1"),
         (
@@ -115,9 +115,9 @@ def test_a_new_start_disarms_it() -> None:
         ),
     ],
 )
-def test_blame_goes_by_the_surest_sign(ranks: list[Rank], seat: str) -> None:
-    assert blame(ranks) == seat
-    assert blame(reversed(ranks)) == seat
+def test_blame_goes_by_the_surest_sign(ranks: list[Rank], replica: str) -> None:
+    assert blame(ranks) == replica
+    assert blame(reversed(ranks)) == replica
 
 
 def test_one_that_waits_for_the_evaluator_knows_for_how_long() -> None:

@@ -197,7 +197,7 @@ async def test_variables_that_are_gone_are_gone(tmp_path: Path) -> None:
 
 
 @in_own_process
-async def test_what_was_prepared_is_prepared_for_the_new_start(tmp_path: Path) -> None:
+async def test_the_preparation_is_for_the_new_start(tmp_path: Path) -> None:
     program = (
         FIRST + "import sys, tensorflow.python.eager.context\n"
         "from trainjob_trainer.plain.process import current_process\n"
@@ -241,7 +241,7 @@ async def test_it_is_used_on_its_way_already(tmp_path: Path) -> None:
 
 
 @in_own_process
-async def test_it_goes_on_when_its_order_came_before_it_was_ready(tmp_path: Path) -> None:
+async def test_it_accepts_a_start_message_before_it_is_ready(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     waits = "__name__ == 'keras' and os.environ['RUN'] == 'first'"
     mock = MOCK + f"\nif {waits}: open({str(tmp_path / 'go')!r}).read()\n"
@@ -266,7 +266,7 @@ async def test_it_goes_on_when_its_order_came_before_it_was_ready(tmp_path: Path
     ],
 )
 @in_own_process
-async def test_one_that_dies_is_told_of_and_does_no_harm(tmp_path: Path, mock: str, said: str) -> None:
+async def test_one_that_dies_is_logged_and_does_no_harm(tmp_path: Path, mock: str, said: str) -> None:
     one = trainee(tmp_path, FIRST + "print('runs')", mock=mock)
     stderr = tmp_path / "stderr"
     with stderr.open("wb") as file:
@@ -396,12 +396,14 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("order", "code"), [(b"", 0), (b"{}\n", 1), (b"no JSON\n", 1), (b'{"env": 7}\n', 1), (b'{"env": {', 0)]
+    ("message", "code"), [(b"", 0), (b"{}\n", 1), (b"no JSON\n", 1), (b'{"env": 7}\n', 1), (b'{"env": {', 0)]
 )
-def test_without_a_proper_order_the_script_never_runs(tmp_path: Path, order: bytes, code: int) -> None:
+def test_without_a_valid_start_message_the_script_never_runs(
+    tmp_path: Path, message: bytes, code: int
+) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(order)
+        ours.sendall(message)
         ours.shutdown(socket.SHUT_WR)
         ended = subprocess.run(
             [PYTHON, "-c", "print('the script')"],

@@ -47,7 +47,7 @@ async def test_cold_and_warm_starts_train_alike(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     config = {"cluster": {"worker": [f"127.0.0.1:{port}"]}, "task": {"type": "worker", "index": 0}}
     env = {"TF_CONFIG": json.dumps(config), "TRAINJOB_NAME": "job", "CUDA_VISIBLE_DEVICES": "-1"}
-    told = []
+    printed = []
     for standby in (False, True):
         folder = tmp_path / str(standby)
         folder.mkdir()
@@ -64,7 +64,7 @@ async def test_cold_and_warm_starts_train_alike(tmp_path: Path) -> None:
         assert (ended.code, ended.reason) == (1, "RuntimeError"), ended
         assert ended.message == f"program.py:{SCRIPT.count(chr(10))}: RuntimeError: as asked"
         assert list((folder / "out").rglob("manifest.json"))
-        told.append([line for line in one.output.splitlines() if line.startswith(("weights", "drawn"))])
+        printed.append([line for line in one.output.splitlines() if line.startswith(("weights", "drawn"))])
         assert "repaired True\nsaved by True True\n" in one.output
         await one.child.close()
-    assert told[0] == told[1] != []
+    assert printed[0] == printed[1] != []

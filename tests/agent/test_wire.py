@@ -25,7 +25,7 @@ PATIENCE = 20.0
 
 
 class Server:
-    """A listener that keeps what it was told, and answers with it."""
+    """A listener that keeps the messages it received and answers with them."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -63,7 +63,7 @@ async def server(host: str = "127.0.0.1") -> AsyncIterator[Server]:
 
 
 class Client:
-    """Somebody who connects, and may know the token."""
+    """A client, with or without the token."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -94,7 +94,7 @@ class Client:
         return rest.removeprefix(GREETING)[NONCE_BYTES:] == b""
 
 
-async def test_who_knows_the_token_is_heard() -> None:
+async def test_a_peer_with_the_token_is_served() -> None:
     async with server() as serving:
         client = await serving.connect()
         await client.greet()
@@ -118,7 +118,7 @@ async def test_both_sides_of_ours_understand_each_other() -> None:
         await channel.close()
 
 
-def frames_of_strangers() -> list[Any]:
+def wrong_frames() -> list[Any]:
     def wrong_token(client: Client) -> bytes:
         return Sealer(session_key("other", b"", b""), b"C").seal({"type": "join"})
 
@@ -163,7 +163,7 @@ def frames_of_strangers() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("frame", frames_of_strangers())
+@pytest.mark.parametrize("frame", wrong_frames())
 async def test_anything_else_ends_the_connection(frame: Any, capsys: pytest.CaptureFixture[str]) -> None:
     async with server() as serving:
         client = await serving.connect()
@@ -199,8 +199,8 @@ async def test_a_frame_that_comes_twice_ends_the_connection() -> None:
         assert len(serving.met) == 1
 
 
-async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STRANGER_SECONDS", 0.1)
+async def test_a_silent_peer_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.1)
     async with server() as serving:
         silent, slow = await serving.connect(), await serving.connect()
         await slow.greet()
@@ -237,17 +237,17 @@ def test_a_pause_of_the_machine_is_no_silence() -> None:
         runner.run(speak_again_after_a_pause())
 
 
-async def test_strangers_cannot_keep_others_out() -> None:
+async def test_unauthenticated_peers_cannot_block_others() -> None:
     async with server() as serving:
-        strangers = [await serving.connect() for _ in range(wire.MOST_STRANGERS + 20)]
+        silent = [await serving.connect() for _ in range(wire.MOST_HANDSHAKES + 20)]
         client = await serving.connect()
         await client.greet()
         client.writer.write(client.sealer.seal({"type": "join"}))
         assert await client.answer() == {"echo": len(str({"type": "join"}))}
-        assert all(await asyncio.gather(*(stranger.is_refused() for stranger in strangers[:20])))
+        assert all(await asyncio.gather(*(client.is_refused() for client in silent[:20])))
 
 
-async def test_whoever_else_listens_is_no_agent() -> None:
+async def test_another_server_is_not_taken_for_an_agent() -> None:
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.6 and so on, some thirty bytes")
         await writer.drain()

@@ -1,4 +1,4 @@
-"""What an agent reports is kept by the controller, all of it; what only a hostile one would say is not."""
+"""The controller keeps all that an agent of ours reports, and nothing that only a hostile one would."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support_gang import Simulation
+from support_worker_group import Simulation
 
 from trainjob.cluster.agents import protocol as ours
 from trainjob.core.agent_reports import AgentReport, project_report
 from trainjob_trainer.agent import wire as theirs
-from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.gang import build_fitting_report, build_report
 from trainjob_trainer.agent.messages import Join
-from trainjob_trainer.agent.seat import readable_report
+from trainjob_trainer.agent.replica_agent import readable_report
+from trainjob_trainer.agent.worker_group import build_fitting_report, build_report
 from trainjob_trainer.reporting.progress import Progress
 
 PROGRESS = Progress(
@@ -40,7 +40,7 @@ PROGRESS = Progress(
     error={"reason": "Crashed", "message": "ValueError: boom\nin train.py"},
 )
 FAILURE = Failure(
-    seat="worker-1",
+    replica="worker-1",
     pod="digits-worker-1-ab12cd34",
     incarnation=2,
     attempt=7,
@@ -55,15 +55,15 @@ FAILURE = Failure(
 REPLICAS = frozenset(["worker-0", "worker-1", "evaluator-0"])
 
 
-def told(*seats: str) -> Simulation:
-    """Return a gang of which each of these seats has reported all that it can."""
-    simulation = Simulation({"worker": len(seats), "evaluator": 1})
+def reported(*replicas: str) -> Simulation:
+    """Return a worker group in which each of these replicas has reported every field."""
+    simulation = Simulation({"worker": len(replicas), "evaluator": 1})
     simulation.gather()
-    simulation.gang.handle(Join(99, "evaluator-0", 1, "pod-e", "10.0.0.9:2222"), 0.0)
+    simulation.group.handle(Join(99, "evaluator-0", 1, "pod-e", "10.0.0.9:2222"), 0.0)
     report = readable_report({**PROGRESS.to_json(), "time": 1e9})
-    for member in simulation.gang.meeting.roster:
+    for member in simulation.group.meeting.roster:
         member.report = report
-    simulation.gang.failure = FAILURE
+    simulation.group.failure = FAILURE
     return simulation
 
 
@@ -81,14 +81,14 @@ def test_both_sides_have_the_same_limits_of_a_report() -> None:
 
 @pytest.mark.parametrize("build", [build_report, build_fitting_report])
 def test_nothing_of_a_leading_agents_report_is_lost(build: Any) -> None:
-    report = through_the_wire(build(told("worker-0", "worker-1").gang, 5.0))
+    report = through_the_wire(build(reported("worker-0", "worker-1").group, 5.0))
     assert report["members"]["worker-0"]["report"]["error"]["message"].endswith("train.py")
     assert project_report(report, REPLICAS) == report
     assert AgentReport.model_validate(project_report(report, REPLICAS)).failure is not None
 
 
-def test_what_the_version_before_tells_of_every_seat_is_kept_too() -> None:
-    report = build_report(told("worker-0", "worker-1").gang, 5.0)
+def test_what_the_version_before_reports_of_every_replica_is_kept_too() -> None:
+    report = build_report(reported("worker-0", "worker-1").group, 5.0)
     report["members"]["worker-1"]["report"]["error"] = {"reason": "PeerLost", "message": "worker 0 is gone"}
     assert project_report(through_the_wire(report), REPLICAS) == report
 
@@ -101,7 +101,7 @@ def test_nothing_of_a_members_report_is_lost() -> None:
             "seat": "worker-1",
             "pod": "digits-worker-1-ab12cd34",
             "incarnation": 2,
-            "ledger": Ledger(attempt=3, charged=2, furthest_step=40).to_json(),
+            "ledger": RestartCounts(attempt=3, counted=2, furthest_step=40).to_json(),
             "child": "running",
             "attempt": 3,
             "report": readable_report(PROGRESS.to_json()),
@@ -113,22 +113,22 @@ def test_nothing_of_a_members_report_is_lost() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 64, 1000])
-def test_a_report_fits_whatever_its_training_processes_say(workers: int) -> None:
+def test_a_report_fits_with_the_largest_progress_reports(workers: int) -> None:
     simulation = Simulation({"worker": workers})
     for index in range(1, workers):
         pod = f"a-job-with-rather-a-long-name-worker-{index}-ab12cd34"
-        simulation.gang.handle(Join(index, f"worker-{index}", 1, pod, "10.0.0.1:2222"), 0.0)
-    simulation.gang.handle(Join(0, "worker-0", 1, "w-0", "10.0.0.1:2222"), 0.0)
-    for member in simulation.gang.meeting.roster:
+        simulation.group.handle(Join(index, f"worker-{index}", 1, pod, "10.0.0.1:2222"), 0.0)
+    simulation.group.handle(Join(0, "worker-0", 1, "w-0", "10.0.0.1:2222"), 0.0)
+    for member in simulation.group.meeting.roster:
         member.report = readable_report({"state": "failed", "stoppedEarly": 3000 * "é"})
-    simulation.gang.failure = replace(FAILURE, message=500 * "\U0001f600", log_tail=2048 * "\U0001f600")
-    report = build_fitting_report(simulation.gang, 0.0)
+    simulation.group.failure = replace(FAILURE, message=500 * "\U0001f600", log_tail=2048 * "\U0001f600")
+    report = build_fitting_report(simulation.group, 0.0)
     assert len(report["members"]) == workers
     frame = theirs.TAG_BYTES + len(json.dumps(report, separators=(",", ":")))
     assert frame <= ours.largest_report(workers, workers)
 
 
-def test_what_no_agent_of_ours_says_is_not_kept() -> None:
+def test_what_no_agent_of_ours_reports_is_not_kept() -> None:
     member = {"pod": "p" * 999, "incarnation": 1, "state": ["running"], "seconds": 1e999, "x": 1}
     failure = {"seat": "worker-0", "reason": "boom\x1b[31m", "logTail": 9999 * "é", "message": "a\nb\u202ec"}
     report = {

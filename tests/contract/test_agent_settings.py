@@ -44,7 +44,7 @@ def settings_of(folder: Path, role: str, index: int = 0, incarnation: int = 1, *
     return read_settings(command[split + 1 :], env, folder)
 
 
-def test_a_workers_place(tmp_path: Path) -> None:
+def test_a_workers_settings(tmp_path: Path) -> None:
     read = settings_of(
         tmp_path,
         "worker",
@@ -54,7 +54,7 @@ def test_a_workers_place(tmp_path: Path) -> None:
         stallTimeoutSeconds=90,
         pod={"terminationGracePeriodSeconds": 45},
     )
-    assert (read.seat, read.incarnation, read.max_restarts) == ("worker-1", 3, 7)
+    assert (read.replica, read.incarnation, read.max_restarts) == ("worker-1", 3, 7)
     assert (read.stall_timeout, read.grace, read.warm_standby) == (90, 45, False)
     assert read.address == Address("digits-worker-1.digits.default.svc", AGENT_PORT)
     assert read.leader == Address("digits-worker-0.digits.default.svc", AGENT_PORT)
@@ -66,7 +66,7 @@ def test_a_workers_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("role", "leads", "observes"), [("worker", True, False), ("evaluator", False, True)])
-def test_the_other_places(role: str, leads: bool, observes: bool, tmp_path: Path) -> None:
+def test_the_other_roles_settings(role: str, leads: bool, observes: bool, tmp_path: Path) -> None:
     read = settings_of(tmp_path, role)
     assert (read.is_leader, read.is_observer) == (leads, observes)
     assert (read.stall_timeout, read.grace) == (None, 30)
@@ -74,8 +74,8 @@ def test_the_other_places(role: str, leads: bool, observes: bool, tmp_path: Path
 
 def test_a_chief_leads(tmp_path: Path) -> None:
     job = {"chief": {}, "ps": {"replicas": 2}, "evaluator": False}
-    seats = [("chief", 0), ("worker", 0), ("ps", 1)]
-    read = [settings_of(tmp_path, role, index, **job) for role, index in seats]
+    replicas = [("chief", 0), ("worker", 0), ("ps", 1)]
+    read = [settings_of(tmp_path, role, index, **job) for role, index in replicas]
     assert [settings.is_leader for settings in read] == [True, False, False]
     assert {str(settings.leader) for settings in read} == {f"digits-chief-0.digits.default.svc:{AGENT_PORT}"}
 
@@ -90,7 +90,7 @@ def test_a_token_that_was_replaced_is_refused(tmp_path: Path) -> None:
         read_settings(["python"], env, tmp_path)
 
 
-def test_the_ledger(tmp_path: Path) -> None:
+def test_the_restart_counts(tmp_path: Path) -> None:
     job = build_job(uid="some-uid")
     job["status"] = {
         "attempt": 5,
@@ -100,8 +100,8 @@ def test_the_ledger(tmp_path: Path) -> None:
     pod = build_pod(parsed, role="worker", index=0, incarnation=6, attempt=6)
     env = {v["name"]: v.get("value", "") for v in pod["spec"]["containers"][0]["env"]}
     (tmp_path / TOKEN).write_text("x")
-    ledger = read_settings(["python"], env, tmp_path).ledger.to_json()
-    assert ledger == {
+    counts = read_settings(["python"], env, tmp_path).counts.to_json()
+    assert counts == {
         "attempt": 5,
         "charged": 3,
         "uncharged": 1,

@@ -1,4 +1,4 @@
-"""The controller and an agent understand each other's frames, and nobody else's."""
+"""The controller and an agent read each other's frames, and no others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_both_sides_have_the_same_limits() -> None:
     assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
 
 
-async def test_an_order_and_its_answer() -> None:
+async def test_a_target_and_its_report() -> None:
     target = {"world": {"worker": 2}, "incarnations": {"worker-0": 3}, "text": "Grüße \u2028 \U0001f600"}
     report = {**REPORT, "failure": {"message": "Grüße \u2028 \U0001f600"}}
     heard: list[Any] = []
@@ -54,10 +54,10 @@ async def test_an_order_and_its_answer() -> None:
 
 
 async def test_the_largest_job() -> None:
-    seats = [f"worker-{index}" for index in range(2000)]
-    target = {"world": {"worker": 2000}, "incarnations": dict.fromkeys(seats, 12)}
+    replicas = [f"worker-{index}" for index in range(2000)]
+    target = {"world": {"worker": 2000}, "incarnations": dict.fromkeys(replicas, 12)}
     member = {"pod": "x" * 40, "incarnation": 12, "state": "running", "seconds": 1.5, "report": {"step": 9}}
-    report = {**REPORT, "members": dict.fromkeys(seats, member)}
+    report = {**REPORT, "members": dict.fromkeys(replicas, member)}
     async with agent(report, []) as port:
         assert await sync("127.0.0.1", port, TOKEN, target) == report
 

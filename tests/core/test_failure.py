@@ -48,26 +48,26 @@ def failure_of(*pods: dict[str, Any]) -> Failure | None:
 def test_a_pod_that_was_taken_first_is_named_before_the_peer_that_crashed_for_it() -> None:
     failure = failure_of(pod(0, ended=5), pod(1, deleted=2))
     assert failure is not None
-    assert (failure.replica.index, failure.reason, failure.cause.charged) == (1, "PodDeleted", False)
+    assert (failure.replica.index, failure.reason, failure.cause.counted) == (1, "PodDeleted", False)
 
 
 def test_a_pod_that_was_taken_later_is_not() -> None:
     failure = failure_of(pod(0, ended=5), pod(1, deleted=8))
     assert failure is not None
-    assert (failure.replica.index, failure.cause.charged) == (0, True)
+    assert (failure.replica.index, failure.cause.counted) == (0, True)
 
 
 @pytest.mark.parametrize("code", [0, 1, 143])
 def test_how_a_deleted_pod_ends_is_not_its_fault(code: int) -> None:
     failure = failure_of(pod(0), pod(1, deleted=2, ended=4, exitCode=code))
     assert failure is not None
-    assert (failure.replica.index, failure.reason, failure.cause.charged) == (1, "PodDeleted", False)
+    assert (failure.replica.index, failure.reason, failure.cause.counted) == (1, "PodDeleted", False)
 
 
 def test_a_crash_stays_a_crash_when_the_pod_is_deleted_afterwards() -> None:
     failure = failure_of(pod(0), pod(1, ended=2, deleted=4))
     assert failure is not None
-    assert (failure.replica.index, failure.reason, failure.cause.charged) == (1, "Crashed", True)
+    assert (failure.replica.index, failure.reason, failure.cause.counted) == (1, "Crashed", True)
 
 
 def test_a_pod_that_ended_well_before_it_was_deleted_is_no_failure() -> None:
@@ -85,12 +85,12 @@ def test_a_pod_that_never_ran_says_so() -> None:
 @pytest.mark.parametrize(
     "reason", ["OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity", "UnexpectedAdmissionError"]
 )
-def test_a_pod_that_its_node_turned_away_is_not_charged(reason: str) -> None:
+def test_a_pod_that_its_node_turned_away_is_not_counted(reason: str) -> None:
     turned_away = pod(1)
     turned_away["status"] = {"phase": "Failed", "reason": reason, "message": "no room"}
     failure = failure_of(pod(0), turned_away)
     assert failure is not None
-    assert not failure.cause.charged
+    assert not failure.cause.counted
 
 
 @pytest.mark.parametrize(("code", "name"), [(1, "Crashed"), (137, "Killed"), (255, "Crashed")])

@@ -261,7 +261,7 @@ class ChildFailure(Lenient):
         reason: a name from the table of exit codes, `OutOfMemory` or `Stalled`.
         exit_code: 128+n for death by signal n; None if the process was stopped because it stalled.
         message: one line.
-        charged: the restart counts against `maxRestarts`.
+        counted: the restart counts against `maxRestarts`.
         permanent: its agent reports that a restart can't help.
         repeated: the same failure has come several times in a row, and the agents have given up.
         alone: only this process restarts, while the others continue training.
@@ -277,7 +277,9 @@ class ChildFailure(Lenient):
     message: Annotated[str, PlainValidator(lambda value: text(value, 500))] = ""
     log_tail: Annotated[str, PlainValidator(lambda value: tail(value, LOG_TAIL))] = ""
     step: Int = None
-    charged: Annotated[bool, PlainValidator(lambda value: value is not False), _BOOL] = True
+    counted: Annotated[bool, PlainValidator(lambda value: value is not False), _BOOL] = Field(
+        True, alias="charged"
+    )
     permanent: Annotated[Flag, _BOOL] = False
     repeated: Annotated[Flag, _BOOL] = False
     alone: Annotated[Flag, _BOOL] = False

@@ -17,14 +17,14 @@ class ExitMeaning:
     Attributes:
         name: the trainer's name for the code, in CamelCase; becomes the reason in conditions.
         permanent: whether a restart can't help, so that the job fails at once.
-        charged: whether a restart for it counts against `maxRestarts`.
+        counted: whether a restart for it counts against `maxRestarts`.
         text: what happened, to follow the name of a replica.
     """
 
     name: str
     text: str
     permanent: bool = False
-    charged: bool = True
+    counted: bool = True
 
 
 EXITS: dict[int, ExitMeaning] = {
@@ -33,11 +33,11 @@ EXITS: dict[int, ExitMeaning] = {
     82: ExitMeaning("OutputUnwritable", "can't use its output folder"),
     83: ExitMeaning("OutputFull", "found no space left for its output"),
     84: ExitMeaning("PortInUse", "found its port in use"),
-    85: ExitMeaning("PeerLost", "lost the connection to another replica", charged=False),
-    86: ExitMeaning("Preempted", "was asked to stop and left", charged=False),
+    85: ExitMeaning("PeerLost", "lost the connection to another replica", counted=False),
+    86: ExitMeaning("Preempted", "was asked to stop and left", counted=False),
     87: ExitMeaning("CheckpointMismatch", "found a checkpoint of another model", permanent=True),
     88: ExitMeaning("Stalled", "made no progress for too long"),
-    89: ExitMeaning("Fenced", "found a newer start of this job writing its output", charged=False),
+    89: ExitMeaning("Fenced", "found a newer start of this job writing its output", counted=False),
     90: ExitMeaning("NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True),
     91: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
 }

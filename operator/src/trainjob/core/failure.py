@@ -86,13 +86,13 @@ class Cause:
         reason: CamelCase, for the condition.
         text: what happened, to follow the replica's name.
         permanent: a restart can't help.
-        charged: the restart counts against `maxRestarts`.
+        counted: the restart counts against `maxRestarts`.
     """
 
     reason: str
     text: str
     permanent: bool = False
-    charged: bool = True
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def first_failure(observed: Observed, replicas: Iterable[Replica], now: datetime
         return describe_pod(observed, first)
     missing = _missing(observed, replicas)
     if missing is not None:
-        cause = Cause("PodLost", "lost its pod", charged=False)
+        cause = Cause("PodLost", "lost its pod", counted=False)
         return Failure(missing, None, cause, checkpoint_step=checkpoint_step(observed))
     return describe_pod(observed, first) if first is not None else None
 
@@ -241,12 +241,12 @@ def _cause(pod: Pod) -> Cause:
     detail = _detail(pod.message) if pod.termination is None else ""
     if pod.disrupted:
         text = f"was taken away by the cluster ({quoted(pod.reason)}{detail})"
-        return Cause(reason_word(pod.reason, "Disrupted"), text, charged=False)
+        return Cause(reason_word(pod.reason, "Disrupted"), text, counted=False)
     if pod.deleted:
-        return Cause("PodDeleted", "had its pod deleted", charged=False)
+        return Cause("PodDeleted", "had its pod deleted", counted=False)
     code = pod.exit_code
     if code is None and pod.state is PodState.RUNNING:
-        return Cause("Unreachable", "can't be reached by the others", charged=False)
+        return Cause("Unreachable", "can't be reached by the others", counted=False)
     if code is None:
         why = last_line(pod.message) or quoted(pod.reason) or "the cluster doesn't say why"
         return Cause(reason_word(pod.reason, "PodFailed"), f"failed before its training began ({why})")
@@ -260,9 +260,9 @@ def _cause_of_child(child: ChildFailure) -> Cause:
         return _out_of_memory(child.exit_code or 128 + signal.SIGKILL)
     message = last_line(child.message)
     if child.reason == "Stalled":
-        return Cause(child.reason, f"stalled ({message or 'no progress'})", charged=child.charged)
+        return Cause(child.reason, f"stalled ({message or 'no progress'})", counted=child.counted)
     if child.exit_code is None:
-        return Cause(child.reason, message or "took part in training no longer", charged=child.charged)
+        return Cause(child.reason, message or "took part in training no longer", counted=child.counted)
     return _cause_of_code(child.exit_code, _detail(child.message))
 
 
@@ -275,7 +275,7 @@ def _cause_of_code(code: int, detail: str) -> Cause:
     what = sent or f"exit code {code}"
     if sent in ("SIGKILL", "SIGTERM"):
         detail = ""  # the last line of its log isn't the cause
-    return Cause(meaning.name, f"{meaning.text} ({what}{detail})", meaning.permanent, meaning.charged)
+    return Cause(meaning.name, f"{meaning.text} ({what}{detail})", meaning.permanent, meaning.counted)
 
 
 def _signal_name(code: int) -> str | None:
@@ -390,7 +390,7 @@ def alike(observed: Observed, failure: Failure) -> int:
 def is_mistake_at_start(observed: Observed, failure: Failure) -> bool:
     """Return whether the first attempt failed before any step, by a mistake that every attempt repeats."""
     has_stepped = bool(failure.step or restarts_of(observed).furthest_step)
-    is_first = observed.attempt == 1 and failure.cause.charged
+    is_first = observed.attempt == 1 and failure.cause.counted
     return is_first and not has_stepped and is_mistake(failure.exit_code, failure.log)
 
 

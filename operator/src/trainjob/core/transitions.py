@@ -56,14 +56,14 @@ def restart(
 ) -> TrainJobStatus:
     """Return the status for a new attempt; a failure beyond the furthest step so far resets the back-off."""
     known = restarts_of(observed)
-    charged = failure.cause.charged
+    counted = failure.cause.counted
     furthest = -1 if known.furthest_step is None else known.furthest_step
     reached = reached_step(observed, failure)
     progressed = reached is not None and reached > furthest
     counts = {
         **_restarted(observed, failure, now),
-        "charged": known.charged + int(charged),
-        "uncharged": known.uncharged + int(not charged),
+        "charged": known.charged + int(counted),
+        "uncharged": known.uncharged + int(not counted),
         "furthest_step": reached if progressed else known.furthest_step,
         "since_progress": 1 if progressed else known.since_progress + 1,
         "replaced": replaced,

@@ -1,18 +1,18 @@
-"""The agent: the first process of a training container, which starts and restarts the training process.
+"""The agent: the first process of a training container; it starts and restarts the training process.
 
-    main, agent            the program: what one container does, from its start to its exit code
-    settings               what the pod tells it
-    seat                   the training process of this seat, obeying orders
-    leader                 the leading agent: a server around the rules, which have no input or output:
-      gang                   the phases: meeting (the start barrier), running, stopping, the end; the blame
-      rendezvous, roster     who is there, and who is wanted
-      attempt, budget        one start of training, what keeps it from going on, whether there is another
-    listener, wire         the port: who may speak, and how large a message may be
-    messages, failure      what is said
-    child                  the training process: started, watched, stopped, killed with all below it
-      process_tree, standby  how
-      log, stall, cgroup     what is known of it
-    termination            what the container leaves behind
+    main                     the program: what one container does, from its start to its exit code
+    settings                 the agent's settings, from the pod's environment
+    replica_agent            the agent of one replica: it carries out the leading agent's messages
+    leader                   the leading agent: connections and clock around rules without input or output:
+      worker_group             the phases: meeting (the start barrier), running, stopping, the end; the report
+      rendezvous               which agents are present, and which the controller wants
+      attempt, budget          one start of training, what stops it, and whether it is restarted
+    wire                     the port: authentication, and limits of a message's size
+    messages, failure        the content of messages
+    child                    the training process: started, watched, stopped, killed with all descendants
+      process_tree, standby    the system calls for it; the warm standby
+      log, stall, cgroup       its output, its progress, its memory and processors
+    termination              the container's termination message
 
-Standard library only, Python 3.9: it runs in images that aren't ours, before TensorFlow is imported.
+Standard library only, Python 3.9: it runs in the users' images, before TensorFlow is imported.
 """

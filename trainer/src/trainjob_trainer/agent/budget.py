@@ -1,4 +1,4 @@
-"""How often training is started again, after how long, and what a job's agents remember of it."""
+"""The restart budget: how often and when training restarts, and the counts that a job's agents share."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Any
 
 from trainjob_trainer.agent.failure import Failure, find_exception, is_mistake
 
-# What a job's agents have to remember of its restarts: it travels, so that no agent's end loses it.
+# The counts of a job's restarts: agents exchange them, so that the end of one loses nothing.
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Counts that only grow, so that what two sides know is merged by taking the larger ones.
+class RestartCounts:
+    """Counts that only grow, so that two sides merge theirs by the larger value.
 
     Attributes:
         attempt: the latest start of training.
-        charged: restarts for what the user's program did.
-        uncharged: restarts for anything else, as far as the agents count them.
-        refunded: how many of the charged ones real progress has made good.
-        since_progress: restarts in a row without any; the one figure that falls back to 0.
-        furthest_step: the furthest step at which training has been cut off, or None.
+        counted: restarts that the user's program caused.
+        uncounted: restarts with any other cause, as far as the agents count them.
+        reset: how many of the counted ones progress has reset.
+        since_progress: restarts in a row without progress; only this value returns to 0.
+        furthest_step: the furthest step at which training was stopped, or None.
     """
 
     attempt: int = 0
-    charged: int = 0
-    uncharged: int = 0
-    refunded: int = 0
+    counted: int = 0
+    uncounted: int = 0
+    reset: int = 0
     since_progress: int = 0
     furthest_step: int | None = None
 
     @classmethod
-    def from_json(cls, raw: object) -> Ledger:
-        """Read a ledger leniently: what is missing or of an unexpected type is 0."""
+    def from_json(cls, raw: object) -> RestartCounts:
+        """Read counts leniently: a missing value or one of an unexpected type is 0."""
         values = raw if isinstance(raw, dict) else {}
         step = values.get("furthestStep")
         return cls(
             attempt=_count(values.get("attempt")),
-            charged=_count(values.get("charged")),
-            uncharged=_count(values.get("uncharged")),
-            refunded=_count(values.get("refunded")),
+            counted=_count(values.get("charged")),
+            uncounted=_count(values.get("uncharged")),
+            reset=_count(values.get("refunded")),
             since_progress=_count(values.get("sinceProgress")),
             furthest_step=step if _is_int(step) else None,
         )
@@ -49,67 +49,69 @@ class Ledger:
         """Return what `from_json` reads."""
         return {
             "attempt": self.attempt,
-            "charged": self.charged,
-            "uncharged": self.uncharged,
-            "refunded": self.refunded,
+            "charged": self.counted,
+            "uncharged": self.uncounted,
+            "refunded": self.reset,
             "sinceProgress": self.since_progress,
             "furthestStep": self.furthest_step,
         }
 
     @property
     def used(self) -> int:
-        """Return how many restarts count against the limit."""
-        return max(0, self.charged - self.refunded)
+        """Return the number of restarts that count against the limit."""
+        return max(0, self.counted - self.reset)
 
-    def merge(self, other: Ledger) -> Ledger:
-        """Return what both know together.
+    def merge(self, other: RestartCounts) -> RestartCounts:
+        """Return the merged counts.
 
-        Restarts in a row are taken from whichever knows of more; where both know of as many, the smaller
-        figure is the later one.
+        Restarts in a row come from the side with more attempts and restarts; if both have as many, the
+        smaller value is the later one.
         """
         latest = max(self, other, key=lambda one: (*one._age, -one.since_progress))
-        return Ledger(
+        return RestartCounts(
             attempt=max(self.attempt, other.attempt),
-            charged=max(self.charged, other.charged),
-            uncharged=max(self.uncharged, other.uncharged),
-            refunded=max(self.refunded, other.refunded),
+            counted=max(self.counted, other.counted),
+            uncounted=max(self.uncounted, other.uncounted),
+            reset=max(self.reset, other.reset),
             since_progress=latest.since_progress,
             furthest_step=furthest((self.furthest_step, other.furthest_step)),
         )
 
-    def at_least(self, attempt: int) -> Ledger:
-        """Return the ledger when somebody has seen this attempt."""
+    def at_least(self, attempt: int) -> RestartCounts:
+        """Return the counts with this attempt, if it is later."""
         return replace(self, attempt=max(self.attempt, attempt))
 
-    def cut_off(self, step: int | None) -> Ledger:
-        """Return the ledger once training has been stopped at this step, for whatever reason."""
+    def cut_off(self, step: int | None) -> RestartCounts:
+        """Return the counts after training was stopped at this step."""
         return replace(self, furthest_step=furthest((self.furthest_step, step)))
 
-    def restarted(self, *, charged: bool) -> Ledger:
-        """Return the ledger with one more restart that is the agents' to count."""
+    def restarted(self, *, counted: bool) -> RestartCounts:
+        """Return the counts with one more restart that the agents count."""
         return replace(
             self,
-            charged=self.charged + int(charged),
-            uncharged=self.uncharged + int(not charged),
+            counted=self.counted + int(counted),
+            uncounted=self.uncounted + int(not counted),
             since_progress=self.since_progress + 1,
         )
 
-    def progressed(self, step: int | None, checkpoint_step: int | None, resumed_from: int | None) -> Ledger:
-        """Return the ledger after a report: a step beyond all before, or a checkpoint beyond, which refunds.
+    def progressed(
+        self, step: int | None, checkpoint_step: int | None, resumed_from: int | None
+    ) -> RestartCounts:
+        """Return the counts after a report: a further step is progress, a further checkpoint resets.
 
-        What was reached before `resumed_from`, where this attempt began, is no progress.
+        Steps up to `resumed_from`, where this attempt began, are no progress.
         """
         known = furthest((self.furthest_step, resumed_from, 0)) or 0
         changes = {}
         if self.since_progress and step is not None and step > known:
             changes["since_progress"] = 0
-        if self.refunded < self.charged and checkpoint_step is not None and checkpoint_step > known:
-            changes["refunded"] = self.charged
+        if self.reset < self.counted and checkpoint_step is not None and checkpoint_step > known:
+            changes["reset"] = self.counted
         return replace(self, **changes) if changes else self
 
     @property
     def _age(self) -> tuple[int, int]:
-        return self.attempt, self.charged + self.uncharged
+        return self.attempt, self.counted + self.uncounted
 
 
 def furthest(steps: Iterable[int | None]) -> int | None:
@@ -125,37 +127,34 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-# How often training is started again, and after how long.
-
-
 MOST_ALIKE = 3
-"""The same failure at the same step so many times in a row will come again.
+"""After so many equal failures at the same step in a row, a restart can't help.
 
-It is the same exception at the same place, whichever replica was first; without one, the same replica's.
+Equal is the same exception at the same place, of any replica; without an exception, the same replica's.
 """
 
 EARLY_SECONDS = 60.0
-"""Without a step, failures are the same only where attempts were this short: they failed at their start."""
+"""Failures without a step are equal only in attempts this short: they failed at their start."""
 
 LONGEST_DELAY = 60.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether training is given up after a failure, which is marked if it has been repeated."""
+    """The decision after a failure: give up or restart; the failure is marked if it is repeated."""
 
     failure: Failure
     give_up: bool
 
 
 class Budget:
-    """The ledger, what may still be spent, and when.
+    """The restart counts, their limit and the back-off.
 
-    `max_restarts` limits the charged restarts; training may be started next at `not_before`.
+    `max_restarts` limits the counted restarts; `not_before` is the earliest time of the next start.
     """
 
-    def __init__(self, ledger: Ledger, max_restarts: int, now: float) -> None:
-        self.ledger = ledger
+    def __init__(self, counts: RestartCounts, max_restarts: int, now: float) -> None:
+        self.counts = counts
         self.max_restarts = max_restarts
         self.not_before = now
         self._gone = ""
@@ -163,39 +162,39 @@ class Budget:
         self._alike = 0
 
     def judge(self, failure: Failure, started: float, now: float) -> Verdict:
-        """Decide whether training goes on after a failure, and count the restart if it does."""
+        """Decide whether training restarts after a failure, and count the restart."""
         if self._is_mistake(failure):
             return Verdict(replace(failure, permanent=True), give_up=True)
-        if failure.charged and self._times_alike(failure, now - started) >= MOST_ALIKE:
+        if failure.counted and self._times_alike(failure, now - started) >= MOST_ALIKE:
             return Verdict(replace(failure, repeated=True), give_up=True)
-        spent = failure.charged and self.ledger.used >= self.max_restarts
+        spent = failure.counted and self.counts.used >= self.max_restarts
         if failure.permanent or spent:
             return Verdict(failure, give_up=True)
-        self.ledger = self.ledger.restarted(charged=failure.charged)
+        self.counts = self.counts.restarted(counted=failure.counted)
         self._back_off(now)
         return Verdict(failure, give_up=False)
 
     def interrupted(self, now: float) -> None:
-        """Note a restart that is the controller's to count, as it knows what became of the pod."""
-        self.ledger = replace(self.ledger, since_progress=self.ledger.since_progress + 1)
+        """Record a restart that the controller counts, because it knows the pod's end."""
+        self.counts = replace(self.counts, since_progress=self.counts.since_progress + 1)
         self._back_off(now)
 
     def went_away(self, pod: str) -> None:
-        """Note whose loss has ended an attempt."""
+        """Record the pod whose loss ended an attempt."""
         self._gone = pod
 
     def came_back(self, pod: str) -> None:
-        """Count that restart if the pod is still the same: the controller has seen nothing of it."""
+        """Count that restart if the pod is the same: the controller has not seen the loss."""
         if pod == self._gone:
             self._gone = ""
-            self.ledger = replace(self.ledger, uncharged=self.ledger.uncharged + 1)
+            self.counts = replace(self.counts, uncounted=self.counts.uncounted + 1)
 
     def _back_off(self, now: float) -> None:
-        self.not_before = now + restart_delay(self.ledger.since_progress)
+        self.not_before = now + restart_delay(self.counts.since_progress)
 
     def _is_mistake(self, failure: Failure) -> bool:
-        """Tell whether the first start failed before any step, by what each start would fail by."""
-        has_stepped = bool(failure.step or self.ledger.furthest_step)
+        """Return whether the first start failed before any step, with an error that recurs at each start."""
+        has_stepped = bool(failure.step or self.counts.furthest_step)
         return failure.attempt <= 1 and not has_stepped and is_mistake(failure.exit_code, failure.log_tail)
 
     def _times_alike(self, failure: Failure, lasted: float) -> int:
@@ -203,7 +202,7 @@ class Budget:
         if place is None:
             place = "early" if lasted < EARLY_SECONDS else (failure.attempt,)
         raised = find_exception(failure.exit_code, failure.log_tail)
-        cause = failure.seat if raised is None else (raised.kind, raised.place)
+        cause = failure.replica if raised is None else (raised.kind, raised.place)
         key = (cause, failure.reason, failure.exit_code, place)
         self._alike = self._alike + 1 if key == self._latest else 1
         self._latest = key

@@ -1,4 +1,4 @@
-"""What the kernel's control group, version 1 or 2, says that this container may use and has used."""
+"""This container's limits and usage, from the kernel's control groups, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Controller:
 
 
 def places(controller: Controller, root: Path = Path("/")) -> Iterator[Path]:
-    """The file's likely places for this process, the surest first; tests replace `root`."""
+    """Yield the likely paths of the file for this process, the surest first; tests replace `root`."""
     groups = list(_groups(root))
     for mount, mount_root, controllers in _mounts(root):
         is_v2 = controllers is None
@@ -31,13 +31,13 @@ def places(controller: Controller, root: Path = Path("/")) -> Iterator[Path]:
         for group_controllers, group in groups:
             if (controller.name in group_controllers) if not is_v2 else group_controllers == [""]:
                 yield folder / _below(group, mount_root) / name
-        yield folder / name  # a namespace of its own shows the container's cgroup as the root
+        yield folder / name  # in a cgroup namespace, the container's cgroup is the root
     yield root / "sys/fs/cgroup" / controller.v2
     yield root / "sys/fs/cgroup" / controller.name / controller.v1
 
 
 def _groups(root: Path) -> Iterator[tuple[list[str], str]]:
-    """This process's cgroups: controllers ([""] for v2) and path."""
+    """Yield this process's cgroups: controllers ([""] for v2) and path."""
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -45,7 +45,7 @@ def _groups(root: Path) -> Iterator[tuple[list[str], str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, str, list[str] | None]]:
-    """The cgroup file systems: mount point, which cgroup lies there, controllers (None for v2)."""
+    """Yield the cgroup file systems: mount point, mounted cgroup, controllers (None for v2)."""
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -55,7 +55,7 @@ def _mounts(root: Path) -> Iterator[tuple[str, str, list[str] | None]]:
 
 
 def _below(group: str, mount_root: str) -> str:
-    """Where a cgroup lies below the one that is mounted."""
+    """Return the path of a cgroup relative to the mounted one."""
     top = mount_root.rstrip("/")
     if group == top or group.startswith(f"{top}/"):
         return group[len(top) :].lstrip("/")
@@ -73,7 +73,7 @@ def _unescaped(path: str) -> str:
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
-# Whether the kernel has killed a process of this container for want of memory.
+# Kills by the kernel because the container's memory is used up.
 #
 # Its counter is `oom_kill` in `memory.events` (cgroup v2, kernel documentation: admin-guide/cgroup-v2) or in
 # `memory.oom_control` (v1, since Linux 4.13) of the container's own cgroup.
@@ -83,7 +83,7 @@ _COUNTER = Controller("memory", v1="memory.oom_control", v2="memory.events")
 
 
 class OomCounter:
-    """The kernel's count of such kills, compared with the last `mark`; creation is the first one."""
+    """The kernel's count of such kills since the last `mark`; the constructor makes the first one."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._file = next((path for path in places(_COUNTER, root) if _count(path) is not None), None)
@@ -95,7 +95,7 @@ class OomCounter:
         self._before = None if self._file is None else _count(self._file)
 
     def changed(self) -> bool:
-        """Whether a process was killed since the last `mark`; False where that can't be known."""
+        """Return whether a process was killed since the last `mark`; False if that is unknown."""
         now = None if self._file is None else _count(self._file)
         return now is not None and self._before is not None and now > self._before
 
@@ -111,28 +111,28 @@ def _count(path: Path) -> int | None:
     return None
 
 
-# As many threads as the container may use processors.
+# Threads by the container's limit of processors.
 #
-# TensorFlow counts the machine's. In a container with a limit of 2 on a machine of 64 it starts 64 threads,
-# and the kernel stops all of them for most of the time (cpu.cfs_quota_us; cpu.max, kernel documentation:
+# TensorFlow counts the machine's processors. With a limit of 2 on a machine of 64 it starts 64 threads, and
+# the kernel throttles them for most of the time (cpu.cfs_quota_us; cpu.max, kernel documentation:
 # admin-guide/cgroup-v2).
 
 
 _QUOTA = Controller("cpu", v1="cpu.cfs_quota_us", v2="cpu.max")
 _V1_PERIOD = "cpu.cfs_period_us"
 LEAST_THREADS = {"TF_NUM_INTRAOP_THREADS": 1, "TF_NUM_INTEROP_THREADS": 2, "OMP_NUM_THREADS": 1}
-"""What TensorFlow and NumPy's libraries read when the program sets nothing, and how many it takes at least.
+"""The variables that TensorFlow and NumPy's libraries read unless the program sets a number, and minima.
 
-Between operations there have to be two: one may wait in a data pipeline's Python while a collective goes on.
+TensorFlow needs two inter-op threads: one may wait in a data pipeline's Python while a collective runs.
 """
 
 
 def thread_variables(
     env: Mapping[str, str], *, root: Path = Path("/"), processors: int | None = None
 ) -> dict[str, str]:
-    """Return what to add to a training process's environment; nothing without a limit below the machine.
+    """Return additions to a training process's environment; none without a limit below the machine's.
 
-    What the user has set in `env` stays. Tests replace `root` and `processors`.
+    Variables that the user has set in `env` stay. Tests replace `root` and `processors`.
     """
     limit = processor_limit(root)
     if limit is None or limit >= (processors or _processors()):
@@ -142,7 +142,7 @@ def thread_variables(
 
 
 def processor_limit(root: Path = Path("/")) -> float | None:
-    """Return how many processors' time the container may use, or None: all there are, or nobody says."""
+    """Return the container's limit of processors; None if it has none or it is unknown."""
     for path in places(_QUOTA, root):
         with contextlib.suppress(OSError, ValueError):
             return _limit(path)
@@ -150,16 +150,16 @@ def processor_limit(root: Path = Path("/")) -> float | None:
 
 
 def _limit(path: Path) -> float | None:
-    words = path.read_text(encoding="ascii").split()
+    fields = path.read_text(encoding="ascii").split()
     if path.name == _QUOTA.v1:
-        words += path.with_name(_V1_PERIOD).read_text(encoding="ascii").split()
-    quota, period = words
+        fields += path.with_name(_V1_PERIOD).read_text(encoding="ascii").split()
+    quota, period = fields
     if quota in ("max", "-1"):
         return None
     return int(quota) / int(period) if int(quota) > 0 < int(period) else None
 
 
 def _processors() -> int:
-    with contextlib.suppress(AttributeError):  # not on every system
+    with contextlib.suppress(AttributeError):  # it is missing on some systems
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

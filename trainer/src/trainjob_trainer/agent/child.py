@@ -1,4 +1,4 @@
-"""The training process, as the agent sees it: started, watched, asked to stop, killed with all below it."""
+"""The agent's training process: started, watched, asked to stop, killed with all descendants."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _PORT_LOOK_SECONDS = 0.05
 _COMPLAIN_SECONDS = 5.0
 
 Launch = Callable[[Callable[[int], None]], "tuple[int, LogCopy]"]
-"""Starts the process; calls back with its wait status when it has ended. Returns its id and its output."""
+"""Starts the process and returns its id and its output; calls back with its wait status at its end."""
 
 
 class ProcessRun:
-    """A training process with all its descendants; made in a running loop.
+    """A training process with all its descendants; the constructor needs a running loop.
 
-    Its start waits until nobody else listens on the TCP port `port`. Children of the agent in `spared` are
-    none of it. Before it has started `pid` is 0 and `log` None.
+    Its start waits until the TCP port `port` is free. The agent's children in `spared` do not belong to it.
+    Before the start, `pid` is 0 and `log` None.
     """
 
     def __init__(self, launch: Launch, *, port: int | None, spared: Callable[[], set[int]]) -> None:
@@ -55,17 +55,17 @@ class ProcessRun:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the main process has started and not ended."""
+        """Return whether the main process has started and not ended."""
         return self.pid != 0 and self._status is None
 
     async def last(self) -> tuple[int, int | None]:
-        """Start it, wait until nothing of it is left; return its exit code, 128+n for signal n, and n."""
+        """Start it and wait until no process is left; return its exit code, 128+n for signal n, and n."""
         if not await self._wait_for_port():
             number = int(signal.SIGTERM if self._asked_to_end else signal.SIGKILL)
             return 128 + number, number
         try:
             self.pid, self.log = self._launch(self._ended)
-        except OSError as error:  # the system has no process or descriptor to give
+        except OSError as error:  # the system has no free process or descriptor
             log(f"can't start the training process: {error}")
             return NOT_EXECUTABLE, None
         while self._status is None:
@@ -79,7 +79,7 @@ class ProcessRun:
         return process_tree.exit_code(self._status)
 
     def end(self, grace: float) -> None:
-        """Have it end: SIGTERM to the main process now, SIGKILL to all after `grace` seconds."""
+        """End it: SIGTERM to the main process now, SIGKILL to all after `grace` seconds."""
         if grace > 0 and not self._asked_to_end and self.is_alive:
             process_tree.send(self.pid, signal.SIGTERM)
         self._asked_to_end = self._asked_to_end or grace > 0
@@ -92,7 +92,7 @@ class ProcessRun:
         self._wake.set()
 
     async def _wait_for_port(self) -> bool:
-        """Wait until the port is free, or for so long; tell whether to start."""
+        """Wait until the port is free, at most `_PORT_SECONDS`; return whether to start."""
         until = time.monotonic() + _PORT_SECONDS
         while self._kill_at is None:
             if self._port is None or can_listen(self._port) or time.monotonic() >= until:
@@ -109,7 +109,7 @@ class ProcessRun:
         self._wake.clear()
 
     async def _end_descendants(self) -> None:
-        """Kill them until none is left; a start beside one of them would meet its files and ports."""
+        """Kill descendants until none is left: the next start needs their files and ports."""
         complain_at = time.monotonic() + _COMPLAIN_SECONDS
         while True:
             left = self._kill()
@@ -124,7 +124,7 @@ class ProcessRun:
         groups = (self.pid,) if self._status is None else ()
         try:
             return process_tree.kill_tree(os.getpid(), without=self._spared(), groups=groups)
-        except OSError:  # no descriptor for a look into /proc: there may be some
+        except OSError:  # no descriptor to read /proc: some may be left
             return {self.pid}
 
 
@@ -145,7 +145,7 @@ class ChildExit:
         code: its exit code, 128+n after a death by `signal` n.
         out_of_memory: whether the kernel killed it because the container's memory was used up.
         log_tail: the last lines of its output, at most 2,048 characters.
-        message: what its last report says about its failure, else the last line of its output.
+        message: the error in its last report, else the last line of its output.
         reason: the reason in its last report, or "".
         step: the step in its last report.
         time: when it ended, Unix time in seconds.
@@ -162,11 +162,10 @@ class ChildExit:
 
 
 class Child:
-    """The agent's training process: one at a time, started as often as need be.
+    """The agent's training process: one at a time, and any number of starts.
 
     While it is open it waits for every child of this process, adopted ones included. It calls `changed` in
-    the event loop whenever `exit` or `report` may have changed. A start waits until nobody else listens on
-    `tf_port`.
+    the event loop when `exit` or `report` may have changed. A start waits until `tf_port` is free.
     """
 
     def __init__(
@@ -196,35 +195,35 @@ class Child:
         self._started_at = 0.0
         self._variables: Mapping[str, str] = {}
         self.exit: ChildExit | None = None
-        """Of the latest start, set once nothing of it is left."""
+        """The end of the latest start, set once no process of it is left."""
 
     @property
     def running(self) -> bool:
-        """Whether it has been started, and something of it is left."""
+        """Return whether a process of the latest start is left."""
         return self._run is not None
 
     @property
     def report(self) -> Mapping[str, Any] | None:
-        """The latest whole progress report of this start; None before the first."""
+        """Return the latest whole progress report of this start; None before the first."""
         return self._progress.report
 
     @property
     def report_age(self) -> float | None:
-        """Seconds since the progress file was last replaced."""
+        """Return the seconds since the progress file was last replaced."""
         return self._progress.age
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its main process has been stopped, by SIGSTOP or a debugger."""
+        """Return whether SIGSTOP or a debugger has stopped its main process."""
         return self._run is not None and self._run.is_alive and process_tree.is_stopped(self._run.pid)
 
     @property
     def standby_ready(self) -> bool:
-        """Whether the next interpreter waits with TensorFlow imported."""
+        """Return whether the next interpreter waits with TensorFlow imported."""
         return self._standby.ready
 
     def start(self, changes: Mapping[str, str]) -> None:
-        """Start it with `changes` to the container's environment; never blocks. It must not run already."""
+        """Start it with `changes` to the container's environment; never blocks. RuntimeError if it runs."""
         if self._run is not None:
             raise RuntimeError("the training process runs already")
         self._open()
@@ -237,7 +236,7 @@ class Child:
         self._task = asyncio.get_running_loop().create_task(self._follow(self._run))
 
     async def stop(self, grace: float) -> None:
-        """End it, and return when nothing of it is left.
+        """End it, and return when no process of it is left.
 
         SIGTERM goes to the main process, SIGKILL after `grace` seconds to all, for 0 at once. A second call
         may shorten the time, not lengthen it.
@@ -247,9 +246,9 @@ class Child:
             await asyncio.shield(self._task)
 
     async def dump_stacks(self, wait: float = 1.0) -> str:
-        """Have its threads' stacks printed to the log; return the main thread's, as far as it came in time.
+        """Print its threads' stacks to the log; return what came of the main thread's within `wait` seconds.
 
-        A process that was stopped goes on after that.
+        A process that was stopped continues after that.
         """
         run = self._run
         if run is None or not run.is_alive or run.log is None:
@@ -262,7 +261,7 @@ class Child:
         return main_thread(run.log.recent)
 
     async def close(self) -> None:
-        """Kill everything, and see the output out."""
+        """Kill all processes and write the remaining output."""
         self._standby.close()
         await self.stop(0)
         if self._ticker is not None:
@@ -312,8 +311,8 @@ class Child:
 
     def _describe(self, run: ProcessRun, code: int, number: int | None) -> ChildExit:
         report = self._progress.report or {}
-        told = report.get("error")
-        error = told if isinstance(told, dict) else {}
+        reported = report.get("error")
+        error = reported if isinstance(reported, dict) else {}
         tail = run.log.tail if run.log is not None else ""
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         step = report.get("step")
@@ -341,7 +340,7 @@ class Child:
                 self._standby.consider(run.pid, self._variables)
 
     def _may_take_a_processor(self) -> bool:
-        """Whether the training process has built its model and traced its steps, as far as can be seen."""
+        """Return whether the training process has probably built its model and traced its steps."""
         report = self.report or {}
         if report.get("state") in ("finished", "failed"):
             return False

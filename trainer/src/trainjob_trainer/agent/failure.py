@@ -1,4 +1,4 @@
-"""How a training process failed, and what the table of exit codes says about it."""
+"""The failure of a training process, and its meaning by the table of exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = "OutOfMemory"
 UNREACHABLE = "Unreachable"
-"""An agent is gone, or is being replaced: what became of its pod, the controller knows."""
+"""An agent is lost or is being replaced; the controller knows its pod's end."""
 
 PEER_LOST = "PeerLost"
 PREEMPTED = "Preempted"
@@ -30,13 +30,13 @@ _PERMANENT = frozenset(
         ExitCode.NOT_FINITE,
     ]
 )
-_UNCHARGED = frozenset([ExitCode.PEER_LOST, ExitCode.PREEMPTED, ExitCode.FENCED])
+_UNCOUNTED = frozenset([ExitCode.PEER_LOST, ExitCode.PREEMPTED, ExitCode.FENCED])
 _LAST_SIGNAL = 64
 _SENT = frozenset([SIGKILL, SIGTERM])
-"""They come from outside: what a process printed last has nothing to do with them."""
+"""They come from outside: the last output does not explain them."""
 
 UNCAUGHT = 1
-"""How Python ends by an exception that nobody caught."""
+"""Python's exit code after an uncaught exception."""
 
 _USAGE = 2
 _NOT_EXECUTABLE = 126
@@ -61,25 +61,25 @@ _LONGEST_TAIL = 2048
 
 @dataclass(frozen=True)
 class Failure:
-    """One seat's failure.
+    """The failure of one replica.
 
     Attributes:
-        seat: such as `worker-1`.
-        incarnation: which of the seat's pods it was in.
+        replica: such as `worker-1`.
+        incarnation: the number of the replica's pod.
         attempt: the start of training that it ended.
         reason: a name of the table of exit codes, `OutOfMemory` or `Unreachable`.
-        exit_code: 128+n for death by `signal` n; None where no process ended by itself.
+        exit_code: 128+n for death by `signal` n; None if no process ended by itself.
         message: one line.
-        log_tail: the last that was printed.
+        log_tail: the end of the output.
         step: the last one reported, or None.
-        charged: a restart for it counts against the limit.
-        permanent: starting again can't help.
-        repeated: it has come so often in a row that it will come again.
-        alone: it is mended by starting this seat's process again, while the others go on.
+        counted: a restart for it counts against the limit.
+        permanent: a restart can't help.
+        repeated: it has occurred so often in a row that a restart can't help.
+        alone: only this replica's process restarts for it, while the others continue.
         time: Unix seconds.
     """
 
-    seat: str
+    replica: str
     pod: str
     incarnation: int
     attempt: int
@@ -89,7 +89,7 @@ class Failure:
     message: str = ""
     log_tail: str = ""
     step: int | None = None
-    charged: bool = True
+    counted: bool = True
     permanent: bool = False
     repeated: bool = False
     alone: bool = False
@@ -97,28 +97,28 @@ class Failure:
 
     @property
     def is_cascade(self) -> bool:
-        """Tell whether it follows from another seat's failure, or from a request to stop."""
+        """Return whether another replica's failure, or a request to stop, caused it."""
         return self.reason in (PEER_LOST, PREEMPTED)
 
     @property
     def code_to_exit_with(self) -> int:
-        """Return the code of the culprit's agent."""
+        """Return the exit code of the failed replica's agent."""
         return int(ExitCode.STALLED) if self.exit_code is None else self.exit_code
 
     def is_same(self, other: Failure | None) -> bool:
-        """Tell whether both speak of one failure: an attempt ends once."""
-        mine = (self.seat, self.attempt, self.reason)
-        return other is not None and mine == (other.seat, other.attempt, other.reason)
+        """Return whether both are one failure: an attempt ends once."""
+        mine = (self.replica, self.attempt, self.reason)
+        return other is not None and mine == (other.replica, other.attempt, other.reason)
 
     def with_log_of(self, later: Failure) -> Failure:
-        """Return it with the log of the same failure, told later: of a stall, where the process stood."""
+        """Return it with the log of the same failure, reported later: a stall's stack."""
         is_due = self.is_same(later) and not self.log_tail
         return replace(self, log_tail=later.log_tail) if is_due else self
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         return {
-            "seat": self.seat,
+            "seat": self.replica,
             "pod": self.pod,
             "incarnation": self.incarnation,
             "attempt": self.attempt,
@@ -128,7 +128,7 @@ class Failure:
             "message": self.message,
             "logTail": self.log_tail,
             "step": self.step,
-            "charged": self.charged,
+            "charged": self.counted,
             "permanent": self.permanent,
             "repeated": self.repeated,
             "alone": self.alone,
@@ -137,9 +137,9 @@ class Failure:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:
-        """Read a failure leniently: it must never be what breaks the agent that hears of it."""
+        """Read a failure leniently, so that a malformed one never breaks the reader."""
         failure = cls(
-            seat=str(raw.get("seat", "")),
+            replica=str(raw.get("seat", "")),
             pod=str(raw.get("pod", "")),
             incarnation=_integer(raw.get("incarnation")) or 0,
             attempt=_integer(raw.get("attempt")) or 0,
@@ -149,7 +149,7 @@ class Failure:
             message=str(raw.get("message") or ""),
             log_tail=str(raw.get("logTail") or ""),
             step=_integer(raw.get("step")),
-            charged=raw.get("charged") is not False,
+            counted=raw.get("charged") is not False,
             permanent=raw.get("permanent") is True,
             repeated=raw.get("repeated") is True,
             alone=raw.get("alone") is True,
@@ -159,13 +159,13 @@ class Failure:
         return _bounded(replace(failure, time=float(when) if known and when is not None else 0.0))
 
 
-def describe_exit(ended: ChildExit, *, seat: str, pod: str, incarnation: int, attempt: int) -> Failure:
-    """Return the failure behind a training process's bad end."""
+def describe_exit(ended: ChildExit, *, replica: str, pod: str, incarnation: int, attempt: int) -> Failure:
+    """Return the failure of a training process that ended badly."""
     code = ended.code
     out_of_memory = ended.out_of_memory
     return _bounded(
         Failure(
-            seat=seat,
+            replica=replica,
             pod=pod,
             incarnation=incarnation,
             attempt=attempt,
@@ -175,7 +175,7 @@ def describe_exit(ended: ChildExit, *, seat: str, pod: str, incarnation: int, at
             message="" if ended.signal in _SENT and not ended.reason else ended.message,
             log_tail=ended.log_tail,
             step=ended.step,
-            charged=is_charged(code),
+            counted=is_counted(code),
             permanent=is_permanent(code),
             time=ended.time,
         )
@@ -192,17 +192,17 @@ def reason_of(code: int) -> str:
 
 
 def code_of(reason: str) -> int:
-    """Return the exit code of a name of the table; 1 for any other, as Python ends by an exception."""
+    """Return the exit code of a name of the table; 1, Python's code after an exception, for any other."""
     return next((int(code) for code in ExitCode if reason_of(code) == reason), 1)
 
 
-def is_charged(code: int) -> bool:
-    """Tell whether a restart after this exit code counts against the limit."""
-    return code not in _UNCHARGED
+def is_counted(code: int) -> bool:
+    """Return whether a restart after this exit code counts against the limit."""
+    return code not in _UNCOUNTED
 
 
 def is_permanent(code: int) -> bool:
-    """Tell whether starting again after this exit code can't help."""
+    """Return whether a restart after this exit code can't help."""
     return code in _PERMANENT
 
 
@@ -219,9 +219,9 @@ class Raised:
 
 
 def find_exception(exit_code: int | None, log: str) -> Raised | None:
-    """Return the uncaught exception that a log ends with, if the exit code is that of one.
+    """Return the uncaught exception at the end of a log, if the exit code is that of one.
 
-    Tracebacks that Python prints beside it, of other threads and of what it cleans up, are left out.
+    Tracebacks of other threads and of Python's cleanup are ignored.
     """
     found, place, is_aside = None, "", False
     for line in log.splitlines() if exit_code == UNCAUGHT else ():
@@ -239,10 +239,10 @@ def find_exception(exit_code: int | None, log: str) -> Raised | None:
 
 
 def is_mistake(exit_code: int | None, log: str) -> bool:
-    """Tell whether a program ended by what is the same at each start, unless it has run before.
+    """Return whether a program failed with an error that recurs at each start.
 
-    That is what Python can't read, import, open or call, and a command that isn't there. Once a start has
-    taken a step, the same may come of a volume that is away for a moment.
+    Python can't read, import, open or call something, or the command is missing. Once a start has taken a
+    step, the same error may come from a volume that is unavailable for a moment.
     """
     if exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
         return True

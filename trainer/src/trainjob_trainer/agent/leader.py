@@ -1,4 +1,4 @@
-"""The leading agent: the members' connections and the controller's questions around the rules of `gang`."""
+"""The leading agent: connections of members and the controller around the rules of `worker_group`."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob_trainer.agent.failure import Failure
-from trainjob_trainer.agent.gang import MEETING, Gang, build_fitting_report
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import (
     Event,
     Lost,
     MalformedMessage,
-    Order,
     Send,
+    Target,
     Tick,
     read_join,
     read_member_message,
-    read_order,
+    read_target,
 )
-from trainjob_trainer.agent.rendezvous import Place, is_observer
-from trainjob_trainer.agent.seat import Seat
+from trainjob_trainer.agent.rendezvous import LeaderSettings, is_observer
+from trainjob_trainer.agent.replica_agent import ReplicaAgent
 from trainjob_trainer.agent.wire import Channel, WireError
+from trainjob_trainer.agent.worker_group import MEETING, WorkerGroup, build_fitting_report
 
 OWN_LINK = 0
 LINGER_SECONDS = 2.0
-"""How long it stays after the end, so that members and controller hear of it."""
+"""Seconds that it stays after the end, so that members and controller receive the last messages."""
 
 _COMPLAIN_SECONDS = 30.0
 
 
 class Leader:
-    """Carries out what the gang's rules say; `seat`, this agent's own, takes part as every other one."""
+    """Carries out the worker group's rules; `agent`, its own replica's, takes part as every other one."""
 
-    def __init__(self, seat: Seat) -> None:
-        settings = seat.settings
+    def __init__(self, agent: ReplicaAgent) -> None:
+        settings = agent.settings
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
-        place = Place(
-            settings.seat,
+        own = LeaderSettings(
+            settings.replica,
             settings.incarnation,
             settings.cluster,
             OWN_LINK,
@@ -51,52 +51,52 @@ class Leader:
             settings.lost_seconds,
             unix_time=time.time() - now,
         )
-        self.gang = Gang(place, settings.ledger, settings.max_restarts, settings.stall_timeout, now)
-        self._seat = seat
+        self.group = WorkerGroup(own, settings.counts, settings.max_restarts, settings.stall_timeout, now)
+        self._agent = agent
         self._links: dict[int, Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(OWN_LINK + 1)
         self._events: deque[Event] = deque()
         self._is_busy = False
         self._alarm: asyncio.TimerHandle | None = None
-        self._is_expected = False
-        self._nobody_waits = asyncio.Event()
+        self._expects_sync = False
+        self._idle = asyncio.Event()
         self._waiting = Seldom(_COMPLAIN_SECONDS)
         self._refused: tuple[int, int] | None = None
-        seat.say = self._hear_own
+        agent.send = self._handle_own
 
     async def run(self) -> None:
-        """Let the own seat join, then beat for ever."""
-        settings = self._seat.settings
-        self.handle(read_join(OWN_LINK, self._seat.join(settings.pod_ip or settings.address.host)))
+        """Let the own replica join, then send heartbeats; never return."""
+        settings = self._agent.settings
+        self.handle(read_join(OWN_LINK, self._agent.join(settings.pod_ip or settings.address.host)))
         while True:
-            self._seat.say(self._seat.beat())
+            self._agent.send(self._agent.beat())
             for link in list(self._links):
                 self._post(link, {"type": "beat"})
             self.handle(Tick())
-            self._complain()
+            self._log_missing()
             await asyncio.sleep(settings.beat_seconds)
 
-    async def meet(self, channel: Channel, first: Mapping[str, Any]) -> None:
-        """Attend to somebody who knows the token, until they are gone."""
+    async def serve(self, channel: Channel, first: Mapping[str, Any]) -> None:
+        """Serve an authenticated peer until its connection ends."""
         if first.get("type") == "sync":
             self._sync(channel, first)
         elif first.get("type") == "join":
-            await self._attend(channel, first)
+            await self._serve_member(channel, first)
 
     async def linger(self) -> None:
-        """Stay for a moment, until everybody has heard of the end."""
-        self._note_who_waits()
+        """Wait until members and controller have received the end, at most `LINGER_SECONDS`."""
+        self._update_idle()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._nobody_waits.wait(), LINGER_SECONDS)
+            await asyncio.wait_for(self._idle.wait(), LINGER_SECONDS)
 
     def hang_up(self) -> None:
-        """Let go of everybody at once: who leads no more must not look as if."""
+        """Close all connections at once: an agent that has ended must not seem to lead."""
         for link in list(self._links):
             self._hang_up(self._links.pop(link))
 
     def handle(self, event: Event) -> None:
-        """Let the rules take an event, and do what they say; what that brings about comes after it."""
+        """Apply an event and carry out the effects; events that these cause come after it."""
         self._events.append(event)
         if self._is_busy:
             return
@@ -109,10 +109,10 @@ class Leader:
         self._set_alarm()
 
     def _take(self, event: Event) -> None:
-        failure = self.gang.failure
-        effects = self.gang.handle(event, self._loop.time())
-        if self.gang.failure is not None and not self.gang.failure.is_same(failure):
-            _announce(self.gang.failure)
+        failure = self.group.failure
+        effects = self.group.handle(event, self._loop.time())
+        if self.group.failure is not None and not self.group.failure.is_same(failure):
+            _log_failure(self.group.failure)
         for effect in effects:
             if isinstance(effect, Send):
                 self._post(effect.link, effect.message)
@@ -121,7 +121,7 @@ class Leader:
 
     def _post(self, link: int, message: Mapping[str, Any]) -> None:
         if link == OWN_LINK:
-            self._seat.obey(message)
+            self._agent.handle(message)
         elif link in self._links:
             try:
                 self._links[link].post(message)
@@ -135,12 +135,12 @@ class Leader:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    def _hear_own(self, message: Mapping[str, Any]) -> None:
+    def _handle_own(self, message: Mapping[str, Any]) -> None:
         event = read_member_message(OWN_LINK, message)
         if event is not None:
             self.handle(event)
 
-    async def _attend(self, channel: Channel, first: Mapping[str, Any]) -> None:
+    async def _serve_member(self, channel: Channel, first: Mapping[str, Any]) -> None:
         link = next(self._numbers)
         try:
             join = read_join(link, first)
@@ -151,66 +151,66 @@ class Leader:
         try:
             self.handle(join)
             while link in self._links:
-                message = await channel.receive(self._seat.settings.lost_seconds)
+                message = await channel.receive(self._agent.settings.lost_seconds)
                 event = read_member_message(link, message)
                 if event is not None:
                     self.handle(event)
         except (WireError, MalformedMessage) as error:
             why = str(error)
         finally:
-            is_news = self._links.pop(link, None) is not None and not self.gang.is_over
-            if is_news and not is_observer(join.seat):
-                log(f"lost {join.seat} ({why})")
+            is_news = self._links.pop(link, None) is not None and not self.group.is_over
+            if is_news and not is_observer(join.replica):
+                log(f"lost {join.replica} ({why})")
             self.handle(Lost(link))
-            self._note_who_waits()
+            self._update_idle()
 
     def _sync(self, channel: Channel, first: Mapping[str, Any]) -> None:
         try:
-            order = read_order(first.get("order"))
+            target = read_target(first.get("order"))
         except MalformedMessage as error:
             log(f"the controller's order makes no sense: {error}")
         else:
-            self._note_outdated(order)
-            self.handle(order)
-        channel.post(build_fitting_report(self.gang, self._loop.time()))
-        self._is_expected = not self.gang.is_over  # who has asked once asks again
-        self._note_who_waits()
+            self._log_outdated(target)
+            self.handle(target)
+        channel.post(build_fitting_report(self.group, self._loop.time()))
+        self._expects_sync = not self.group.is_over  # a controller that has asked once asks again
+        self._update_idle()
 
-    def _note_outdated(self, order: Order) -> None:
-        """Say once that a controller isn't obeyed; its question is answered all the same."""
-        if self.gang.takes(order, self._loop.time()) or self._refused == order.version:
+    def _log_outdated(self, target: Target) -> None:
+        """Log once that a controller's target is rejected; the controller gets its report all the same."""
+        if self.group.accepts(target, self._loop.time()) or self._refused == target.version:
             return
-        self._refused = order.version
-        newest = self.gang.meeting.order
+        self._refused = target.version
+        newest = self.group.meeting.target
         log(
-            f"a controller's order isn't taken: it is of generation {order.generation} and lease"
-            f" {order.lease}, the newest of generation {newest.generation} and lease {newest.lease}"
+            f"a controller's order isn't taken: it is of generation {target.generation} and lease"
+            f" {target.lease}, the newest of generation {newest.generation} and lease {newest.lease}"
         )
 
-    def _note_who_waits(self) -> None:
-        if self._links or self._is_expected:
-            self._nobody_waits.clear()
+    def _update_idle(self) -> None:
+        if self._links or self._expects_sync:
+            self._idle.clear()
         else:
-            self._nobody_waits.set()
+            self._idle.set()
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        due = self.gang.wake_at
+        due = self.group.wake_at
         if due is not None and due > self._loop.time():
             self._alarm = self._loop.call_at(due, self.handle, Tick())
 
-    def _complain(self) -> None:
-        gang = self.gang
-        if gang.phase == MEETING and self._loop.time() - gang.since > _COMPLAIN_SECONDS:
-            missing = gang.meeting.missing
+    def _log_missing(self) -> None:
+        group = self.group
+        if group.phase == MEETING and self._loop.time() - group.since > _COMPLAIN_SECONDS:
+            missing = group.meeting.missing
             if missing:
                 self._waiting.log(f"waiting for {', '.join(missing[:8])}")
 
 
-def _announce(failure: Failure) -> None:
+def _log_failure(failure: Failure) -> None:
     what = f": {failure.message}" if failure.message else ""
     if failure.alone:
-        log(f"{failure.seat} is started again alone: {failure.reason}{what}")
+        log(f"{failure.replica} is started again alone: {failure.reason}{what}")
         return
-    log(f"attempt {failure.attempt} ends: {failure.seat}: {failure.reason}{what}")
+    log(f"attempt {failure.attempt} ends: {failure.replica}: {failure.reason}{what}")

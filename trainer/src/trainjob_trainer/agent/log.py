@@ -1,4 +1,4 @@
-"""The log of a container: the agent's own few lines, and what the training process prints."""
+"""The log of a container: the agent's own lines and the output of the training process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# The agent's own few lines among those of the training process.
+# The agent's own lines.
 
 
 def log(text: str) -> None:
@@ -22,7 +22,7 @@ def log(text: str) -> None:
 
 
 class Seldom:
-    """Prints at most one line in so many seconds, the first at once."""
+    """Prints at most one line in `seconds`, the first at once."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -36,14 +36,14 @@ class Seldom:
             log(text)
 
 
-# A descriptor that may block, written to by a thread of its own: nobody else waits for it.
+# A descriptor that may block: only a thread of its own waits for it.
 
 
 _LIMIT = 1 << 20
 
 
 class Sink:
-    """Bytes on their way to a descriptor, in order and without delay; more than `limit` waiting is full."""
+    """A queue of bytes to a descriptor, written in order and at once; above `limit` bytes it is full."""
 
     def __init__(self, descriptor: int = 1, limit: int = _LIMIT) -> None:
         self._descriptor = descriptor
@@ -56,11 +56,11 @@ class Sink:
 
     @property
     def is_full(self) -> bool:
-        """Whether whoever writes had better wait."""
+        """Return whether writers should wait."""
         return self._pending > self._limit
 
     def put(self, data: bytes) -> None:
-        """Write soon; never blocks."""
+        """Queue the data; never blocks."""
         with self._changed:
             self._chunks.append(data)
             self._pending += len(data)
@@ -70,7 +70,7 @@ class Sink:
             self._thread.start()
 
     def when_room(self, callback: Callable[[], None]) -> None:
-        """Call back, from the thread, once half of the limit is free; at once if it is."""
+        """Call back once half of the limit is free: at once, or later from the thread."""
         with self._changed:
             if self._pending > self._limit // 2:
                 self._waiting.append(callback)
@@ -78,7 +78,7 @@ class Sink:
         callback()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until everything is written; tell whether it is."""
+        """Wait until all is written, at most `seconds`; return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._pending == 0, seconds)
 
@@ -101,30 +101,30 @@ class Sink:
         while view:
             try:
                 view = view[os.write(self._descriptor, view) :]
-            except BlockingIOError:  # whoever made it so shares the descriptor with us
+            except BlockingIOError:  # another process that shares the descriptor made it non-blocking
                 select.select([], [self._descriptor], [], 1.0)
-            except OSError:  # the reader has gone or the disk is full: training goes on without a log
+            except OSError:  # the reader has ended or the disk is full: training continues without a log
                 return
 
 
-# What a process prints, on its way through the agent to the agent's own stdout.
+# The copy of a process's output to the agent's own stdout.
 #
-# Everything goes on at once, byte by byte as it came. When nobody takes it any more, a bounded buffer fills
-# and then the process waits in its write, as it would with a pipe of its own; the agent never does.
+# Bytes are copied at once and unchanged. If the reader stops, a bounded buffer fills; then the process blocks
+# in its write, as with any pipe, and the agent never does.
 
 
 TAIL_CHARACTERS = 2048
 
 _CHUNK = 65536
 _RECENT_BYTES = 16 * TAIL_CHARACTERS
-"""Enough for the hundred frames that faulthandler prints of a thread."""
+"""Enough for the hundred frames of a thread that faulthandler prints."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\[]")
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 class LogCopy:
-    """The output of one process: a pipe, its last lines, and a sink; until it has one, the rest is lost."""
+    """The output of one process: a pipe, its last lines, and a sink; without a sink, the rest is dropped."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._sink = sink
@@ -137,31 +137,31 @@ class LogCopy:
 
     @property
     def tail(self) -> str:
-        """The last characters, without what a terminal would not show."""
+        """Return the last characters, as a terminal would show them."""
         return self.recent[-TAIL_CHARACTERS:]
 
     @property
     def recent(self) -> str:
-        """The same of a few more of them, with the stacks that were just asked for."""
+        """Return more of the last characters, enough for requested stacks."""
         return readable(bytes(self._recent))
 
     def begin(self) -> None:
-        """Copy from now on, in the running loop."""
+        """Start copying in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._resume()
 
     def close_writer(self) -> None:
-        """Leave the writing end to the process, or the pipe would not end with it."""
+        """Close the writing end here, so that the pipe ends with the process."""
         os.close(self.writer)
 
     def show(self, sink: Sink) -> None:
-        """Forget what has come so far, and copy what comes."""
+        """Drop the output so far and copy the rest to `sink`."""
         self._take_all()
         self._recent.clear()
         self._sink = sink
 
     async def settle(self, seconds: float) -> None:
-        """Wait until something has come and then a moment nothing more, at most so long."""
+        """Wait for output and then for a short pause in it, at most `seconds`."""
         until = time.monotonic() + seconds
         before = latest = self.received
         while time.monotonic() < until:
@@ -171,7 +171,7 @@ class LogCopy:
             latest = self.received
 
     def finish(self) -> None:
-        """Take what is left in the pipe, full or not; the process has ended."""
+        """Read the rest of the pipe, even if the sink is full; the process has ended."""
         if self._loop is not None:
             self._loop.remove_reader(self._reader)
             self._loop = None
@@ -195,7 +195,7 @@ class LogCopy:
             self._loop.add_reader(self._reader, self._copy)
 
     def _take(self) -> bytes | None:
-        """Take what there is now: nothing is the end, and None that nothing has come since."""
+        """Read what is available: b"" at the end, None if there is nothing yet."""
         try:
             data = os.read(self._reader, _CHUNK)
         except BlockingIOError:
@@ -209,7 +209,7 @@ class LogCopy:
 
 
 def readable(data: bytes) -> str:
-    """Output as a terminal would leave it: no colours, and of overwritten lines the last version."""
+    """Return output as a terminal shows it: no colours, and the last version of overwritten lines."""
     lines = _ESCAPES.sub("", data.decode("utf-8", "replace")).split("\n")
     return _UNPRINTABLE.sub("", "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
 

@@ -1,4 +1,4 @@
-"""What one container does, from its start to its exit code: alone, as a member, or as the leading agent.
+"""The program of one container, from its start to its exit code: alone, as a member, or as the leading agent.
 
 The program is `trainjob.pyz -- COMMAND [ARGUMENT...]`.
 """
@@ -15,27 +15,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import Child
 from trainjob_trainer.agent.failure import Failure, is_permanent, reason_of
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
-from trainjob_trainer.agent.seat import Departure, Seat
+from trainjob_trainer.agent.replica_agent import Departure, ReplicaAgent
 from trainjob_trainer.agent.settings import InvalidSettings, Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, PortTaken, WireError, connect
 from trainjob_trainer.errors import ExitCode
 
-# Whether an evaluation stands still: an evaluator has nobody to notice it but its own agent.
+# The stall of an evaluation: only the evaluator's own agent can notice it.
 
 
 _SIGNS_OF_LIFE = ("step", "evaluatedBatches", "evaluation")
 FIRST_SECONDS = 300.0
-"""For the first sign of life of a process at least: loading, tracing and compiling come before it."""
+"""Least limit for a process's first progress: loading, tracing and compiling come before it."""
 
 
 class EvaluationWatch:
-    """Looks at one process's progress reports (docs/contract.md); waiting for a checkpoint is no stall."""
+    """Watches one process's progress reports (docs/contract.md); waiting for a checkpoint is no stall."""
 
     def __init__(self) -> None:
         self._signs: tuple[Any, ...] | None = None
@@ -43,7 +43,7 @@ class EvaluationWatch:
         self._has_scored = False
 
     def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
-        """Take note of the latest report, None before the first; `now` is of a clock that never goes back."""
+        """Record the latest report, None before the first; `now` is from a monotonic clock."""
         if report is None or report.get("state") != "evaluating":
             self._signs = None
             return
@@ -55,30 +55,30 @@ class EvaluationWatch:
             self._signs, self._since = signs, now
 
     def stalled(self, now: float, limit: float) -> bool:
-        """Whether an evaluation is under way in which nothing has moved for `limit` seconds."""
+        """Return whether an evaluation runs and has made no progress for `limit` seconds."""
         return self._signs is not None and now - self._since >= self.patience(limit)
 
     def patience(self, limit: float) -> float:
-        """How long nothing may move, in seconds."""
+        """Return the seconds without progress that are a stall."""
         return limit if self._has_scored else max(limit, FIRST_SECONDS)
 
 
-async def watch_evaluation(seat: Seat, clock: Callable[[], float] = time.monotonic) -> None:
-    """Have an evaluator's process end once it stands still; never return without a limit.
+async def watch_evaluation(agent: ReplicaAgent, clock: Callable[[], float] = time.monotonic) -> None:
+    """End a stalled evaluator; return at once if the settings have no limit.
 
-    The pod ends with it. The controller replaces it, and counts that as it counts any failure of its own.
+    The pod ends with it. The controller replaces the pod and counts the failure as any other of its own.
     """
-    watch, limit = EvaluationWatch(), seat.settings.stall_timeout
+    watch, limit = EvaluationWatch(), agent.settings.stall_timeout
     while limit is not None:
         now = clock()
-        watch.observe(seat.child.report, now)
+        watch.observe(agent.child.report, now)
         if watch.stalled(now, limit):
-            seat.leave_stalled(f"no progress within an evaluation for {watch.patience(limit):g} s")
+            agent.leave_stalled(f"no progress within an evaluation for {watch.patience(limit):g} s")
             return
-        await asyncio.sleep(seat.settings.beat_seconds)
+        await asyncio.sleep(agent.settings.beat_seconds)
 
 
-# The connection to the leading agent: whenever it ends, training here ends too, and it is made again.
+# The connection to the leading agent: when it ends, training here ends too, and the agent reconnects.
 
 
 SHORTEST_WAIT = 0.1
@@ -87,26 +87,26 @@ _COMPLAIN_SECONDS = 30.0
 
 
 class LeaderLink:
-    """Joins the leading agent, obeys it, and joins again for ever."""
+    """Joins the leading agent, handles its messages, and rejoins after each loss."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
-        self._settings = seat.settings
+    def __init__(self, agent: ReplicaAgent) -> None:
+        self._agent = agent
+        self._settings = agent.settings
         self._channel: Channel | None = None
         self._loop = asyncio.get_running_loop()
         self._lost_at: float | None = self._loop.time()
         self._newest = 0
         self._wait = SHORTEST_WAIT
         self._trouble = Seldom(_COMPLAIN_SECONDS)
-        seat.say = self.say
+        agent.send = self.send
 
     @property
     def lost_seconds(self) -> float | None:
-        """Return for how long there has been no leading agent, or None."""
+        """Return the seconds since the leading agent was lost, or None."""
         return None if self._lost_at is None else self._loop.time() - self._lost_at
 
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Tell the leading agent, if there is one."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message to the leading agent, if it is connected."""
         if self._channel is None:
             return
         try:
@@ -115,49 +115,49 @@ class LeaderLink:
             log(f"could not tell the leading agent of {message.get('type')}: {error}")
 
     async def run(self) -> None:
-        """Never return."""
+        """Connect and reconnect; never return."""
         while True:
             try:
                 await self._attend()
             except WireError as error:
                 self._missed(str(error))
-            wait = self._wait * random.uniform(0.5, 1.0)  # noqa: S311 - so that not all come at once
+            wait = self._wait * random.uniform(0.5, 1.0)  # noqa: S311 - members must not all connect at once
             self._wait = min(2 * self._wait, LONGEST_WAIT)
             await asyncio.sleep(wait)
 
     async def close(self) -> None:
-        """Say what is still to be said, and hang up."""
+        """Send what is pending and close the connection."""
         if self._channel is not None:
             await self._channel.close()
 
     async def _attend(self) -> None:
         leader = self._settings.leader
-        # The name is looked up anew each time: the leading agent's pod may be another one by now.
+        # Each try resolves the name again: the leading agent's pod may have been replaced.
         channel = await connect(leader.host, leader.port, self._settings.token, FRAME_SECONDS)
         beats = None
         try:
-            channel.post(self._seat.join(self._settings.pod_ip or channel.own_host))
+            channel.post(self._agent.join(self._settings.pod_ip or channel.own_host))
             patience = self._welcome(await channel.receive(FRAME_SECONDS))
             self._channel = channel
             beats = asyncio.ensure_future(self._beat())
             while True:
-                self._obey(await channel.receive(patience))
+                self._handle(await channel.receive(patience))
         finally:
             self._channel = None
             if beats is not None:
                 beats.cancel()
             await channel.close(0)
 
-    def _obey(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Mapping[str, Any]) -> None:
         try:
-            self._seat.obey(message)
+            self._agent.handle(message)
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"its order makes no sense: {error!r}") from error
 
     def _welcome(self, message: Mapping[str, Any]) -> float:
-        """Return how long the leading agent may be silent; raise unless it lets us in."""
+        """Return the longest silence of the leading agent in seconds; raise WireError if it refuses."""
         if message.get("type") == "end":
-            self._obey(message)
+            self._handle(message)
             raise WireError("it sends this seat's agent away")
         incarnation, policy = message.get("incarnation"), message.get("policy")
         if (
@@ -174,62 +174,59 @@ class LeaderLink:
         return float(policy.get("lostSeconds", self._settings.lost_seconds))
 
     def _missed(self, why: str) -> None:
-        seat, leader = self._seat, self._settings.leader
+        agent, leader = self._agent, self._settings.leader
         if self._lost_at is None:
             self._lost_at = self._loop.time()
-            if not (seat.departure.done() or self._settings.is_observer):
+            if not (agent.departure.done() or self._settings.is_observer):
                 log(f"lost the leading agent at {leader} ({why}); training stops here until it is back")
         else:
             self._trouble.log(f"waiting for the leading agent at {leader} ({why})")
         if not self._settings.is_observer:
-            seat.cut_off()
+            agent.cut_off()
 
     async def _beat(self) -> None:
         while True:
-            self.say(self._seat.beat())
+            self.send(self._agent.beat())
             await asyncio.sleep(self._settings.beat_seconds)
 
 
-# What one container does, from its start to its exit code.
-
-
 async def run_agent(settings: Settings) -> int:
-    """Run the agent of one seat, and return its exit code; PortTaken if it can't listen on its port."""
+    """Run the agent of one replica and return its exit code; PortTaken if it can't listen on its port."""
     loop = asyncio.get_running_loop()
-    seat = Seat(settings, lambda changed: _make_child(settings, changed))
-    role = _Leading(seat) if settings.is_leader else _Following(seat)
-    listener = Listener(settings.token, role.meet)
+    agent = ReplicaAgent(settings, lambda changed: _make_child(settings, changed))
+    role = _Leading(agent) if settings.is_leader else _Following(agent)
+    listener = Listener(settings.token, role.serve)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, seat.leave)
+        loop.add_signal_handler(number, agent.leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     await listener.open(settings.address)
     work: asyncio.Future[Any] = asyncio.ensure_future(role.run())
     watch: asyncio.Future[Any] | None = None
     if settings.is_observer:
-        seat.start_alone()
-        watch = asyncio.ensure_future(watch_evaluation(seat))
-    ends: set[asyncio.Future[Any]] = {work, seat.departure}
+        agent.start_alone()
+        watch = asyncio.ensure_future(watch_evaluation(agent))
+    ends: set[asyncio.Future[Any]] = {work, agent.departure}
     try:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if not seat.departure.done():
+        if not agent.departure.done():
             work.result()
-        departure = seat.departure.result()
+        departure = agent.departure.result()
         await role.part(departure)
     finally:
         work.cancel()
         if watch is not None:
             watch.cancel()
         listener.close()
-        await seat.close()
-    _leave_words(seat, departure)
+        await agent.close()
+    _write_termination_message(agent, departure)
     return departure.code
 
 
 class _Leading:
-    def __init__(self, seat: Seat) -> None:
-        self._leader = Leader(seat)
+    def __init__(self, agent: ReplicaAgent) -> None:
+        self._leader = Leader(agent)
         self.run = self._leader.run
-        self.meet = self._leader.meet
+        self.serve = self._leader.serve
 
     async def part(self, departure: Departure) -> None:
         if departure.verdict in ("finished", "failed"):
@@ -238,12 +235,12 @@ class _Leading:
 
 
 class _Following:
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
-        self._link = LeaderLink(seat)
+    def __init__(self, agent: ReplicaAgent) -> None:
+        self._agent = agent
+        self._link = LeaderLink(agent)
         self.run = self._link.run
 
-    async def meet(self, channel: Channel, first: Mapping[str, Any]) -> None:
+    async def serve(self, channel: Channel, first: Mapping[str, Any]) -> None:
         if first.get("type") == "sync":
             channel.post(self._report())
 
@@ -252,15 +249,15 @@ class _Following:
         await self._link.close()
 
     def _report(self) -> dict[str, Any]:
-        seat, settings = self._seat, self._seat.settings
+        agent, settings = self._agent, self._agent.settings
         return {
-            **seat.beat(),
+            **agent.beat(),
             "type": "report",
             "role": "member",
-            "seat": settings.seat,
+            "seat": settings.replica,
             "pod": settings.pod,
             "incarnation": settings.incarnation,
-            "ledger": seat.ledger.to_json(),
+            "ledger": agent.counts.to_json(),
             "leaderLostSeconds": self._link.lost_seconds,
         }
 
@@ -276,9 +273,9 @@ def _make_child(settings: Settings, changed: Any) -> Child:
     )
 
 
-def _leave_words(seat: Seat, departure: Departure) -> None:
-    """Say why, unless it is a good end: then the training process has left its own words."""
-    path = seat.settings.termination_log
+def _write_termination_message(agent: ReplicaAgent, departure: Departure) -> None:
+    """Write the reason of a bad end; after a good one the training process has written its own message."""
+    path = agent.settings.termination_log
     if departure.code == 0 or path is None:
         return
     failure = departure.failure
@@ -286,14 +283,14 @@ def _leave_words(seat: Seat, departure: Departure) -> None:
         path,
         gave_up=departure.gave_up,
         failure=failure.to_json() if failure else None,
-        ledger=seat.ledger.to_json(),
-        report=seat.child.report,
+        counts=agent.counts.to_json(),
+        report=agent.child.report,
     )
 
 
 def main() -> NoReturn:
-    """Run the agent, and end the process with its exit code."""
-    # The first process of a container ignores what it has no handler for: keep it until there is one.
+    """Run the agent and end the process with its exit code."""
+    # A container's first process drops signals without a handler: block them until there is one.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     program = Path(sys.argv[0]).absolute()
     arguments = sys.argv[1:]
@@ -306,7 +303,7 @@ def main() -> NoReturn:
 
 def _run(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> int:
     try:
-        # The process ends right after: there is no need to close the loop, which would wait for its tasks.
+        # The process ends next; closing the loop would wait for its tasks.
         return asyncio.new_event_loop().run_until_complete(
             run_agent(read_settings(command, dict(env), bundle))
         )
@@ -326,7 +323,7 @@ def _refuse(code: ExitCode, message: str, env: Mapping[str, str]) -> int:
             Path(path),
             gave_up=False,
             failure=failure.to_json(),
-            ledger=Ledger().to_json(),
+            counts=RestartCounts().to_json(),
             report=None,
         )
     return int(code)

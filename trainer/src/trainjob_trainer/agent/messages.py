@@ -1,4 +1,4 @@
-"""What agents and the controller say to each other: events for the leading agent and its orders."""
+"""The messages of agents and the controller: the leading agent's events and its answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.errors import ExitCode
 
@@ -16,7 +16,7 @@ RUNNING = "running"
 STOPPING = "stopping"
 FINISHED = "finished"
 QUIET = frozenset([IDLE, FINISHED])
-"""No training process is left of the last start."""
+"""No training process of the last start is left."""
 
 TRAINING_ROLES = ("chief", "worker", "ps")
 OBSERVER = "evaluator"
@@ -24,38 +24,38 @@ OBSERVER = "evaluator"
 
 @dataclass(frozen=True)
 class Join:
-    """A seat's agent has come, or has come back.
+    """A replica's agent has connected, for the first time or again.
 
     Attributes:
-        link: the connection; the leading agent's own seat has one too, without a network.
-        seat: such as `worker-1`.
-        incarnation: which of the seat's pods it is in.
-        address: where its training process listens once it is started, `host:port`.
+        link: the connection; the leading agent's own replica has one too, without a network.
+        replica: such as `worker-1`.
+        incarnation: the number of the replica's pod.
+        address: where its training process will listen, `host:port`.
         child: as in `Beat`.
-        attempt: the latest start that it has seen.
-        ledger: what it knows of the job's restarts.
+        attempt: the latest start that it knows.
+        counts: the job's restarts, as it knows them.
     """
 
     link: int
-    seat: str
+    replica: str
     incarnation: int
     pod: str
     address: str
     child: str = IDLE
     attempt: int = 0
-    ledger: Ledger = field(default_factory=Ledger)
+    counts: RestartCounts = field(default_factory=RestartCounts)
 
 
 @dataclass(frozen=True)
 class Beat:
-    """An agent is there, and says what its training process does.
+    """An agent's heartbeat, with the state of its training process.
 
     Attributes:
         child: `idle`, `running`, `stopping` or `finished`.
-        attempt: the latest start that it has seen.
+        attempt: the latest start that it knows.
         report: the training process's last progress report, or None.
         age: seconds since the report was last written, or None.
-        stopped: the training process has been stopped by a signal, as by a debugger.
+        stopped: a signal or a debugger has stopped the training process.
     """
 
     link: int
@@ -68,7 +68,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class Failed:
-    """A training process has ended badly."""
+    """A training process has failed."""
 
     link: int
     attempt: int
@@ -77,32 +77,32 @@ class Failed:
 
 @dataclass(frozen=True)
 class Leaving:
-    """An agent has been asked to end, and stays for as long as its grace allows."""
+    """An agent must end, at the latest after its grace."""
 
     link: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A connection has ended, or has been silent for too long."""
+    """A connection has ended or timed out."""
 
     link: int
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the controller wants; None where it says nothing.
+class Target:
+    """The controller's target for the worker group; None for what it leaves open.
 
     Attributes:
-        world: how many replicas each training role is to have.
-        without: seats among them that can't be had for now: training goes on without them.
-        incarnations: the newest pod of each seat: older ones are being replaced.
-        max_restarts: how many charged restarts are allowed.
+        world: the number of replicas of each training role.
+        without: replicas among them that are unavailable: training continues without them.
+        incarnations: the newest pod of each replica: older ones are being replaced.
+        max_restarts: the limit of counted restarts.
         stall_timeout: seconds without progress that are a failure; None for no limit.
-        ledger: what the controller knows of the job's restarts.
-        lease: how often the controllers' Lease had changed hands when this one got it; 0 without a Lease, and
-            from a version that says nothing of it.
-        generation: of the job that it has seen; 0 likewise.
+        counts: the job's restarts, as the controller knows them.
+        lease: the transitions of the controllers' Lease when this controller acquired it; 0 without a Lease,
+            and from a version that doesn't send it.
+        generation: the job's `metadata.generation` that it has seen; 0 likewise.
     """
 
     world: Mapping[str, int] | None = None
@@ -110,13 +110,13 @@ class Order:
     incarnations: Mapping[str, int] = field(default_factory=dict)
     max_restarts: int | None = None
     stall_timeout: float | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    counts: RestartCounts = field(default_factory=RestartCounts)
     lease: int = 0
     generation: int = 0
 
     @property
     def version(self) -> tuple[int, int]:
-        """Return what orders are compared by: a deposed controller's are older, whatever job it has seen."""
+        """Return the key that orders targets: the Lease comes first, so a deposed controller's are older."""
         return self.lease, self.generation
 
 
@@ -125,12 +125,12 @@ class Tick:
     """Time has passed."""
 
 
-Event = Union[Join, Beat, Failed, Leaving, Lost, Order, Tick]
+Event = Union[Join, Beat, Failed, Leaving, Lost, Target, Tick]
 
 
 @dataclass(frozen=True)
 class Send:
-    """Say this on a connection."""
+    """Send a message on a connection."""
 
     link: int
     message: Mapping[str, Any]
@@ -138,7 +138,7 @@ class Send:
 
 @dataclass(frozen=True)
 class HangUp:
-    """End a connection, after what has been said on it."""
+    """Close a connection after its messages are sent."""
 
     link: int
 
@@ -146,9 +146,9 @@ class HangUp:
 Effect = Union[Send, HangUp]
 
 
-def split_seat(seat: str) -> tuple[str, int] | None:
-    """Return role and index of a seat, or None if it isn't one."""
-    role, _, index = seat.rpartition("-")
+def split_replica(replica: str) -> tuple[str, int] | None:
+    """Return role and index of a replica's name, or None if it is invalid."""
+    role, _, index = replica.rpartition("-")
     if role not in (*TRAINING_ROLES, OBSERVER) or not (
         index.isascii() and index.isdigit() and len(index) < 7
     ):
@@ -156,59 +156,61 @@ def split_seat(seat: str) -> tuple[str, int] | None:
     return (role, int(index)) if str(int(index)) == index else None
 
 
-def count_roles(seats: Iterable[str]) -> dict[str, int]:
-    """Return how many of these seats each role has, in their order."""
-    return dict(Counter(seat.rpartition("-")[0] for seat in seats))
+def count_roles(replicas: Iterable[str]) -> dict[str, int]:
+    """Return the number of these replicas in each role, in their order."""
+    return dict(Counter(replica.rpartition("-")[0] for replica in replicas))
 
 
-def seats_of(world: Mapping[str, int]) -> list[str]:
-    """Return all seats of a world."""
+def replicas_of(world: Mapping[str, int]) -> list[str]:
+    """Return the names of all replicas of a world."""
     return [f"{role}-{index}" for role, count in world.items() for index in range(count)]
 
 
 def welcome(beat_seconds: float, lost_seconds: float, incarnation: int) -> dict[str, Any]:
-    """Return the answer to a join: how often to beat, and which of its seat's pods the leader is in."""
+    """Return the answer to a join: the heartbeat policy, and the number of the leader's pod."""
     policy = {"beatSeconds": beat_seconds, "lostSeconds": lost_seconds}
     return {"type": "welcome", "policy": policy, "incarnation": incarnation}
 
 
-def start(attempt: int, epoch: str, tf_config: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """Return the order to start the training process; the highest `epoch` may write the output."""
-    told = ledger.to_json()
-    return {"type": "start", "attempt": attempt, "epoch": epoch, "tfConfig": tf_config, "ledger": told}
+def start(
+    attempt: int, generation: str, tf_config: Mapping[str, Any], counts: RestartCounts
+) -> dict[str, Any]:
+    """Return the message that starts training; only the highest `generation` may write the output."""
+    known = counts.to_json()
+    return {"type": "start", "attempt": attempt, "epoch": generation, "tfConfig": tf_config, "ledger": known}
 
 
 def stop(attempt: int, *, graceful: bool, stacks: bool = False) -> dict[str, Any]:
-    """Return the order to end the training process; `stacks`: it shows first where it stands."""
+    """Return the message that ends the training process; with `stacks`, it prints its stacks first."""
     return {"type": "stop", "attempt": attempt, "graceful": graceful, "stacks": stacks}
 
 
-def end(code: int, verdict: str, failure: Failure | None, ledger: Ledger) -> dict[str, Any]:
-    """Return the order to leave with this exit code, because of `finished`, `failed` or `dismissed`."""
-    told = failure.to_json() if failure else None
-    return {"type": "end", "code": code, "verdict": verdict, "failure": told, "ledger": ledger.to_json()}
+def end(code: int, verdict: str, failure: Failure | None, counts: RestartCounts) -> dict[str, Any]:
+    """Return the message that ends an agent; the verdict is `finished`, `failed` or `dismissed`."""
+    cause = failure.to_json() if failure else None
+    return {"type": "end", "code": code, "verdict": verdict, "failure": cause, "ledger": counts.to_json()}
 
 
-def farewell(pod: str, failure: Failure | None, ledger: Ledger) -> dict[str, Any]:
-    """Return the order to leave: 0 without a failure, the failure's own code for its pod, else PEER_LOST."""
+def farewell(pod: str, failure: Failure | None, counts: RestartCounts) -> dict[str, Any]:
+    """Return the end message: 0 without a failure, the failure's code for its own pod, else PEER_LOST."""
     if failure is None:
-        return end(int(ExitCode.SUCCESS), FINISHED, None, ledger)
+        return end(int(ExitCode.SUCCESS), FINISHED, None, counts)
     code = failure.code_to_exit_with if failure.pod == pod else int(ExitCode.PEER_LOST)
-    return end(code, "failed", failure, ledger)
+    return end(code, "failed", failure, counts)
 
 
-# What members and the controller tell the leading agent, read from the frames' JSON.
+# Reading the messages of members and the controller from the frames' JSON.
 
 
 _CHILD_STATES = frozenset([IDLE, RUNNING, STOPPING, FINISHED])
 
 
 class MalformedMessage(ValueError):
-    """A `read_` function has got what no version of ours says, from somebody who knows the token."""
+    """A peer with the token has sent a message that no version of the agent sends."""
 
 
 def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
-    """Return what a member says; None for a kind of message that only a later version knows."""
+    """Return a member's event; None for a message type of a later version."""
     kind = raw.get("type")
     if kind == "beat":
         return _beat(link, raw)
@@ -222,35 +224,35 @@ def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
 
 def read_join(link: int, raw: Mapping[str, Any]) -> Join:
     """Return a member's first message."""
-    seat = _text(raw, "seat")
-    if split_seat(seat) is None:
-        raise MalformedMessage(f"join: no seat is called {seat[:40]!r}")
+    replica = _text(raw, "seat")
+    if split_replica(replica) is None:
+        raise MalformedMessage(f"join: no seat is called {replica[:40]!r}")
     return Join(
         link,
-        seat,
+        replica,
         _integer(raw, "incarnation"),
         _text(raw, "pod"),
         _text(raw, "address"),
         _child(raw),
         _integer(raw, "attempt"),
-        Ledger.from_json(raw.get("ledger")),
+        RestartCounts.from_json(raw.get("ledger")),
     )
 
 
-def read_order(raw: object) -> Order:
-    """Return the controller's order."""
+def read_target(raw: object) -> Target:
+    """Return the controller's target."""
     if not isinstance(raw, Mapping):
         raise MalformedMessage("order: not an object")
     world = _counts(raw, "world")
     limit = raw.get("stallTimeoutSeconds")
     restarts = raw.get("maxRestarts")
-    return Order(
+    return Target(
         world={role: n for role, n in world.items() if n > 0 and role in TRAINING_ROLES} or None,
-        without=frozenset(_seats(raw.get("without"))),
+        without=frozenset(_replicas(raw.get("without"))),
         incarnations=_counts(raw, "incarnations"),
         max_restarts=restarts if _is_int(restarts) else None,
         stall_timeout=_seconds(limit),
-        ledger=Ledger.from_json(raw.get("ledger")),
+        counts=RestartCounts.from_json(raw.get("ledger")),
         lease=_integer(raw, "lease") if "lease" in raw else 0,
         generation=_integer(raw, "generation") if "generation" in raw else 0,
     )
@@ -300,8 +302,8 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _seats(value: object) -> list[str]:
-    return [seat for seat in value if isinstance(seat, str)] if isinstance(value, list) else []
+def _replicas(value: object) -> list[str]:
+    return [replica for replica in value if isinstance(replica, str)] if isinstance(value, list) else []
 
 
 def _seconds(value: object) -> float | None:

@@ -1,8 +1,8 @@
-"""The processes below this one, however deep: started, found, asked for stacks, killed and waited for.
+"""The descendants of this process: started, found, asked for stacks, killed and waited for.
 
 A program's descendants may leave its process group and session, and outlive it. They then become children of
 this process (it is the first of its container, or a PR_SET_CHILD_SUBREAPER elsewhere), which kills them and
-waits for them. That takes Linux; on other systems only the process groups of the programs are known.
+waits for them. That needs Linux; on other systems only the programs' process groups are known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LIBC = _libc()  # before any fork: loading a library takes locks
 
 
 def adopt_orphans() -> None:
-    """From now on descendants that lose their parent become children of this process."""
+    """Make this process the new parent of descendants that lose theirs."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -52,7 +52,7 @@ def end_with_parent() -> None:
 class Reaper:
     """Waits for every child of this process, adopted ones included, as soon as it has ended.
 
-    Nothing else in the process may wait for children: `subprocess` would lose its exit codes to it.
+    No other code in the process may wait for children: `subprocess` would lose its exit codes.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Reaper:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def listen(self) -> None:
-        """Reap whenever a child has ended; needs the running loop of the main thread."""
+        """Reap each child at its end; needs the running loop of the main thread."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_signal_handler(signal.SIGCHLD, self.reap)
@@ -72,7 +72,7 @@ class Reaper:
         self._awaited[pid] = ended
 
     def reap(self) -> None:
-        """Take leave of all children that have ended."""
+        """Wait for all children that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -85,14 +85,14 @@ class Reaper:
                 ended(status)
 
     def close(self) -> None:
-        """Leave children alone from now on."""
+        """Stop reaping at each child's end."""
         if self._loop is not None:
             self._loop.remove_signal_handler(signal.SIGCHLD)
             self._loop = None
 
 
 def exit_code(wait_status: int) -> tuple[int, int | None]:
-    """Return a wait status as an exit code (128+n for signal n) and the signal, if it was one."""
+    """Return the exit code of a wait status (128+n for signal n), and the signal or None."""
     if os.WIFSIGNALED(wait_status):
         number = os.WTERMSIG(wait_status)
         return 128 + number, number
@@ -100,12 +100,12 @@ def exit_code(wait_status: int) -> tuple[int, int | None]:
 
 
 def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
-    """Return the processes below `root`, zombies included, but neither `without` nor what is below them.
+    """Return the descendants of `root`, zombies included, except `without` and their descendants.
 
-    Raises OSError where there is no /proc, or no descriptor to read it with.
+    Raises OSError if there is no /proc, or no free descriptor to read it.
     """
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - a hundred Path objects a look are dear
+    for name in os.listdir("/proc"):  # noqa: PTH208 - a hundred Path objects each time are slow
         stat = _stat(int(name)) if name.isdigit() else None
         if stat is not None:
             children.setdefault(int(stat[1]), []).append(int(name))
@@ -120,10 +120,10 @@ def descendants(root: int, *, without: Iterable[int] = ()) -> set[int]:
 
 
 def kill_tree(root: int, *, without: Iterable[int] = (), groups: Iterable[int] = ()) -> set[int]:
-    """Send SIGKILL to everything below `root`; return what was there and may be killed.
+    """Send SIGKILL to all descendants of `root`; return those that existed and could be signalled.
 
-    `without` and what is below them are left alone. Where there is no /proc, the process groups `groups` are
-    killed instead. Raises OSError if no descriptor is left to look with.
+    `without` and their descendants are spared. Outside Linux, the process groups `groups` are killed instead.
+    Raises OSError if there is no free descriptor to read /proc.
     """
     if sys.platform != "linux":
         return {group for group in groups if _signalled(os.killpg, group, signal.SIGKILL)}
@@ -132,18 +132,18 @@ def kill_tree(root: int, *, without: Iterable[int] = (), groups: Iterable[int] =
 
 
 def send(pid: int, number: int) -> bool:
-    """Send a signal; tell whether there was a process to get it."""
+    """Send a signal; return whether the process exists and may be signalled."""
     return _signalled(os.kill, pid, number)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process has been stopped (SIGSTOP, a debugger) and runs no more."""
+    """Return whether the process is stopped (SIGSTOP, a debugger)."""
     stat = _stat(pid)
     return stat is not None and stat[0] in STOPPED_STATES
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal, which would end it otherwise."""
+    """Return whether the process has a handler for the signal, which would end it otherwise."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
             caught = next(line for line in file if line.startswith("SigCgt:"))
@@ -161,31 +161,31 @@ def _signalled(send: Callable[[int, int], None], target: int, number: int) -> bo
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return state, parent and so on."""
+    """Return the fields of /proc/PID/stat from the state on: state, parent and so on."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            # The second field is the program's name in parentheses, which may hold anything.
+            # The second field is the program's name in parentheses, with any characters.
             return file.read().rpartition(b")")[2].decode("ascii").split()
     except (OSError, ValueError):
         return None
 
 
-# How a process starts: in a session of its own, with nothing of the agent's but its output pipe.
+# The start of a process, in a session of its own, with no descriptor of the agent except its output pipe.
 #
-# `subprocess` is not used: it waits for its children itself, which goes wrong beside a reaper of all.
+# `subprocess` is not used: it waits for its children itself, which conflicts with the reaper.
 
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # and so by whatever it starts, unless restored
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # its children inherit that unless it is restored
 
 
 def spawn(command: Sequence[str], env: Mapping[str, str], *, stdin: int, output: int) -> int:
-    """Start a program, looked up on the PATH of `env`, its whole environment, and return its process id.
+    """Start a program from the PATH of `env`, its whole environment, and return its process id.
 
-    One that can't be executed ends with 126 or 127 after a line on its output. It reads from the descriptor
-    `stdin` and writes stdout and stderr to `output`. Raises OSError if the system has no process to give.
+    If it can't be executed, it ends with 126 or 127 after a line on its output. It reads from the descriptor
+    `stdin` and writes stdout and stderr to `output`. Raises OSError if the system has no free process.
     """
     agent = os.getpid()
     # The loop's handlers write into a socket that the child shares until it executes the program.
@@ -200,7 +200,7 @@ def spawn(command: Sequence[str], env: Mapping[str, str], *, stdin: int, output:
 
 
 def can_listen(port: int) -> bool:
-    """Whether a server could listen on the port; connections that linger from before don't count."""
+    """Return whether a server could listen on the port; old connections in TIME_WAIT don't count."""
     family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
     try:
         probe = socket.socket(family, socket.SOCK_STREAM)
@@ -253,7 +253,7 @@ def _keep_only(stdin: int, output: int) -> None:
 
 
 def _high(descriptor: int) -> int:
-    """A copy that none of the first three replaces."""
+    """Return a copy of the descriptor above 2."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
@@ -263,15 +263,15 @@ def _explain(program: str, error: OSError) -> None:
     os.write(2, f"trainjob: can't start {program!r}: {text}\n".encode(errors="replace"))
 
 
-# The stacks of all threads of a Python process, printed by itself when it gets a certain signal.
+# The stacks of all threads of a Python process, which it prints itself on a signal.
 #
-# `bootstrap/sitecustomize.py` registers faulthandler for it. A process without that handler is left alone:
-# the signal would end it. The handler runs in C, so that a process shows its stacks also while it holds the
-# interpreter's lock.
+# `bootstrap/sitecustomize.py` registers faulthandler for it. A process without that handler gets no signal:
+# it would end. The handler runs in C, so a process prints its stacks even while it holds the interpreter's
+# lock.
 
 
 STACK_SIGNAL = int(getattr(signal, "SIGRTMIN", 0)) + 5
-"""A real-time signal, as SIGUSR1 and the like are the user's."""
+"""A real-time signal: SIGUSR1 and the like are the user's."""
 
 _MOST = 16
 
@@ -282,11 +282,10 @@ _TITLE = "Main thread (most recent call last):"
 
 
 def main_thread(log: str) -> str:
-    """Return the innermost frames, in a log, of the thread that answered: the main one.
+    """Return the innermost frames, from a log, of the thread that answered: the main one.
 
-    They come last, so that they stay when only the end of it is kept or shown. The kernel gives a process's
-    signals to its main thread if it can; what is printed of the others hardly ever says why training stands
-    still.
+    The innermost frame is last, so that it stays if only the end is kept. The kernel delivers a process's
+    signals to its main thread if it can; the other threads' stacks rarely explain a stall.
     """
     headers = list(_HEADER.finditer(log))
     answering = [header for header in headers if header[1] == "Current thread"] or headers
@@ -298,12 +297,12 @@ def main_thread(log: str) -> str:
 
 
 def answers_stack_requests(pid: int) -> bool:
-    """Whether the process has run the bootstrap, and so will print its stacks."""
+    """Return whether the process has run the bootstrap, and so prints its stacks on request."""
     return hasattr(signal, "SIGRTMIN") and catches(pid, STACK_SIGNAL)
 
 
 def request_stacks(main: int, *, without: Iterable[int] = ()) -> list[int]:
-    """Ask a process and those below it for their stacks, but not `without`; return those that were asked.
+    """Ask a process and its descendants for their stacks, except `without`; return those that were asked.
 
     `main` is the training process, which may be a shell around it.
     """

@@ -1,4 +1,4 @@
-"""What the pod tells its agent, read once at the start."""
+"""The agent's settings, read once from the pod's environment."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.agent.budget import Ledger
-from trainjob_trainer.agent.messages import OBSERVER, split_seat
+from trainjob_trainer.agent.budget import RestartCounts
+from trainjob_trainer.agent.messages import OBSERVER, split_replica
 
 VARIABLE = "TRAINJOB_AGENT"
 DEFAULT_STATE_DIR = "/run/trainjob/state"
 
 
 class InvalidSettings(Exception):
-    """The pod's environment is not what an agent needs; starting again changes nothing."""
+    """The pod's environment is invalid for an agent; a restart can't help."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,29 @@ class Address:
 
 @dataclass(frozen=True)
 class Settings:
-    """One agent's place in its job.
+    """The settings of one agent.
 
     Attributes:
         env: the container's environment.
-        seat: such as `worker-1`.
-        incarnation: which of the seat's pods this is, from 1.
+        replica: such as `worker-1`.
+        incarnation: the number of the replica's pod, from 1.
         address: where this agent listens.
-        leader: where the leading agent does.
-        max_restarts: how many charged restarts are allowed.
+        leader: where the leading agent listens.
+        max_restarts: the limit of counted restarts.
         stall_timeout: seconds without progress that are a failure, or None.
         warm_standby: a second interpreter waits with TensorFlow imported.
         grace: seconds from SIGTERM to SIGKILL.
-        ledger: what the controller knows of the job's restarts.
+        counts: the job's restarts, as the controller knows them.
         cluster: TF_CONFIG's addresses of every role.
-        token: what the job's agents and the controller know each other by.
+        token: authenticates the job's agents and the controller to each other.
         pod_ip: the pod's own address, or an empty text.
-        beat_seconds: how often agents say that they are there.
-        lost_seconds: after how long a silence they are not.
+        beat_seconds: the interval of heartbeats.
+        lost_seconds: the silence after which an agent is lost.
     """
 
     command: Sequence[str]
     env: Mapping[str, str]
-    seat: str
+    replica: str
     incarnation: int
     pod: str
     address: Address
@@ -64,7 +64,7 @@ class Settings:
     stall_timeout: float | None
     warm_standby: bool
     grace: float
-    ledger: Ledger
+    counts: RestartCounts
     cluster: Mapping[str, Sequence[str]]
     token: bytes
     pod_ip: str
@@ -75,45 +75,45 @@ class Settings:
 
     @property
     def role(self) -> str:
-        """Return the seat's role."""
-        return self.seat.rpartition("-")[0]
+        """Return the replica's role."""
+        return self.replica.rpartition("-")[0]
 
     @property
     def index(self) -> int:
-        """Return the seat's number within its role."""
-        return int(self.seat.rpartition("-")[2])
+        """Return the replica's number within its role."""
+        return int(self.replica.rpartition("-")[2])
 
     @property
     def is_leader(self) -> bool:
-        """Tell whether this agent leads: the chief's, or worker 0's where there is no chief."""
-        return self.seat == ("chief-0" if self.cluster.get("chief") else "worker-0")
+        """Return whether this agent leads: the chief's, or worker 0's if the job has no chief."""
+        return self.replica == ("chief-0" if self.cluster.get("chief") else "worker-0")
 
     @property
     def is_observer(self) -> bool:
-        """Tell whether no start waits for this seat."""
+        """Return whether training starts without this replica."""
         return self.role == OBSERVER
 
     @property
     def tf_port(self) -> int | None:
-        """Return the port that TF_CONFIG gives this seat, or None."""
+        """Return the port that TF_CONFIG gives this replica, or None."""
         addresses = self.cluster.get(self.role, ())
         return parse_address(addresses[self.index], "TF_CONFIG").port if self.index < len(addresses) else None
 
 
 def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> Settings:
-    """Return this pod's settings, with the token in `bundle`; InvalidSettings names what is wrong."""
+    """Return this pod's settings, with the token in `bundle`; InvalidSettings names the invalid value."""
     if not command:
         raise InvalidSettings("no command to run: write it after `--`")
     raw = _object(env, VARIABLE)
-    seat = _text(raw, "seat")
-    if split_seat(seat) is None:
-        raise InvalidSettings(f"{VARIABLE}.seat: must be a role and an index, such as worker-0, got {seat!r}")
+    name = _text(raw, "seat")
+    if split_replica(name) is None:
+        raise InvalidSettings(f"{VARIABLE}.seat: must be a role and an index, such as worker-0, got {name!r}")
     policy = raw.get("policy", {})
     log = env.get("TRAINJOB_TERMINATION_LOG")
     return Settings(
         command=list(command),
         env=env,
-        seat=seat,
+        replica=name,
         incarnation=int(_number(raw, "incarnation")),
         pod=_text(raw, "pod"),
         address=parse_address(_text(raw, "address"), f"{VARIABLE}.address"),
@@ -122,7 +122,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
         stall_timeout=_number(raw, "stallTimeoutSeconds") if raw.get("stallTimeoutSeconds") else None,
         warm_standby=raw.get("warmStandby") is True,
         grace=_number(raw, "graceSeconds", 30),
-        ledger=Ledger.from_json(raw.get("ledger")),
+        counts=RestartCounts.from_json(raw.get("ledger")),
         cluster=_cluster(env),
         token=_token(bundle / "token", raw.get("tokenDigest")),
         pod_ip=env.get("TRAINJOB_POD_IP", ""),
@@ -134,7 +134,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
 
 
 def parse_address(text: str, where: str) -> Address:
-    """Return `host:port` in its parts, an IPv6 host out of its brackets, or raise InvalidSettings."""
+    """Return the parts of `host:port`, an IPv6 host without brackets, or raise InvalidSettings."""
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise InvalidSettings(f"{where}: must be host:port, got {text[:80]!r}")

@@ -1,4 +1,4 @@
-"""Progress as the child's file reports it, when training has stalled, and which replica is to blame."""
+"""Progress from the child's file, the detection of stalls, and the replica to blame."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 from trainjob_trainer.atomic_file import temporary_of
 
-# The child's progress file, looked at a few times a second: it is replaced as a whole (docs/contract.md).
+# The child's progress file, read a few times a second; it is replaced as a whole (docs/contract.md).
 
 
 _MAX_BYTES = 1 << 20
 
 
 def has_stepped(report: Mapping[str, Any], first_step: Any) -> bool:
-    """Tell whether a process has taken a step itself: an earlier one may have taken its `first_step`."""
+    """Return whether a process has taken a step itself: an earlier one may have taken `first_step`."""
     return "stepSeconds" in report or report.get("step") != first_step
 
 
 class ProgressWatch:
-    """The latest whole report, and when it came."""
+    """The latest whole report and its age."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -38,24 +38,24 @@ class ProgressWatch:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the process has taken a step itself."""
+        """Return whether the process has taken a step itself."""
         return has_stepped(self.report or {}, self._first_step)
 
     @property
     def age(self) -> float | None:
-        """Seconds since the file was last replaced; None before the first time."""
+        """Return the seconds since the file was last replaced; None before the first time."""
         return None if self._replaced_at is None else self._clock() - self._replaced_at
 
     def begin(self) -> None:
-        """Forget, and remove, what an earlier process has left."""
+        """Drop the report and the files of an earlier process."""
         for path in (self._path, temporary_of(self._path)):
             with contextlib.suppress(OSError):
                 path.unlink()
         self.report, self._replaced_at, self._first_step = None, None, None
-        self._seen = self._version()  # it could not be removed: not this process's either
+        self._seen = self._version()  # a file that could not be removed is not this process's
 
     def look(self) -> bool:
-        """Look at the file; tell whether there is another report than before."""
+        """Read the file; return whether the report has changed."""
         version = self._version()
         if version is None or version == self._seen:
             return False
@@ -85,28 +85,28 @@ class ProgressWatch:
         return report if isinstance(report, dict) and isinstance(report.get("state"), str) else None
 
 
-# When training has stalled, and which replica is to blame: pure, with the time passed in.
+# The detection of stalls and the replica to blame: pure, with the time as an argument.
 #
-# All replicas of a gang stand still when one does, as every step needs them all. So whoever notices it first
-# is hardly ever the cause.
+# If one replica stalls, all do, because every step needs them all. So the first to report a stall is rarely
+# its cause.
 
 
 _SIGNS_OF_LIFE = ("state", "step", "epoch", "checkpointStep", "evaluatedBatches", "evaluation")
 _FRESH_SECONDS = 5.0
 LONG_WORK_SECONDS = 600.0
-"""At least, for what has nothing to do with how long a step takes: the first step of a process, which
-compiles the model; validation and what comes before a `fit`, which compile too; a save to a slow disk."""
+"""Least limit for work that is unrelated to a step's duration: the first step of a process, which compiles
+the model; validation and the preparation of a `fit`, which compile too; a save to a slow disk."""
 LEAVING_SECONDS = 60.0
-"""At least, for a process that has done its work and shuts TensorFlow down."""
+"""Least limit for a process that has finished and shuts TensorFlow down."""
 _LONG_WORK = ("starting", "preparing", "evaluating", "saving")
 
 
 class StallWatch:
-    """Whether one process still gets on, by its progress reports.
+    """Detects the stall of one process from its progress reports.
 
-    The first report with a step arms it. That step may be the one it begins at: until it has taken one
-    itself, which compiles the model, it has more time; so it has for other long work. One that waits, for the
-    evaluator's word on the last checkpoint, knows by itself for how long.
+    The first report with a step arms it. That step may be the one it begins at: until the process has taken
+    one itself, which compiles the model, the limit is longer, as it is for other long work. A process that
+    waits for the evaluator's result of the last checkpoint has a timeout of its own.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class StallWatch:
         self._least = 0.0
 
     def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
-        """Take note of the latest report; None, which a new start begins with, disarms the watch."""
+        """Record the latest report; None, at a new start, disarms the watch."""
         if report is None:
             self._signs = None
             return
@@ -129,13 +129,13 @@ class StallWatch:
         self._least = self._least_seconds(report)
 
     def stalled(self, now: float, limit: float | None) -> bool:
-        """Whether nothing has moved for `limit` seconds; never without a limit."""
+        """Return whether there was no progress for `limit` seconds; False without a limit."""
         if limit is None or self._signs is None:
             return False
         return now - self._since >= max(limit, self._least)
 
     def is_at_long_work(self, now: float, limit: float | None) -> bool:
-        """Whether it does something that may take longer than a step; the others of a gang wait for it."""
+        """Return whether it does work that may take longer than a step; the others wait for it."""
         return self._signs is not None and self._least > 0 and not self.stalled(now, limit)
 
     def _least_seconds(self, report: Mapping[str, Any]) -> float:
@@ -150,17 +150,17 @@ class StallWatch:
 
 @dataclass(frozen=True)
 class Rank:
-    """What is known of one replica of a gang that stands still.
+    """The state of one replica in a stall.
 
     Attributes:
         stopped: its process is stopped (SIGSTOP, a debugger).
         report_age: seconds since its progress file was last replaced; None if it never was.
         step: the last step it reported; None if it reported none.
-        reported: it was the one that noticed.
-        takes_steps: it reports steps; those that serve others don't.
+        reported: its own watch has detected the stall.
+        takes_steps: it reports steps; replicas that serve others don't.
     """
 
-    seat: str
+    replica: str
     stopped: bool = False
     report_age: float | None = None
     step: int | None = None
@@ -169,16 +169,16 @@ class Rank:
 
 
 def blame(ranks: Iterable[Rank]) -> str:
-    """Return which of at least one seat holds the others up, by the surest sign there is.
+    """Return the replica, of at least one, that blocks the others, by the surest sign.
 
-    A process that is stopped; else one whose progress file has not been replaced for long while others' has;
-    else the one that is a step behind all others; else whoever reported the stall.
+    A process that is stopped; else one whose progress file is old while others' are not; else the only one
+    with the lowest step; else one that reported the stall.
     """
-    known = sorted(ranks, key=lambda rank: rank.seat)
+    known = sorted(ranks, key=lambda rank: rank.replica)
     for suspects in (_stopped(known), _silent(known), _behind(known), [r for r in known if r.reported]):
         if suspects:
-            return suspects[0].seat
-    return known[0].seat
+            return suspects[0].replica
+    return known[0].replica
 
 
 def _stopped(ranks: list[Rank]) -> list[Rank]:
@@ -186,7 +186,7 @@ def _stopped(ranks: list[Rank]) -> list[Rank]:
 
 
 def _silent(ranks: list[Rank]) -> list[Rank]:
-    """Those that have been silent for twice as long as the latest to speak, the longest first."""
+    """Return those whose report is over twice as old as the newest, the oldest first."""
     aged = [(rank.report_age, rank) for rank in ranks if rank.report_age is not None]
     if not aged:
         return []

@@ -1,8 +1,8 @@
 """The warm standby: the next interpreter, with TensorFlow imported, waits to become the training process.
 
-It is the very command of the training process with one variable more, on which `bootstrap/sitecustomize.py`
-waits before Python gets to the user's script. So it is started only where that file is known to run: while a
-training process, started in the same way, shows its handler of the stack signal.
+It has the command of the training process and one more variable; with that, `bootstrap/sitecustomize.py`
+waits before Python runs the user's script. So a standby starts only where that file is known to run: while a
+training process with the same command has a handler for the stack signal.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MAX_LOSSES = 3
 
 
 class Standby:
-    """One interpreter that waits, started when it is made, in a running loop.
+    """One waiting interpreter; the constructor starts it and needs a running loop.
 
-    Making it raises OSError if the system has no process or descriptor to give. It is `ready` once it has
-    imported everything; `wait_status` is None while it lives.
+    The constructor raises OSError if the system has no free process or descriptor. `ready` is true once all
+    is imported; `wait_status` is None while the process lives.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], reaper: process_tree.Reaper) -> None:
@@ -53,41 +53,41 @@ class Standby:
             theirs.close()
             self._log.close_writer()
         self._ours.setblocking(False)
-        self._loop.add_reader(self._ours, self._hear)
+        self._loop.add_reader(self._ours, self._read_ready)
         self._reaper = reaper
         reaper.expect(self.pid, self._ended)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it lives, and is on its way at least."""
+        """Return whether it lives and is ready, or may still become ready."""
         return self.wait_status is None and (self.ready or time.monotonic() - self._born < _PATIENCE_SECONDS)
 
     @property
     def last_line(self) -> str:
-        """The last thing that it said."""
+        """Return the last line of its output."""
         lines = [line for line in self._log.tail.splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
 
     def activate(
         self, env: Mapping[str, str], sink: Sink, ended: Callable[[int], None]
     ) -> tuple[int, LogCopy]:
-        """Let it become the training process; from now on its output counts."""
+        """Make it the training process; its output is copied from now on."""
         self._reaper.expect(self.pid, ended)
         self._loop.remove_reader(self._ours)
         self._log.show(sink)
-        order = json.dumps({"env": dict(env)}).encode("ascii") + b"\n"
-        self._order = self._loop.create_task(self._send(order))
+        line = json.dumps({"env": dict(env)}).encode("ascii") + b"\n"
+        self._sending = self._loop.create_task(self._send(line))
         return self.pid, self._log
 
     def end(self) -> None:
-        """Kill it; its end comes through the reaper."""
+        """Kill it; the reaper reports its end."""
         process_tree.send(self.pid, signal.SIGKILL)
 
-    async def _send(self, order: bytes) -> None:
-        with self._ours, contextlib.suppress(OSError):  # it has ended, and the run will say so
-            await self._loop.sock_sendall(self._ours, order)
+    async def _send(self, line: bytes) -> None:
+        with self._ours, contextlib.suppress(OSError):  # it has ended, and the run reports that
+            await self._loop.sock_sendall(self._ours, line)
 
-    def _hear(self) -> None:
+    def _read_ready(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             if self._ours.recv(64):
                 self.ready = True
@@ -102,7 +102,7 @@ class Standby:
 
 
 class StandbyKeeper:
-    """Has a standby ready where that makes sense, and hands it over; calls `lost` if one ends by itself."""
+    """Starts a standby where it can work, and hands it over; calls `lost` if one ends by itself."""
 
     def __init__(
         self,
@@ -122,16 +122,16 @@ class StandbyKeeper:
 
     @property
     def pids(self) -> set[int]:
-        """The standby's process, if there is one."""
+        """Return the standby's process id, if there is one."""
         return {self._current.pid} if self._current is not None else set()
 
     @property
     def ready(self) -> bool:
-        """Whether one waits with everything imported."""
+        """Return whether a standby waits with everything imported."""
         return self._current is not None and self._current.is_usable and self._current.ready
 
     def consider(self, child: int, env: Mapping[str, str]) -> None:
-        """Start one as process `child` was, if there is none; imports take a processor for some seconds."""
+        """Start a standby for the process `child`, if there is none; imports use a processor for seconds."""
         self._bury()
         if not self._wanted or self._current is not None:
             return
@@ -145,7 +145,7 @@ class StandbyKeeper:
     def take(
         self, env: Mapping[str, str], sink: Sink, ended: Callable[[int], None]
     ) -> tuple[int, LogCopy] | None:
-        """Turn the standby into the training process; None if there is none, and one is to start cold."""
+        """Turn the standby into the training process; None if none is usable: the start is cold."""
         self._reaper.reap()
         self._bury()
         if self._current is None:
@@ -157,7 +157,7 @@ class StandbyKeeper:
         return taken.activate(env, sink, ended)
 
     def close(self) -> None:
-        """Kill the standby; no other one is started."""
+        """Kill the standby and start no other one."""
         self._wanted = False
         if self._current is not None:
             self._current.end()

@@ -1,4 +1,4 @@
-"""The termination message of a container that ended badly: what Kubernetes keeps of it."""
+"""The termination message that Kubernetes keeps of a container that failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_CHARACTERS = 3072
-"""All of them ASCII; the kubelet keeps the last 4,096 bytes, and half a JSON text is none."""
+"""ASCII characters; the kubelet keeps the last 4,096 bytes, and JSON that is cut can't be read."""
 
 _NOT_KEPT = ("metrics",)
 _KEPT_TO_THE_END = ("state", "step", "totalSteps", "checkpointStep", "time")
@@ -23,19 +23,19 @@ def write_termination(
     *,
     gave_up: bool,
     failure: Mapping[str, Any] | None,
-    ledger: Mapping[str, Any],
+    counts: Mapping[str, Any],
     report: Mapping[str, Any] | None,
 ) -> None:
-    """Write the message to `terminationMessagePath`, if it exists: only a container has it. Never raises."""
+    """Write the message to `terminationMessagePath`, which exists only in a container. Never raises."""
     with contextlib.suppress(OSError):
         if path is not None and path.is_file():
-            message = {"agent": 1, "gaveUp": gave_up, "failure": failure, "ledger": ledger}
-            # In place: the kubelet's file is a mount of its own.
+            message = {"agent": 1, "gaveUp": gave_up, "failure": failure, "ledger": counts}
+            # In place: the kubelet's file is a mount.
             path.write_text(termination_message(message, report), encoding="ascii")
 
 
 def termination_message(message: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
-    """Return the JSON text, with what matters least left out until it is short enough."""
+    """Return the JSON text; the least important parts are dropped until it is short enough."""
     kept = None if report is None else {k: v for k, v in report.items() if k not in _NOT_KEPT}
     brief = None if kept is None else {k: v for k, v in kept.items() if k in _KEPT_TO_THE_END}
     whole: Message = {**message, "report": kept}
@@ -48,7 +48,7 @@ def termination_message(message: Mapping[str, Any], report: Mapping[str, Any] | 
 
 
 def _shorteners() -> list[Callable[[Message], Message]]:
-    """Cut the log's end, then the sentence, to half its length again and again."""
+    """Return steps that halve the log tail, then the message, repeatedly."""
     return [_cutter(name, length) for name in _SHORTENED for length in (1024, 512, 256, 128, 64)]
 
 
@@ -81,13 +81,13 @@ def _bare(message: Message) -> Message:
 def _dumped(message: Mapping[str, Any]) -> str:
     try:
         return json.dumps(message, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError):  # nothing that came as JSON; but a message is due in any case
-        return json.dumps(_told(message), separators=(",", ":"))
+    except (TypeError, ValueError):  # values that JSON lacks: write a message all the same
+        return json.dumps(_plain(message), separators=(",", ":"))
 
 
-def _told(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _told(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, (str, bool, int)):
         return value
     return str(value)

@@ -1,9 +1,9 @@
-"""Frames between agents, and between the controller and an agent: who may write them, how large they may be.
+"""Frames between agents, and between the controller and an agent: authentication and limits of size.
 
-The server says `TRAINJOB-AGENT/1` and 32 random bytes, the client 32 random bytes; both derive a key from
-them and the job's token. From then on a frame is a length, a tag and a JSON object. The tag is an HMAC over
-the direction, the frame's number and the content: nobody without the token can write a frame, and none can be
-repeated, reordered or turned back. What is said is not secret.
+The server sends `TRAINJOB-AGENT/1` and 32 random bytes, the client 32 random bytes; both derive a key from
+them and the job's token. After that a frame is a length, a tag and a JSON object. The tag is an HMAC over
+the direction, the frame's number and the content: a frame needs the token, and can't be repeated, reordered
+or reflected. The content is not secret.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ LARGEST_FRAME = 1 << 20
 REPORT_BYTES = 1 << 16
 REPLICA_BYTES = 128
 MEMBER_BYTES = 1 << 11
-"""What the controller takes of a report: so much, and so much for each replica and for each pod."""
+"""The controller's limit of a report: a base, and an addition for each replica and for each pod."""
 
 LARGEST_FIRST_FRAME = 1 << 16
-"""The same, from somebody whom a server does not know yet."""
+"""The same, from a peer that is not authenticated yet."""
 
 FRAME_SECONDS = 5.0
-"""How long one frame, once begun, may take."""
+"""The longest time from the first to the last byte of a frame."""
 
 _SECONDS_AT_ONCE = 1.0
 
@@ -47,16 +47,16 @@ _PURPOSE = b"trainjob-agent/1"
 
 
 def largest_report(replicas: int, pods: int) -> int:
-    """Return the bytes that the controller takes of a report about so many replicas and pods."""
+    """Return the controller's limit, in bytes, of a report with so many replicas and pods."""
     return min(REPORT_BYTES + REPLICA_BYTES * replicas + MEMBER_BYTES * pods, LARGEST_FRAME)
 
 
 class WireError(Exception):
-    """The peer does not keep to the protocol, does not know the token, or takes nothing any more."""
+    """The peer violates the protocol, does not have the token, or no longer reads."""
 
 
 class Channel:
-    """One connection whose peer has the token, once its first frame has been read."""
+    """One connection; its first received frame authenticates the peer."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, is_server: bool
@@ -71,14 +71,14 @@ class Channel:
 
     @property
     def own_host(self) -> str:
-        """Return the address by which the peer sees this side."""
+        """Return the address at which the peer sees this side."""
         name = self._writer.get_extra_info("sockname")
         return str(name[0]) if name else ""
 
     async def receive(self, patience: float) -> dict[str, Any]:
-        """Return the next message, which has to begin within `patience` seconds.
+        """Return the next message, which must begin within `patience` seconds.
 
-        Raises WireError if it is not one of this peer, is too large, or does not come.
+        Raises WireError if its tag is wrong, it is too large, or it does not arrive.
         """
         length = int.from_bytes(await self._read(LENGTH_BYTES, patience), "big")
         if not TAG_BYTES < length <= self._largest:
@@ -86,7 +86,7 @@ class Channel:
         return self._open(await self._read(length, FRAME_SECONDS))
 
     def post(self, message: Mapping[str, Any]) -> None:
-        """Send without waiting; WireError if it is too large, or the peer has taken nothing for long."""
+        """Send without waiting; WireError if the message or the backlog of unread bytes is too large."""
         frame = self._seal(message)
         transport = self._writer.transport
         if transport.get_write_buffer_size() > _LARGEST_BACKLOG:
@@ -95,7 +95,7 @@ class Channel:
             self._writer.write(frame)
 
     async def close(self, patience: float = 1.0) -> None:
-        """Hang up, after what was sent has been taken; but not wait for ever."""
+        """Close the connection once all is sent, or after `patience` seconds."""
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             self._writer.close()
             await asyncio.wait_for(self._writer.wait_closed(), patience)
@@ -138,9 +138,9 @@ class Channel:
 
 
 class _Silence:
-    """Hangs up after a time without a word, of which a pause of this machine counts as one second at most.
+    """Closes the connection after a silence, in which a pause of this machine counts as one second at most.
 
-    Whoever was paused with it, or has slept in the same laptop, has had no chance to say something.
+    A peer that was paused with this machine could not send anything.
     """
 
     def __init__(self, patience: float, hang_up: Callable[[], None]) -> None:
@@ -163,7 +163,7 @@ class _Silence:
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> Channel:
-    """Begin a connection that a peer has made, whose first frame proves the token; WireError if it's gone."""
+    """Accept a peer's connection, whose first frame proves the token; WireError if it has ended."""
     nonce = os.urandom(NONCE_BYTES)
     writer.write(GREETING + nonce)
     theirs = await _read_exactly(reader, NONCE_BYTES)
@@ -194,7 +194,7 @@ async def _connect(host: str, port: int, token: bytes) -> Channel:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return a message as JSON, which knows no NaN, or raise WireError."""
+    """Return a message as JSON, which has no NaN, or raise WireError."""
     try:
         return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
@@ -218,33 +218,33 @@ def _tag(key: bytes, direction: bytes, number: int, payload: bytes) -> bytes:
     return hmac.new(key, direction + number.to_bytes(8, "big") + payload, hashlib.sha256).digest()
 
 
-# The agent's port: whoever does not know the job's token gets nothing but a greeting, and not for long.
+# The agent's port: a peer without the job's token gets only a greeting, and is soon disconnected.
 
 
-MOST_STRANGERS = 64
-STRANGER_SECONDS = 5.0
+MOST_HANDSHAKES = 64
+HANDSHAKE_SECONDS = 5.0
 
 _BIND_SECONDS = 10.0
 _LOG_SECONDS = 10.0
 
 
 class PortTaken(Exception):
-    """Somebody else listens on the agent's port."""
+    """Another process listens on the agent's port."""
 
 
 class Listener:
-    """Lets in those who know the token; `meet` gets their connection and their first message."""
+    """Authenticates peers; `serve` gets their connection and their first message."""
 
-    def __init__(self, token: bytes, meet: Callable[[Channel, dict[str, Any]], Awaitable[None]]) -> None:
+    def __init__(self, token: bytes, serve: Callable[[Channel, dict[str, Any]], Awaitable[None]]) -> None:
         self._token = token
-        self._meet = meet
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
-        self._guests: set[asyncio.Task[None]] = set()
+        self._serve_peer = serve
+        self._handshakes: dict[asyncio.StreamWriter, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._trouble = Seldom(_LOG_SECONDS)
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self, address: Address) -> None:
-        """Listen, on that address alone if it is an IP, else on all of this machine; PortTaken after 10 s."""
+        """Listen, on that address alone if it is an IP, else on all addresses; PortTaken after 10 s."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _BIND_SECONDS
         while True:
@@ -258,53 +258,53 @@ class Listener:
         self._server = await asyncio.start_server(self._accept, sock=listening, backlog=512)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._strangers) >= MOST_STRANGERS:
-            oldest = next(iter(self._strangers))  # those who know the token are through in no time
-            del self._strangers[oldest]
+        if len(self._handshakes) >= MOST_HANDSHAKES:
+            oldest = next(iter(self._handshakes))  # a peer with the token is authenticated at once
+            del self._handshakes[oldest]
             oldest.transport.abort()
-        self._strangers[writer] = None
+        self._handshakes[writer] = None
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._guests.add(task)
-        task.add_done_callback(self._guests.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            guest = await self._let_in(reader, writer)
-            if guest is not None:
-                await self._attend(*guest, _peer(writer))
+            accepted = await self._handshake(reader, writer)
+            if accepted is not None:
+                await self._attend(*accepted, _peer(writer))
         finally:
             writer.transport.abort()
 
-    async def _let_in(
+    async def _handshake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Channel, dict[str, Any]] | None:
         try:
-            return await asyncio.wait_for(self._get_to_know(reader, writer), STRANGER_SECONDS)
+            return await asyncio.wait_for(self._authenticate(reader, writer), HANDSHAKE_SECONDS)
         except (WireError, OSError, asyncio.TimeoutError) as error:
             why = str(error) or "it says nothing"
             self._trouble.log(f"refused a connection from {_peer(writer)}: {why}")
             return None
         finally:
-            self._strangers.pop(writer, None)
+            self._handshakes.pop(writer, None)
 
     async def _attend(self, channel: Channel, first: dict[str, Any], peer: str) -> None:
         try:
-            await self._meet(channel, first)
+            await self._serve_peer(channel, first)
         except (WireError, OSError) as error:
             self._trouble.log(f"a connection from {peer} has failed: {error}")
         finally:
             await channel.close()
 
-    async def _get_to_know(
+    async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Channel, dict[str, Any]]:
         channel = await greet(reader, writer, self._token)
-        return channel, await channel.receive(STRANGER_SECONDS)
+        return channel, await channel.receive(HANDSHAKE_SECONDS)
 
 
 def _listen(address: Address) -> socket.socket:

@@ -26,15 +26,15 @@ def wait(started_with: Mapping[str, str]) -> None:
     _import_all()
     sys.stdout.flush()
     sys.stderr.flush()
-    _tell_that_it_is_ready()
-    order = _order()
-    _join_in(started_with, order["env"])
+    _report_ready()
+    message = _read_message()
+    _join_in(started_with, message["env"])
 
 
-def _tell_that_it_is_ready() -> None:
+def _report_ready() -> None:
     try:
         os.write(0, READY)
-    except BrokenPipeError:  # the `order` is there already, and the agent no longer reads
+    except BrokenPipeError:  # the agent has sent its message already and no longer reads
         return
 
 
@@ -68,7 +68,7 @@ def _first_entry() -> str | None:
     return os.path.realpath(script) if os.path.isdir(script) else os.path.dirname(os.path.realpath(script))
 
 
-def _order() -> dict[str, dict[str, str]]:
+def _read_message() -> dict[str, dict[str, str]]:
     """Wait for the agent's line; exit if the socket is closed."""
     import json
 
@@ -78,8 +78,8 @@ def _order() -> dict[str, dict[str, str]]:
         if not part:
             os._exit(0)
         line += part
-    order: dict[str, dict[str, str]] = json.loads(line)
-    return order
+    message: dict[str, dict[str, str]] = json.loads(line)
+    return message
 
 
 def _join_in(before: Mapping[str, str], env: Mapping[str, str]) -> None:

@@ -165,7 +165,7 @@ class ProgressFile:
             if self._path is not None:
                 self._write(self._path, json.dumps(report, allow_nan=False))
             if self._termination_log is not None and self._last.state == "finished":
-                _leave_last_words(self._termination_log, report)
+                _write_termination_message(self._termination_log, report)
 
     def _write(self, path: Path, text: str) -> None:
         with contextlib.suppress(OSError):  # a full disk must not end training
@@ -182,7 +182,7 @@ def _path(env: Mapping[str, str], variable: str) -> Path | None:
     return Path(path).absolute() if path else None
 
 
-def _leave_last_words(path: Path, report: dict[str, Any]) -> None:
+def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
     """Write the report in place: the kubelet's file is a mount, which exists only on a cluster."""
     text = json.dumps(report, allow_nan=False)
     if len(text) > MAX_TERMINATION_MESSAGE:

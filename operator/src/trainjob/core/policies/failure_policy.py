@@ -60,7 +60,7 @@ def restarted_in_place(observed: Observed, now: datetime) -> Plan | None:
         return None
     failure = describe_child(observed, report.failure)
     number = max(1, used(restarts_of(observed)))  # progress may have reset the count before the report
-    count = _count(number, observed.job.spec.max_restarts) if failure.cause.charged else _NOT_COUNTED
+    count = _count(number, observed.job.spec.max_restarts) if failure.cause.counted else _NOT_COUNTED
     how = "restarted alone" if report.failure.alone else f"restarted in place{origin(observed)}"
     message = f"{_what_happened(observed, failure)}; {how} ({count})"
     step = transitions.restarted_alone if report.failure.alone else transitions.restarted_in_place
@@ -91,9 +91,9 @@ def _why_given_up(observed: Observed, failure: Failure) -> str | None:
     spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
     if failure.cause.permanent or is_mistake_at_start(observed, failure):
         why = "a restart can't mend that"
-    elif failure.repeated or (failure.cause.charged and alike(observed, failure) >= MOST_ALIKE):
+    elif failure.repeated or (failure.cause.counted and alike(observed, failure) >= MOST_ALIKE):
         why = f"given up after the same failure {MOST_ALIKE} times in a row"
-    elif failure.given_up or (failure.cause.charged and spent >= allowed):
+    elif failure.given_up or (failure.cause.counted and spent >= allowed):
         used_up = f"{min(spent, allowed)} of {allowed} restarts used"
         why = used_up if allowed else "no restarts are allowed (maxRestarts: 0)"
     else:
@@ -109,7 +109,7 @@ def _what_happened(observed: Observed, failure: Failure) -> str:
 
 def _what_next(observed: Observed, failure: Failure) -> str:
     spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
-    count = _count(spent + 1, allowed) if failure.cause.charged else _NOT_COUNTED
+    count = _count(spent + 1, allowed) if failure.cause.counted else _NOT_COUNTED
     if trains_without(observed, failure.replica):
         return f"the others train on until it is back ({count})"
     return f"restarting{origin(observed)} ({count})"

@@ -1,9 +1,8 @@
-"""When training starts, stops, starts again and ends: the leading agent's rules.
+"""The leading agent's rules: when the worker group starts, stops, restarts and ends.
 
-A state machine without input, output or clock: `handle` takes one event and the time, and returns what is to
-be said. Its phases are `meeting` (the start barrier), `running`, `stopping`, and `finished` or `failed`.
-Whatever an event was, what follows is found by looking at the members as they are: one that comes twice
-changes nothing.
+A state machine without input, output or clock: `handle` takes one event and the time, and returns the
+messages to send. Its phases are `meeting` (the start barrier), `running`, `stopping`, and `finished` or
+`failed`. The next phase depends on the members' state alone, so a repeated event changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainjob_trainer.agent.attempt import Attempt, find_trouble, judge_alone, start_alone
-from trainjob_trainer.agent.budget import Budget, Ledger, furthest
+from trainjob_trainer.agent.budget import Budget, RestartCounts, furthest
 from trainjob_trainer.agent.failure import (
     PEER_LOST,
     PREEMPTED,
@@ -21,7 +20,7 @@ from trainjob_trainer.agent.failure import (
     UNREACHABLE,
     Failure,
     code_of,
-    is_charged,
+    is_counted,
     is_permanent,
     reason_of,
 )
@@ -37,31 +36,31 @@ from trainjob_trainer.agent.messages import (
     Join,
     Leaving,
     Lost,
-    Order,
+    Target,
     Tick,
     count_roles,
     farewell,
 )
-from trainjob_trainer.agent.rendezvous import ABSENT, Member, Outbox, Place, Rendezvous, is_observer
+from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Outbox, Rendezvous, is_observer
 from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
 
-# Which failure started it, among those that every failure sets off in its peers.
+# The first failure: each failure causes others in its peers.
 
 
-def culprit(failures: Sequence[Failure], members: Iterable[Member]) -> Failure:
-    """Return the failure to blame: the earliest that says more than that a peer was lost.
+def find_first_failure(failures: Sequence[Failure], members: Iterable[Member]) -> Failure:
+    """Return the failure to blame: the earliest with another reason than the loss of a peer.
 
-    `failures` are one attempt's, in the order in which they were told. A process that has reported why it
-    fails may take many seconds to end, while its peers have gone already.
+    `failures` are one attempt's, in the order of their reports. A process that has reported its error may
+    take many seconds to end, after its peers have ended.
     """
-    told = min(failures, key=lambda failure: (failure.reason == PEER_LOST, failure.reason == PREEMPTED))
-    if not told.is_cascade:
-        return told
-    dying = (_announced(member, told.attempt) for member in members if member.child == RUNNING)
-    return next((failure for failure in dying if failure is not None), told)
+    earliest = min(failures, key=lambda failure: (failure.reason == PEER_LOST, failure.reason == PREEMPTED))
+    if not earliest.is_cascade:
+        return earliest
+    dying = (_reported_failure(member, earliest.attempt) for member in members if member.child == RUNNING)
+    return next((failure for failure in dying if failure is not None), earliest)
 
 
-def _announced(member: Member, attempt: int) -> Failure | None:
+def _reported_failure(member: Member, attempt: int) -> Failure | None:
     report = member.report or {}
     error = report.get("error")
     if report.get("state") != "failed" or not isinstance(error, dict):
@@ -70,7 +69,7 @@ def _announced(member: Member, attempt: int) -> Failure | None:
         return None
     code = code_of(str(error.get("reason")))
     return Failure(
-        seat=member.seat,
+        replica=member.replica,
         pod=member.pod,
         incarnation=member.incarnation,
         attempt=attempt,
@@ -78,7 +77,7 @@ def _announced(member: Member, attempt: int) -> Failure | None:
         exit_code=code,
         message=str(error.get("message") or ""),
         step=member.step(),
-        charged=is_charged(code),
+        counted=is_counted(code),
         permanent=is_permanent(code),
     )
 
@@ -86,42 +85,47 @@ def _announced(member: Member, attempt: int) -> Failure | None:
 MEETING = "meeting"
 FAILED = "failed"
 
-ORDER_SECONDS = 120.0
-"""How long after the newest order an older one isn't taken.
+TARGET_SECONDS = 120.0
+"""Seconds after the newest target in which an older one is rejected.
 
-Controllers repeat their orders every few seconds. When the newest one is silent, it was rolled back, its
-Lease was deleted, or there is no election any more: training must not be without orders for good.
+Controllers repeat their targets every few seconds. If the newest one is silent, it was rolled back, its
+Lease was deleted, or election is off; then the group must follow the older one.
 """
 
 
-class Gang:
+class WorkerGroup:
     """The leading agent's view of all agents.
 
-    `max_restarts`, of charged ones, and `stall_timeout`, in seconds or None, hold until an order differs.
+    `max_restarts`, of counted ones, and `stall_timeout`, in seconds or None, apply until a target sets them.
     """
 
     def __init__(
-        self, place: Place, ledger: Ledger, max_restarts: int, stall_timeout: float | None, now: float
+        self,
+        settings: LeaderSettings,
+        counts: RestartCounts,
+        max_restarts: int,
+        stall_timeout: float | None,
+        now: float,
     ) -> None:
         self._outbox = Outbox()
-        self.place = place
-        self.meeting = Rendezvous(place, self._outbox, stall_timeout)
-        self.budget = Budget(ledger, max_restarts, now)
+        self.settings = settings
+        self.meeting = Rendezvous(settings, self._outbox, stall_timeout)
+        self.budget = Budget(counts, max_restarts, now)
         self.phase = MEETING
         self.began = now
         self.since = now
         self.attempt: Attempt | None = None
         self.failure: Failure | None = None
-        self._ordered_at = now
+        self._target_at = now
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nothing is started any more."""
+        """Return whether training has ended for good."""
         return self.phase in (FINISHED, FAILED)
 
     @property
     def wake_at(self) -> float | None:
-        """Return when something is due without any event."""
+        """Return when the next action is due without an event."""
         if self.phase == MEETING:
             return self.budget.not_before
         if self.attempt is None or self.phase != RUNNING:
@@ -129,31 +133,31 @@ class Gang:
         due = [when for when in (self.attempt.judged_at, self.attempt.alone.wake_at) if when is not None]
         return min(due, default=None)
 
-    def takes(self, order: Order, now: float) -> bool:
-        """Tell whether this order is none of a controller that has a successor, or of an earlier spec."""
-        return order.version >= self.meeting.order.version or now - self._ordered_at >= ORDER_SECONDS
+    def accepts(self, target: Target, now: float) -> bool:
+        """Return whether a target is from neither a deposed controller nor an earlier spec."""
+        return target.version >= self.meeting.target.version or now - self._target_at >= TARGET_SECONDS
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take an event and return what is to be said, in order; `now` is of a clock that never goes back."""
-        if self._hear(event, now):
+        """Apply an event and return the messages to send, in order; `now` is from a monotonic clock."""
+        if self._apply(event, now):
             before = ""
             while before != self.phase:
                 before = self.phase
-                self._go_on(now)
+                self._advance(now)
         return self._outbox.take()
 
-    def _hear(self, event: Event, now: float) -> bool:
-        """Take note of an event; tell whether anything can follow from it."""
+    def _apply(self, event: Event, now: float) -> bool:
+        """Record an event; return whether the phase may change."""
         if isinstance(event, Join):
             self._join(event, now)
-        elif isinstance(event, Order):
-            self._obey(event, now)
+        elif isinstance(event, Target):
+            self._set_target(event, now)
         elif not isinstance(event, Tick):
             member = self.meeting.roster.on(event.link)
-            return member is not None and self._hear_member(member, event, now)
+            return member is not None and self._apply_member(member, event, now)
         return True
 
-    def _hear_member(self, member: Member, event: Beat | Failed | Leaving | Lost, now: float) -> bool:
+    def _apply_member(self, member: Member, event: Beat | Failed | Leaving | Lost, now: float) -> bool:
         if isinstance(event, Beat):
             return self._beat(member, event, now)
         if isinstance(event, Failed):
@@ -166,33 +170,33 @@ class Gang:
 
     def _join(self, join: Join, now: float) -> None:
         budget = self.budget
-        if not is_observer(join.seat):
-            budget.ledger = budget.ledger.merge(join.ledger).at_least(join.attempt)
-        member = self.meeting.admit(join, now, budget.ledger)
+        if not is_observer(join.replica):
+            budget.counts = budget.counts.merge(join.counts).at_least(join.attempt)
+        member = self.meeting.admit(join, now, budget.counts)
         if member is None:
             return
         if not self.is_over:
             budget.came_back(join.pod)
-        elif not member.is_observer:  # an evaluator still has to score what training has left
-            self._tell_end(member)
+        elif not member.is_observer:  # an evaluator still has to score the last checkpoint
+            self._send_end(member)
 
-    def _obey(self, order: Order, now: float) -> None:
-        if not self.takes(order, now):
+    def _set_target(self, target: Target, now: float) -> None:
+        if not self.accepts(target, now):
             return
-        self._ordered_at = now
+        self._target_at = now
         if not self.is_over:
-            self.meeting.obey(order)
-        self.budget.ledger = self.budget.ledger.merge(order.ledger)
-        if order.max_restarts is not None:
-            self.budget.max_restarts = order.max_restarts
+            self.meeting.set_target(target)
+        self.budget.counts = self.budget.counts.merge(target.counts)
+        if target.max_restarts is not None:
+            self.budget.max_restarts = target.max_restarts
 
     def _beat(self, member: Member, beat: Beat, now: float) -> bool:
-        """Take note of it; most beats change nothing, and there are as many as there are members."""
-        has_changed = member.hear(beat, now)
+        """Record it; return whether the phase may change, as most of the many beats change nothing."""
+        has_changed = member.update(beat, now)
         attempt = self.attempt
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
             attempt.observe(member, now)
-            self.budget.ledger = self.budget.ledger.progressed(
+            self.budget.counts = self.budget.counts.progressed(
                 member.step(), member.step("checkpointStep"), member.step("resumedFrom")
             )
         return has_changed
@@ -203,16 +207,16 @@ class Gang:
             return
         member.become(IDLE, now)
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
-            if member.seat in attempt.alone:
+            if member.replica in attempt.alone:
                 self._fail_alone(attempt, member, event.failure, now)
             else:
                 attempt.fail(event.failure, now)
         else:
             self._add_log(event.failure)
 
-    def _go_on(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         if self.phase == MEETING:
-            self.meeting.dismiss_outsiders(self.budget.ledger)
+            self.meeting.dismiss_outsiders(self.budget.counts)
             self._meet(now)
         elif self.phase == RUNNING:
             self._watch(now)
@@ -220,20 +224,20 @@ class Gang:
             self._stop_all(now)
 
     def _meet(self, now: float) -> None:
-        """Start once everybody is there and the back-off is over; stop what runs from an earlier time."""
-        ledger = self.budget.ledger
-        self.meeting.stop(self.meeting.roster.trainees, ledger.attempt, graceful=False)
+        """Start once all are present and the back-off is over; stop processes of an earlier start."""
+        counts = self.budget.counts
+        self.meeting.stop(self.meeting.roster.trainees, counts.attempt, graceful=False)
         members = self.meeting.complete()
         if members is None or now < self.budget.not_before:
             return
-        number = max(ledger.attempt + 1, *(member.incarnation for member in members))
-        self.budget.ledger = ledger.at_least(number)
-        self.attempt = Attempt(number, self.meeting.seats, now, {m.seat: m.pod for m in members})
-        self.meeting.begin(members, number, self.budget.ledger, now)
+        number = max(counts.attempt + 1, *(member.incarnation for member in members))
+        self.budget.counts = counts.at_least(number)
+        self.attempt = Attempt(number, self.meeting.replicas, now, {m.replica: m.pod for m in members})
+        self.meeting.begin(members, number, self.budget.counts, now)
         self._become(RUNNING, now)
 
     def _watch(self, now: float) -> None:
-        """Look at the attempt that runs: is it done, has it failed, must it be stopped?"""
+        """End, judge or check the running attempt."""
         attempt = self.attempt
         assert attempt is not None  # noqa: S101 - it runs
         if attempt.is_finished:
@@ -241,35 +245,35 @@ class Gang:
         elif attempt.judged_at is not None and attempt.judged_at <= now:
             self._judge(attempt, now)
         else:
-            self._look_around(attempt, now)
+            self._check_members(attempt, now)
 
-    def _look_around(self, attempt: Attempt, now: float) -> None:
-        trouble = find_trouble(attempt, self.meeting, self.meeting.order.stall_timeout, now)
+    def _check_members(self, attempt: Attempt, now: float) -> None:
+        trouble = find_trouble(attempt, self.meeting, self.meeting.target.stall_timeout, now)
         if trouble is None:
-            if attempt.differs(self.meeting.seats, self.meeting.all_seats):
+            if attempt.differs(self.meeting.replicas, self.meeting.all_replicas):
                 self._stop(attempt, now, graceful=True)
             else:
-                unix_time = now + self.place.unix_time
+                unix_time = now + self.settings.unix_time
                 returned = start_alone(attempt, self.meeting, self.budget, now, unix_time)
                 self.failure = returned or self.failure
-        elif trouble.member.seat in attempt.alone:
+        elif trouble.member.replica in attempt.alone:
             self.meeting.stop([trouble.member], attempt.latest, graceful=False, stacks=True)
-            failure = trouble.as_failure(trouble.member.attempt, now + self.place.unix_time)
+            failure = trouble.as_failure(trouble.member.attempt, now + self.settings.unix_time)
             self._fail_alone(attempt, trouble.member, failure, now)
         elif trouble.reason == STALLED:
             attempt.stacks = True
-            attempt.fail(trouble.as_failure(attempt.number, now + self.place.unix_time), now)
+            attempt.fail(trouble.as_failure(attempt.number, now + self.settings.unix_time), now)
             self._judge(attempt, now)
         else:
-            self.failure = trouble.as_failure(attempt.number, now + self.place.unix_time)
+            self.failure = trouble.as_failure(attempt.number, now + self.settings.unix_time)
             self._stop(attempt, now, graceful=trouble.may_save)
             if trouble.reason == UNREACHABLE:
                 self.budget.interrupted(now)
-                self._count_loss(trouble.member, attempt.pods[trouble.member.seat])
+                self._count_loss(trouble.member, attempt.pods[trouble.member.replica])
 
     def _fail_alone(self, attempt: Attempt, member: Member, failure: Failure, now: float) -> None:
-        """Have a process started again that the others can do without meanwhile, or give up."""
-        if attempt.alone.is_counted(member.seat):
+        """Restart a process that the others can do without, or give up."""
+        if attempt.alone.is_pending(member.replica):
             self._add_log(failure)
             return
         verdict = judge_alone(attempt, self.meeting.roster, self.budget, member, failure, now)
@@ -287,32 +291,32 @@ class Gang:
             self.budget.came_back(member.pod)
 
     def _judge(self, attempt: Attempt, now: float) -> None:
-        failure = culprit(attempt.failures, attempt.trainees(self.meeting.roster))
+        failure = find_first_failure(attempt.failures, attempt.trainees(self.meeting.roster))
         step = self._stop(attempt, now, graceful=False)
         if failure.step is None:
             failure = replace(failure, step=step)
-        self.budget.ledger = self.budget.ledger.cut_off(failure.step)
+        self.budget.counts = self.budget.counts.cut_off(failure.step)
         verdict = self.budget.judge(failure, attempt.started, now)
         self.failure = verdict.failure
         if verdict.give_up:
             self._end(FAILED, verdict.failure, now)
 
     def _stop(self, attempt: Attempt, now: float, *, graceful: bool) -> int | None:
-        """Stop an attempt, and return how far it has come."""
+        """Stop an attempt and return its furthest step."""
         step = furthest(member.step() for member in attempt.trainees(self.meeting.roster))
-        self.budget.ledger = self.budget.ledger.cut_off(step)
+        self.budget.counts = self.budget.counts.cut_off(step)
         attempt.graceful = graceful
         self._become(STOPPING, now)
         return step
 
     def _stop_all(self, now: float) -> None:
-        """Stop everybody, the writer before the others if it may save; then meet again."""
+        """Stop all members, the writer before the others if it may save; then meet again."""
         attempt = self.attempt
         assert attempt is not None  # noqa: S101 - it is being stopped
         trainees = self.meeting.roster.trainees
-        writer = [m for m in trainees if m.seat == self.place.seat and not m.is_quiet]
-        told = writer if attempt.graceful and writer else trainees
-        self.meeting.stop(told, attempt.latest, graceful=attempt.graceful, stacks=attempt.stacks)
+        writer = [m for m in trainees if m.replica == self.settings.replica and not m.is_quiet]
+        first = writer if attempt.graceful and writer else trainees
+        self.meeting.stop(first, attempt.latest, graceful=attempt.graceful, stacks=attempt.stacks)
         if self.meeting.is_quiet:
             self._become(MEETING, now)
 
@@ -320,54 +324,56 @@ class Gang:
         self.failure = failure or self.failure
         self._become(phase, now)
         for member in self.meeting.roster.trainees:
-            self._tell_end(member)
+            self._send_end(member)
 
-    def _tell_end(self, member: Member) -> None:
+    def _send_end(self, member: Member) -> None:
         if member.link is not None:
-            message = farewell(member.pod, self.failure if self.phase == FAILED else None, self.budget.ledger)
-            self._outbox.say(member.link, message)
+            message = farewell(member.pod, self.failure if self.phase == FAILED else None, self.budget.counts)
+            self._outbox.send(member.link, message)
 
     def _become(self, phase: str, now: float) -> None:
         self.phase, self.since = phase, now
 
 
-# What the leading agent tells the controller.
+# The agent report: the leading agent's answer to the controller.
 
 
 _OWN_SHARE = ("metrics", "evaluation", "error")
-"""The writer's are the job's; everybody else's are only large."""
+"""The writer's are the job's; those of the others only add size."""
 
 
-def build_fitting_report(gang: Gang, now: float) -> dict[str, Any]:
-    """Return the report with as much of it as the controller takes."""
-    report = build_report(gang, now)
-    pods = sum(1 for _ in gang.meeting.roster)
+def build_fitting_report(group: WorkerGroup, now: float) -> dict[str, Any]:
+    """Return the report, reduced if it exceeds the controller's limit."""
+    report = build_report(group, now)
+    pods = sum(1 for _ in group.meeting.roster)
     fits = len(encode(report)) + TAG_BYTES <= largest_report(len(report["members"]), pods)
-    return report if fits else build_report(gang, now, whole=False)
+    return report if fits else build_report(group, now, whole=False)
 
 
-def build_report(gang: Gang, now: float, *, whole: bool = True) -> dict[str, Any]:
-    """Return the report, small enough for a frame with many hundreds of seats.
+def build_report(group: WorkerGroup, now: float, *, whole: bool = True) -> dict[str, Any]:
+    """Return the report; it fits into a frame with many hundreds of replicas.
 
     Unless `whole`, it has the progress of the writer and the evaluator alone.
     """
-    running = gang.attempt is not None and gang.phase in ("running", "stopping")
-    active = gang.attempt.seats if gang.attempt is not None and running else gang.meeting.seats
-    seats = dict.fromkeys((*active, *gang.meeting.all_seats))
-    seats.update(dict.fromkeys(member.seat for member in gang.meeting.roster))
-    writer = gang.place.seat
+    running = group.attempt is not None and group.phase in ("running", "stopping")
+    active = group.attempt.replicas if group.attempt is not None and running else group.meeting.replicas
+    replicas = dict.fromkeys((*active, *group.meeting.all_replicas))
+    replicas.update(dict.fromkeys(member.replica for member in group.meeting.roster))
+    writer = group.settings.replica
     return {
         "type": "report",
         "role": "leader",
-        "phase": gang.phase,
-        "phaseSeconds": round(now - gang.since, 3),
-        "attempt": gang.attempt.number if gang.attempt else 0,
+        "phase": group.phase,
+        "phaseSeconds": round(now - group.since, 3),
+        "attempt": group.attempt.number if group.attempt else 0,
         "world": count_roles(active),
-        "ledger": gang.budget.ledger.to_json(),
-        "failure": gang.failure.to_json() if gang.failure else None,
+        "ledger": group.budget.counts.to_json(),
+        "failure": group.failure.to_json() if group.failure else None,
         "members": {
-            seat: _describe(gang.meeting.roster.get(seat), now, writer=writer, whole=whole, began=gang.began)
-            for seat in seats
+            name: _describe(
+                group.meeting.roster.get(name), now, writer=writer, whole=whole, began=group.began
+            )
+            for name in replicas
         },
     }
 
@@ -376,7 +382,7 @@ def _describe(member: Member | None, now: float, *, writer: str, whole: bool, be
     if member is None:
         seconds = round(now - began, 3)
         return {"pod": "", "incarnation": 0, "state": ABSENT, "seconds": seconds, "report": None}
-    is_full = member.seat == writer or member.is_observer
+    is_full = member.replica == writer or member.is_observer
     report: Mapping[str, Any] | None = member.report
     if report is not None and not is_full:
         report = {key: value for key, value in report.items() if key not in _OWN_SHARE} if whole else None

@@ -1,4 +1,4 @@
-"""A gang's rules with agents that keep to the protocol, their messages delivered when a test says so."""
+"""The worker group's rules with agents that keep to the protocol; the test delivers their messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainjob_trainer.agent.budget import Ledger
-from trainjob_trainer.agent.failure import Failure, is_charged, is_permanent, reason_of
-from trainjob_trainer.agent.gang import Gang
+from trainjob_trainer.agent.budget import RestartCounts
+from trainjob_trainer.agent.failure import Failure, is_counted, is_permanent, reason_of
 from trainjob_trainer.agent.messages import (
     FINISHED,
     IDLE,
@@ -22,27 +21,28 @@ from trainjob_trainer.agent.messages import (
     Join,
     Leaving,
     Lost,
-    Order,
     Send,
+    Target,
     Tick,
 )
-from trainjob_trainer.agent.rendezvous import Place
+from trainjob_trainer.agent.rendezvous import LeaderSettings
+from trainjob_trainer.agent.worker_group import WorkerGroup
 
 LEADER = "worker-0"
 OWN_LINK = 0
 
 
 class SimulatedAgent:
-    """One seat's agent in one pod: what `seat` and `member` do, without processes and network."""
+    """One replica's agent in one pod, as `replica_agent` is, without processes and network."""
 
-    def __init__(self, seat: str, incarnation: int) -> None:
-        self.seat = seat
+    def __init__(self, replica: str, incarnation: int) -> None:
+        self.replica = replica
         self.incarnation = incarnation
-        self.pod = f"pod-{seat}-{incarnation}"
+        self.pod = f"pod-{replica}-{incarnation}"
         self.link: int | None = None
         self.child = IDLE
         self.attempt = 0
-        self.ledger = Ledger()
+        self.counts = RestartCounts()
         self.leaving = False
         self.code: int | None = None
         self.report: dict[str, Any] | None = None
@@ -64,18 +64,20 @@ class SimulatedAgent:
         self.outbox.clear()
         address = f"10.0.0.{self.incarnation}:2222"
         self.outbox.append(
-            Join(link, self.seat, self.incarnation, self.pod, address, self.child, self.attempt, self.ledger)
+            Join(
+                link, self.replica, self.incarnation, self.pod, address, self.child, self.attempt, self.counts
+            )
         )
 
     def beat(self) -> None:
         if self.link is not None:
             self.outbox.append(Beat(self.link, self.child, self.attempt, self.report, self.age))
 
-    def obey(self, message: Mapping[str, Any]) -> None:
+    def handle(self, message: Mapping[str, Any]) -> None:
         kind = message["type"]
         if kind == "start" and self.child in QUIET and message["attempt"] > self.attempt and not self.leaving:
             self.attempt = message["attempt"]
-            self.ledger = self.ledger.merge(Ledger.from_json(message["ledger"]))
+            self.counts = self.counts.merge(RestartCounts.from_json(message["ledger"]))
             self.starts.append(dict(message))
             self.report = None
             self._become(RUNNING)
@@ -91,7 +93,7 @@ class SimulatedAgent:
         if self.child == RUNNING and code != 0 and self.link is not None:
             self.outbox.append(Failed(self.link, self.attempt, self.failure(code, step)))
         elif self.child == STOPPING and self.stacks and self.link is not None:
-            stall = replace(self.failure(88), exit_code=None, log_tail=f"the stack of {self.seat}")
+            stall = replace(self.failure(88), exit_code=None, log_tail=f"the stack of {self.replica}")
             self.outbox.append(Failed(self.link, self.attempt, stall))
         if self.child in (RUNNING, STOPPING):
             self._become(FINISHED if code == 0 and self.child == RUNNING else IDLE)
@@ -100,14 +102,14 @@ class SimulatedAgent:
 
     def failure(self, code: int, step: int | None = None) -> Failure:
         return Failure(
-            self.seat,
+            self.replica,
             self.pod,
             self.incarnation,
             self.attempt,
             reason_of(code),
             code,
             step=step,
-            charged=is_charged(code),
+            counted=is_counted(code),
             permanent=is_permanent(code),
         )
 
@@ -137,15 +139,15 @@ class Simulation:
         world: Mapping[str, int],
         *,
         max_restarts: int = 3,
-        ledger: Ledger | None = None,
+        counts: RestartCounts | None = None,
         leader: str = LEADER,
         stall_timeout: float | None = None,
     ) -> None:
         self.leader = leader
         cluster = {role: [f"{role}-{i}:2222" for i in range(count)] for role, count in world.items()}
         self.now = 0.0
-        place = Place(leader, 1, cluster, OWN_LINK)
-        self.gang = Gang(place, ledger or Ledger(), max_restarts, stall_timeout, self.now)
+        settings = LeaderSettings(leader, 1, cluster, OWN_LINK)
+        self.group = WorkerGroup(settings, counts or RestartCounts(), max_restarts, stall_timeout, self.now)
         self.agents: list[SimulatedAgent] = []
         self.links: dict[int, SimulatedAgent] = {}
         self.sent: list[Send] = []
@@ -155,21 +157,21 @@ class Simulation:
         self.own = self.spawn(leader)
         self.connect(self.own)
 
-    def spawn(self, seat: str) -> SimulatedAgent:
-        incarnation = 1 + max((a.incarnation for a in self.agents if a.seat == seat), default=0)
-        agent = SimulatedAgent(seat, incarnation)
+    def spawn(self, replica: str) -> SimulatedAgent:
+        incarnation = 1 + max((a.incarnation for a in self.agents if a.replica == replica), default=0)
+        agent = SimulatedAgent(replica, incarnation)
         self.agents.append(agent)
         return agent
 
-    def newest(self, seat: str) -> SimulatedAgent | None:
-        return next((a for a in reversed(self.agents) if a.seat == seat), None)
+    def newest(self, replica: str) -> SimulatedAgent | None:
+        return next((a for a in reversed(self.agents) if a.replica == replica), None)
 
     def connect(self, agent: SimulatedAgent) -> None:
-        link = OWN_LINK if agent.seat == self.leader else self._next_link
+        link = OWN_LINK if agent.replica == self.leader else self._next_link
         self._next_link += 1
         agent.connect(link)
         self.links[link] = agent
-        if agent.seat == self.leader:
+        if agent.replica == self.leader:
             self.flush_own()
 
     def lose(self, link: int) -> None:
@@ -187,12 +189,12 @@ class Simulation:
     def deliver_down(self, agent: SimulatedAgent) -> None:
         """One message to an agent arrives."""
         if agent.inbox and agent.is_there:
-            agent.obey(agent.inbox.popleft())
-        if agent.seat == self.leader:
+            agent.handle(agent.inbox.popleft())
+        if agent.replica == self.leader:
             self.flush_own()
 
     def handle(self, event: Event) -> None:
-        effects = self.gang.handle(event, self.now)
+        effects = self.group.handle(event, self.now)
         self.check(effects)
         for effect in effects:
             agent = self.links.get(effect.link)
@@ -207,7 +209,7 @@ class Simulation:
         self.flush_own()
 
     def flush_own(self) -> None:
-        """The leading agent's own seat is told, and tells, without a network."""
+        """The leading agent's own replica exchanges messages without a network."""
         if self._busy:
             return
         self._busy = True
@@ -215,7 +217,7 @@ class Simulation:
             if self.own.outbox:
                 self.handle(self.own.outbox.popleft())
             elif self.own.is_there:
-                self.own.obey(self.own.inbox.popleft())
+                self.own.handle(self.own.inbox.popleft())
             else:
                 self.own.inbox.clear()
         self._busy = False
@@ -252,46 +254,46 @@ class Simulation:
         latest = [(s.link, s.message["type"], s.message.get("attempt")) for s in self.sent[-12:]]
         raise AssertionError(f"the messages never come to an end: {latest}")
 
-    # what tests say
+    # the steps of tests
 
-    def gather(self, *seats: str) -> None:
-        """Have all seats of the world, or these, come and settle."""
-        for seat in seats or self.gang.meeting.seats:
-            if seat != self.leader:
-                self.connect(self.spawn(seat))
+    def gather(self, *replicas: str) -> None:
+        """Connect all replicas of the world, or these, and settle."""
+        for replica in replicas or self.group.meeting.replicas:
+            if replica != self.leader:
+                self.connect(self.spawn(replica))
         self.settle()
 
-    def end_child(self, seat: str, code: int, step: int | None = None) -> None:
-        agent = self.newest(seat)
+    def end_child(self, replica: str, code: int, step: int | None = None) -> None:
+        agent = self.newest(replica)
         assert agent is not None
         agent.end_child(code, step)
         self.settle()
 
-    def progress(self, seat: str, age: float | None = None, **report: Any) -> None:
-        agent = self.newest(seat)
+    def progress(self, replica: str, age: float | None = None, **report: Any) -> None:
+        agent = self.newest(replica)
         assert agent is not None
         agent.age = age
         agent.report = {"state": "training", **report}
         agent.beat()
         self.settle()
 
-    def vanish(self, seat: str) -> None:
-        """The seat's pod is gone."""
-        agent = self.newest(seat)
+    def vanish(self, replica: str) -> None:
+        """The replica's pod is gone."""
+        agent = self.newest(replica)
         assert agent is not None
         agent.child, agent.code = IDLE, 137
         if agent.link in self.links:
             self.lose(agent.link)
         self.settle()
 
-    def order(self, **order: Any) -> None:
-        self.handle(Order(**order))
+    def set_target(self, **target: Any) -> None:
+        self.handle(Target(**target))
         self.settle()
 
     @property
     def codes(self) -> dict[str, int | None]:
-        """Exit codes of the newest agents by seat."""
-        return {agent.seat: agent.code for agent in self.agents}
+        """Exit codes of the newest agents by replica."""
+        return {agent.replica: agent.code for agent in self.agents}
 
     @property
     def attempts(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What agents say of restarts and failures is what the operator understands of it."""
+"""The operator reads what agents report of restarts and failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainjob.core.queueing import restart_delay
 from trainjob.core.stragglers import SUSPECT_REASON, named_replicas
 from trainjob_trainer import WeightsDiverged
 from trainjob_trainer.agent import budget, failure
-from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.budget import RestartCounts as AgentCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.distribution.divergence import Apart, describe
@@ -29,7 +29,7 @@ CODES = [*EXITS, 1, 2, 79, 90, 126, 127, 128, 129, 137, 143, 192, 193, 255]
 def test_an_exit_code_means_the_same_to_both(code: int) -> None:
     meaning = meaning_of(code)
     assert failure.reason_of(code) == meaning.name
-    assert failure.is_charged(code) == meaning.charged
+    assert failure.is_counted(code) == meaning.counted
     assert failure.is_permanent(code) == meaning.permanent
 
 
@@ -39,21 +39,21 @@ def test_an_exit_code_means_the_same_to_both(code: int) -> None:
 def test_the_operator_reads_whose_weights_have_come_apart(ranks: list[int], is_certain: bool) -> None:
     workers = [f"worker-{rank}" for rank in range(3 if is_certain else len(ranks))]
     sentence = describe(Apart(ranks, is_certain=is_certain), workers, ["dense/kernel"], 12)
-    assert [seat.name for seat in named_replicas(sentence)] == [workers[rank] for rank in ranks]
+    assert [replica.name for replica in named_replicas(sentence)] == [workers[rank] for rank in ranks]
     assert WeightsDiverged.reason == SUSPECT_REASON
 
 
-def test_the_ledger_is_read_as_it_was_written() -> None:
-    theirs = Ledger(attempt=7, charged=4, uncharged=2, refunded=3, since_progress=1, furthest_step=40)
+def test_restart_counts_are_read_as_they_were_written() -> None:
+    theirs = AgentCounts(attempt=7, counted=4, uncounted=2, reset=3, since_progress=1, furthest_step=40)
     ours = RestartCounts.model_validate(theirs.to_json())
     assert ours.model_dump(by_alias=True) == theirs.to_json()
-    assert (ours.counted, ours.uncounted, ours.reset) == (4, 2, 3)
-    assert RestartCounts.model_validate(Ledger().to_json()) == RestartCounts()
-    assert RestartCounts().model_dump(by_alias=True) == Ledger().to_json()
+    assert ours.model_dump() == vars(theirs)
+    assert RestartCounts.model_validate(AgentCounts().to_json()) == RestartCounts()
+    assert RestartCounts().model_dump(by_alias=True) == AgentCounts().to_json()
 
 
 FAILURE = Failure(
-    seat="worker-1",
+    replica="worker-1",
     pod="digits-worker-1-abcd",
     incarnation=2,
     attempt=7,
@@ -63,7 +63,7 @@ FAILURE = Failure(
     message="killed",
     log_tail="one\ntwo",
     step=40,
-    charged=False,
+    counted=False,
     permanent=True,
     repeated=True,
     alone=True,
@@ -74,7 +74,7 @@ FAILURE = Failure(
 def test_a_failure_is_read_as_it_was_written() -> None:
     ours = AgentReport.model_validate({"failure": FAILURE.to_json()}).failure
     assert ours is not None
-    assert ours.replica.name == FAILURE.seat
+    assert ours.replica.name == FAILURE.replica
     for name in (
         "pod",
         "reason",
@@ -82,7 +82,7 @@ def test_a_failure_is_read_as_it_was_written() -> None:
         "message",
         "log_tail",
         "step",
-        "charged",
+        "counted",
         "permanent",
         "repeated",
         "alone",
@@ -91,13 +91,13 @@ def test_a_failure_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("log", ["short", "x" * 2048, "\U0001f600" * 2048])
-def test_an_agents_last_words_are_read_as_they_were_written(log: str, tmp_path: Path) -> None:
+def test_a_termination_message_is_read_as_it_was_written(log: str, tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.touch()
-    ledger = Ledger(attempt=7, charged=2)
+    counts = AgentCounts(attempt=7, counted=2)
     report = {"state": "failed", "step": 40, "checkpointStep": 20, "metrics": {"loss": 1.0}}
     failure = replace(FAILURE, log_tail=log)
-    write_termination(path, gave_up=True, failure=failure.to_json(), ledger=ledger.to_json(), report=report)
+    write_termination(path, gave_up=True, failure=failure.to_json(), counts=counts.to_json(), report=report)
     assert len(path.read_bytes()) <= 3072
     message = read_termination_message(read_json(path.read_text()))
     assert message is not None
@@ -110,7 +110,7 @@ def test_an_agents_last_words_are_read_as_they_were_written(log: str, tmp_path: 
     )
     assert message.failure.message == "killed"
     assert log.endswith(message.failure.log_tail)
-    assert message.restart_counts.model_dump(by_alias=True) == ledger.to_json()
+    assert message.restart_counts.model_dump(by_alias=True) == counts.to_json()
     assert message.report is not None
     assert (message.report.step, message.report.checkpoint_step) == (40, 20)
 

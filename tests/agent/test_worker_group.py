@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_gang import LEADER, Simulation
+from support_worker_group import LEADER, Simulation
 
-from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.messages import Join, Send
 
 
 def running(workers: int = 2, **settings: Any) -> Simulation:
     simulation = Simulation({"worker": workers}, **settings)
     simulation.gather()
-    assert simulation.gang.phase == "running"
+    assert simulation.group.phase == "running"
     return simulation
 
 
 @pytest.mark.parametrize(
-    ("ledger", "incarnations", "attempt"),
+    ("counts", "incarnations", "attempt"),
     [
         ({}, 1, 1),
         ({}, 3, 3),
@@ -27,8 +27,8 @@ def running(workers: int = 2, **settings: Any) -> Simulation:
         ({"attempt": 1}, 2, 2),
     ],
 )
-def test_which_attempt_it_is(ledger: dict[str, int], incarnations: int, attempt: int) -> None:
-    simulation = Simulation({"worker": 2}, ledger=Ledger(**ledger))
+def test_which_attempt_it_is(counts: dict[str, int], incarnations: int, attempt: int) -> None:
+    simulation = Simulation({"worker": 2}, counts=RestartCounts(**counts))
     for _ in range(incarnations - 1):
         simulation.spawn("worker-1")
     simulation.gather()
@@ -38,21 +38,21 @@ def test_which_attempt_it_is(ledger: dict[str, int], incarnations: int, attempt:
 def test_a_new_leading_agent_learns_from_the_members_where_training_stood() -> None:
     simulation = Simulation({"worker": 2})
     agent = simulation.spawn("worker-1")
-    agent.attempt, agent.ledger = 6, Ledger(attempt=6, charged=2, since_progress=1)
+    agent.attempt, agent.counts = 6, RestartCounts(attempt=6, counted=2, since_progress=1)
     simulation.connect(agent)
     simulation.settle()
     assert simulation.attempts == [7]
-    assert simulation.gang.budget.ledger == Ledger(attempt=7, charged=2, since_progress=1)
+    assert simulation.group.budget.counts == RestartCounts(attempt=7, counted=2, since_progress=1)
 
 
-def test_the_barrier_names_who_is_missing() -> None:
+def test_the_barrier_names_missing_replicas() -> None:
     simulation = Simulation({"worker": 3})
-    assert simulation.gang.meeting.missing == ["worker-1", "worker-2"]
+    assert simulation.group.meeting.missing == ["worker-1", "worker-2"]
     simulation.gather("worker-2")
-    assert (simulation.gang.phase, simulation.gang.meeting.missing) == ("meeting", ["worker-1"])
+    assert (simulation.group.phase, simulation.group.meeting.missing) == ("meeting", ["worker-1"])
 
 
-def test_everybody_gets_the_same_addresses() -> None:
+def test_all_get_the_same_addresses() -> None:
     simulation = Simulation({"chief": 0, "worker": 2, "evaluator": 1})
     simulation.gather()
     cluster = {"worker": ["10.0.0.1:2222", "10.0.0.1:2222"], "evaluator": ["evaluator-0:2222"]}
@@ -62,7 +62,7 @@ def test_everybody_gets_the_same_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "seat", "code"),
+    ("ends", "replica", "code"),
     [
         ([("worker-1", 1)], "worker-1", 1),
         ([("worker-0", 1)], "worker-0", 1),
@@ -72,14 +72,14 @@ def test_everybody_gets_the_same_addresses() -> None:
         ([("worker-0", 85), ("worker-2", 85)], "worker-0", 85),
     ],
 )
-def test_who_is_to_blame(ends: list[tuple[str, int]], seat: str, code: int) -> None:
+def test_the_first_failure_is_blamed(ends: list[tuple[str, int]], replica: str, code: int) -> None:
     simulation = running(3)
     for one, its_code in ends:
         simulation.end_child(one, its_code)
     simulation.tick(0.5)
-    failure = simulation.gang.failure
+    failure = simulation.group.failure
     assert failure is not None
-    assert (failure.seat, failure.exit_code) == (seat, code)
+    assert (failure.replica, failure.exit_code) == (replica, code)
 
 
 def test_a_process_that_is_still_busy_dying_is_to_blame() -> None:
@@ -88,22 +88,22 @@ def test_a_process_that_is_still_busy_dying_is_to_blame() -> None:
     simulation.progress("worker-1", state="failed", step=4, error=error)
     simulation.end_child("worker-0", 85)
     simulation.tick(0.5)
-    failure = simulation.gang.failure
+    failure = simulation.group.failure
     assert failure is not None
-    assert (failure.seat, failure.reason, failure.exit_code, failure.step) == ("worker-1", "Crashed", 1, 4)
+    assert (failure.replica, failure.reason, failure.exit_code, failure.step) == ("worker-1", "Crashed", 1, 4)
     assert failure.message == "ValueError: boom"
 
 
 @pytest.mark.parametrize(
-    ("code", "charged", "uncharged"), [(1, 1, 0), (137, 1, 0), (82, 1, 0), (85, 0, 1), (86, 0, 1), (89, 0, 1)]
+    ("code", "counted", "uncounted"), [(1, 1, 0), (137, 1, 0), (82, 1, 0), (85, 0, 1), (86, 0, 1), (89, 0, 1)]
 )
-def test_what_is_charged(code: int, charged: int, uncharged: int) -> None:
+def test_which_failures_are_counted(code: int, counted: int, uncounted: int) -> None:
     simulation = running()
     simulation.end_child("worker-1", code)
     simulation.tick(0.5)
     simulation.settle()
-    ledger = simulation.gang.budget.ledger
-    assert (ledger.charged, ledger.uncharged) == (charged, uncharged)
+    counts = simulation.group.budget.counts
+    assert (counts.counted, counts.uncounted) == (counted, uncounted)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_what_is_charged(code: int, charged: int, uncharged: int) -> None:
 def test_when_training_is_given_up(codes: list[int], expected: dict[str, int]) -> None:
     simulation = running()
     for code in codes:
-        assert simulation.gang.phase == "running"
+        assert simulation.group.phase == "running"
         simulation.end_child("worker-1", code)
         simulation.tick(10)
         simulation.settle()
-    assert (simulation.gang.phase, simulation.codes) == ("failed", expected)
+    assert (simulation.group.phase, simulation.codes) == ("failed", expected)
 
 
 def test_failures_at_different_steps_are_not_the_same() -> None:
@@ -132,7 +132,7 @@ def test_failures_at_different_steps_are_not_the_same() -> None:
         simulation.end_child("worker-1", 1, step)
         simulation.tick(60)
         simulation.settle()
-    assert simulation.gang.phase == "running"
+    assert simulation.group.phase == "running"
 
 
 def test_failures_without_a_step_are_the_same_only_at_the_start() -> None:
@@ -142,7 +142,7 @@ def test_failures_without_a_step_are_the_same_only_at_the_start() -> None:
         simulation.end_child("worker-1", 1)
         simulation.tick(61)
         simulation.settle()
-    assert simulation.gang.phase == "running"
+    assert simulation.group.phase == "running"
 
 
 def test_the_back_off_grows_until_there_is_progress() -> None:
@@ -152,42 +152,42 @@ def test_the_back_off_grows_until_there_is_progress() -> None:
         began = simulation.now
         simulation.progress("worker-1", step=step)
         simulation.end_child("worker-1", step)
-        while simulation.gang.phase != "running":
+        while simulation.group.phase != "running":
             simulation.tick(0.5)
             simulation.settle()
         waits.append(simulation.now - began)
     assert waits == [0, 1, 2, 4, 0, 0]
 
 
-def test_a_checkpoint_beyond_every_failure_refunds() -> None:
+def test_a_checkpoint_beyond_every_failure_resets_the_count() -> None:
     simulation = running(max_restarts=1)
     simulation.progress("worker-0", step=10, checkpointStep=5)
     simulation.end_child("worker-0", 1, 10)
-    assert simulation.gang.budget.ledger.used == 1
+    assert simulation.group.budget.counts.used == 1
     simulation.progress("worker-0", step=5, checkpointStep=5, resumedFrom=5)
     simulation.progress("worker-0", step=15, checkpointStep=10, resumedFrom=5)
-    assert simulation.gang.budget.ledger.used == 1
+    assert simulation.group.budget.counts.used == 1
     simulation.progress("worker-0", step=15, checkpointStep=15, resumedFrom=5)
-    assert simulation.gang.budget.ledger.used == 0
+    assert simulation.group.budget.counts.used == 0
 
 
-def test_an_old_checkpoint_refunds_nothing() -> None:
-    simulation = running(ledger=Ledger(charged=1))
+def test_an_old_checkpoint_resets_nothing() -> None:
+    simulation = running(counts=RestartCounts(counted=1))
     simulation.progress("worker-0", step=200, checkpointStep=200, resumedFrom=200)
-    assert simulation.gang.budget.ledger.refunded == 0
+    assert simulation.group.budget.counts.reset == 0
 
 
 def test_a_lost_pod_is_not_the_agents_to_count() -> None:
     simulation = running()
     simulation.progress("worker-0", step=30)
     simulation.vanish("worker-1")
-    assert simulation.gang.phase == "meeting"
+    assert simulation.group.phase == "meeting"
     simulation.gather("worker-1")
-    ledger = Ledger(attempt=2, since_progress=1, furthest_step=30)
-    assert (simulation.attempts, simulation.gang.budget.ledger) == ([1, 2], ledger)
+    counts = RestartCounts(attempt=2, since_progress=1, furthest_step=30)
+    assert (simulation.attempts, simulation.group.budget.counts) == ([1, 2], counts)
 
 
-def test_a_lost_connection_is() -> None:
+def test_a_lost_connection_is_the_agents_to_count() -> None:
     simulation = running()
     agent = simulation.newest("worker-1")
     assert agent is not None
@@ -197,8 +197,8 @@ def test_a_lost_connection_is() -> None:
     simulation.settle()
     simulation.connect(agent)
     simulation.settle()
-    ledger = simulation.gang.budget.ledger
-    assert (simulation.attempts, ledger.charged, ledger.uncharged) == ([1, 2], 0, 1)
+    counts = simulation.group.budget.counts
+    assert (simulation.attempts, counts.counted, counts.uncounted) == ([1, 2], 0, 1)
 
 
 def test_a_member_that_comes_back_before_its_loss_is_noticed() -> None:
@@ -208,10 +208,10 @@ def test_a_member_that_comes_back_before_its_loss_is_noticed() -> None:
     agent.cut_off()
     simulation.connect(agent)
     simulation.settle()
-    assert (simulation.attempts, simulation.gang.budget.ledger.uncharged) == ([1, 2], 1)
+    assert (simulation.attempts, simulation.group.budget.counts.uncounted) == ([1, 2], 1)
 
 
-def test_a_newer_pod_takes_the_seat() -> None:
+def test_a_newer_pod_takes_over_the_replica() -> None:
     simulation = running()
     old = simulation.newest("worker-1")
     simulation.gather("worker-1")
@@ -219,7 +219,7 @@ def test_a_newer_pod_takes_the_seat() -> None:
     assert (old.code, simulation.attempts) == (85, [1, 2])
 
 
-def test_an_older_pod_is_sent_away() -> None:
+def test_an_older_pod_is_dismissed() -> None:
     simulation = Simulation({"worker": 2})
     old, new = simulation.spawn("worker-1"), simulation.spawn("worker-1")
     simulation.connect(new)
@@ -229,12 +229,12 @@ def test_an_older_pod_is_sent_away() -> None:
     assert (old.code, new.code, simulation.attempts) == (85, None, [2])
 
 
-def test_nobody_else_gets_the_leading_agents_seat() -> None:
+def test_no_other_agent_joins_as_the_leading_agents_replica() -> None:
     simulation = Simulation({"worker": 1})
-    effects = simulation.gang.handle(Join(9, LEADER, 7, "other", "10.9.9.9:2222"), 0.0)
+    effects = simulation.group.handle(Join(9, LEADER, 7, "other", "10.9.9.9:2222"), 0.0)
     assert isinstance(effects[0], Send)
     assert (effects[0].link, effects[0].message["verdict"]) == (9, "dismissed")
-    assert simulation.gang.phase == "running"
+    assert simulation.group.phase == "running"
 
 
 @pytest.mark.parametrize("leaving", ["worker-0", "worker-2"])
@@ -249,11 +249,11 @@ def test_the_writer_stops_before_the_others(leaving: str) -> None:
     assert [(s.link, s.message["graceful"]) for s in stops] == [(simulation.own.link, True)]
     simulation.settle()
     assert [a.graceful for a in simulation.agents] == [True, True, True]
-    assert simulation.gang.meeting.missing == [leaving]
-    assert simulation.gang.budget.ledger.charged == 0
+    assert simulation.group.meeting.missing == [leaving]
+    assert simulation.group.budget.counts.counted == 0
 
 
-def test_who_comes_late_stands_by() -> None:
+def test_a_late_agent_stands_by() -> None:
     simulation = running(2)
     simulation.gather("worker-5")
     assert simulation.attempts == [1]
@@ -263,67 +263,69 @@ def test_who_comes_late_stands_by() -> None:
 @pytest.mark.parametrize(("size", "codes"), [(1, [None, 0, 0]), (2, [None, None, 0])])
 def test_a_smaller_world(size: int, codes: list[int | None]) -> None:
     simulation = running(3)
-    simulation.order(world={"worker": size})
+    simulation.set_target(world={"worker": size})
     assert (simulation.attempts, list(simulation.codes.values())) == ([1, 2], codes)
     assert [a.graceful for a in simulation.agents] == [True, True, True]
-    assert simulation.gang.budget.ledger == Ledger(attempt=2)
+    assert simulation.group.budget.counts == RestartCounts(attempt=2)
 
 
-def test_a_larger_world_waits_for_its_new_seats() -> None:
+def test_a_larger_world_waits_for_its_new_replicas() -> None:
     simulation = running(2)
-    simulation.order(world={"worker": 3})
-    assert simulation.gang.meeting.missing == ["worker-2"]
+    simulation.set_target(world={"worker": 3})
+    assert simulation.group.meeting.missing == ["worker-2"]
     simulation.gather("worker-2")
     assert simulation.attempts == [1, 2]
 
 
-def test_a_worker_that_cannot_be_had_is_done_without_and_comes_back() -> None:
+def test_training_continues_without_an_unavailable_worker_until_it_returns() -> None:
     simulation = running(4)
     simulation.vanish("worker-1")
-    simulation.order(world={"worker": 4}, without=frozenset(["worker-1"]))
-    starts = {agent.seat: agent.starts[-1]["tfConfig"] for agent in simulation.agents if agent.is_there}
-    assert {seat: config["task"]["index"] for seat, config in starts.items()} == {
+    simulation.set_target(world={"worker": 4}, without=frozenset(["worker-1"]))
+    starts = {agent.replica: agent.starts[-1]["tfConfig"] for agent in simulation.agents if agent.is_there}
+    assert {replica: config["task"]["index"] for replica, config in starts.items()} == {
         "worker-0": 0,
         "worker-2": 1,
         "worker-3": 2,
     }
     assert {len(config["cluster"]["worker"]) for config in starts.values()} == {3}
-    assert simulation.gang.attempt is not None
-    assert simulation.gang.attempt.world == {"worker": 3}
+    assert simulation.group.attempt is not None
+    assert simulation.group.attempt.world == {"worker": 3}
     simulation.gather("worker-1")
     assert (simulation.attempts, simulation.codes["worker-1"]) == ([1, 2], None)
-    simulation.order(world={"worker": 4})
+    simulation.set_target(world={"worker": 4})
     assert simulation.attempts == [1, 2, 3]
-    assert simulation.gang.budget.ledger.charged == 0
+    assert simulation.group.budget.counts.counted == 0
 
 
-def test_the_leading_agents_own_seat_is_never_done_without() -> None:
+def test_training_never_continues_without_the_leading_agents_replica() -> None:
     simulation = Simulation({"worker": 2})
-    simulation.order(world={"worker": 2}, without=frozenset(["worker-0", "worker-1"]))
-    assert (simulation.attempts, simulation.gang.meeting.seats) == ([1], ["worker-0"])
+    simulation.set_target(world={"worker": 2}, without=frozenset(["worker-0", "worker-1"]))
+    assert (simulation.attempts, simulation.group.meeting.replicas) == ([1], ["worker-0"])
 
 
-def test_the_same_order_again_changes_nothing() -> None:
+def test_a_repeated_target_changes_nothing() -> None:
     simulation = running(2)
     for _ in range(3):
-        simulation.order(world={"worker": 2}, incarnations={"worker-0": 1, "worker-1": 1}, max_restarts=3)
-    assert (simulation.attempts, simulation.gang.phase) == ([1], "running")
+        simulation.set_target(
+            world={"worker": 2}, incarnations={"worker-0": 1, "worker-1": 1}, max_restarts=3
+        )
+    assert (simulation.attempts, simulation.group.phase) == ([1], "running")
 
 
 def test_a_finished_process_is_not_missed() -> None:
     simulation = running(2)
     simulation.end_child("worker-1", 0)
     simulation.vanish("worker-1")
-    assert simulation.gang.phase == "running"
+    assert simulation.group.phase == "running"
     simulation.end_child("worker-0", 0)
-    assert simulation.gang.phase == "finished"
+    assert simulation.group.phase == "finished"
 
 
 def test_a_failure_after_a_peers_good_end_starts_all_again() -> None:
     simulation = running(2)
     simulation.end_child("worker-1", 0)
     simulation.end_child("worker-0", 1)
-    assert (simulation.gang.phase, simulation.attempts) == ("running", [1, 2])
+    assert (simulation.group.phase, simulation.attempts) == ("running", [1, 2])
     simulation.end_child("worker-1", 0)
     simulation.end_child("worker-0", 0)
     assert simulation.codes == {"worker-0": 0, "worker-1": 0}
@@ -333,63 +335,63 @@ def test_only_the_chief_ends_training_with_parameter_servers() -> None:
     simulation = Simulation({"chief": 1, "worker": 1, "ps": 1})
     simulation.gather()
     simulation.end_child("worker-0", 0)
-    assert simulation.gang.phase == "running"
+    assert simulation.group.phase == "running"
     simulation.end_child("chief-0", 0)
     assert simulation.codes == {"worker-0": 0, "chief-0": 0, "ps-0": 0}
 
 
-def test_who_comes_after_the_end_is_told() -> None:
+def test_an_agent_that_joins_after_the_end_is_ended() -> None:
     simulation = running(2)
     simulation.end_child("worker-1", 87)
     simulation.gather("worker-1")
     assert simulation.codes["worker-1"] == 85
 
 
-def test_an_evaluator_that_comes_after_the_end_still_scores_the_last_checkpoint() -> None:
+def test_an_evaluator_that_joins_after_the_end_still_scores_the_last_checkpoint() -> None:
     simulation = running(1)
     simulation.end_child("worker-0", 0)
-    assert simulation.gang.phase == "finished"
+    assert simulation.group.phase == "finished"
     simulation.gather("evaluator-0")
     assert simulation.codes["evaluator-0"] is None
 
 
-@pytest.mark.parametrize("seat", ["worker-0", "worker-1"])
-def test_who_is_about_to_be_replaced_may_save_first(seat: str) -> None:
-    """The controller may say so before the kubelet asks the pod to stop."""
+@pytest.mark.parametrize("replica", ["worker-0", "worker-1"])
+def test_a_replica_that_is_being_replaced_may_save_first(replica: str) -> None:
+    """The controller may announce it before the kubelet stops the pod."""
     simulation = running(2)
-    simulation.order(world={"worker": 2}, incarnations={seat: 2})
+    simulation.set_target(world={"worker": 2}, incarnations={replica: 2})
     simulation.settle()
     assert [agent.graceful for agent in simulation.agents] == [True, True]
-    failure = simulation.gang.failure
+    failure = simulation.group.failure
     assert failure is not None
-    assert (failure.seat, failure.reason, failure.charged) == (seat, "Unreachable", False)
+    assert (failure.replica, failure.reason, failure.counted) == (replica, "Unreachable", False)
 
 
-def test_a_stall_is_blamed_on_who_is_stopped() -> None:
+def test_a_stall_restarts_all_with_a_stack() -> None:
     simulation = running(2)
-    simulation.order(world={"worker": 2}, stall_timeout=30.0)
-    for seat in ("worker-0", "worker-1"):
-        simulation.progress(seat, step=5, stepSeconds=0.1)
+    simulation.set_target(world={"worker": 2}, stall_timeout=30.0)
+    for replica in ("worker-0", "worker-1"):
+        simulation.progress(replica, step=5, stepSeconds=0.1)
     simulation.tick(29)
-    assert simulation.gang.phase == "running"
+    assert simulation.group.phase == "running"
     simulation.tick(1)
     simulation.settle()
     assert simulation.attempts == [1, 2]
-    failure = simulation.gang.failure
+    failure = simulation.group.failure
     assert failure is not None
-    assert (failure.reason, failure.charged, failure.exit_code) == ("Stalled", True, None)
-    assert failure.log_tail == f"the stack of {failure.seat}"
+    assert (failure.reason, failure.counted, failure.exit_code) == ("Stalled", True, None)
+    assert failure.log_tail == f"the stack of {failure.replica}"
     stops = [send for send in simulation.sent if send.message["type"] == "stop"]
     assert all(send.message["stacks"] for send in stops)
 
 
 @pytest.mark.parametrize("state", ["saving", "evaluating", "starting"])
-def test_who_waits_for_another_at_long_work_has_not_stalled(state: str) -> None:
+def test_waiting_for_another_replicas_long_work_is_no_stall(state: str) -> None:
     """Worker 0 saves alone, and the others wait for it in their next step."""
     simulation = running(2)
-    simulation.order(world={"worker": 2}, stall_timeout=30.0)
-    for seat in ("worker-0", "worker-1"):
-        simulation.progress(seat, age=1.0, step=5, stepSeconds=0.1)
+    simulation.set_target(world={"worker": 2}, stall_timeout=30.0)
+    for replica in ("worker-0", "worker-1"):
+        simulation.progress(replica, age=1.0, step=5, stepSeconds=0.1)
     simulation.progress("worker-0", age=1.0, step=5, stepSeconds=0.1, state=state)
     simulation.tick(599)
     simulation.settle()
@@ -397,17 +399,17 @@ def test_who_waits_for_another_at_long_work_has_not_stalled(state: str) -> None:
     simulation.tick(1)
     simulation.settle()
     assert simulation.attempts == [1, 2]
-    assert simulation.gang.failure is not None
-    assert simulation.gang.failure.reason == "Stalled"
+    assert simulation.group.failure is not None
+    assert simulation.group.failure.reason == "Stalled"
 
 
-def test_who_is_frozen_is_not_waited_for_at_its_long_work() -> None:
+def test_a_frozen_replica_at_long_work_has_stalled() -> None:
     simulation = running(2)
-    simulation.order(world={"worker": 2}, stall_timeout=30.0)
+    simulation.set_target(world={"worker": 2}, stall_timeout=30.0)
     simulation.progress("worker-1", age=1.0, step=5, stepSeconds=0.1)
     simulation.progress("worker-0", age=31.0, step=5, stepSeconds=0.1, state="saving")
     simulation.tick(30)
     simulation.settle()
-    failure = simulation.gang.failure
+    failure = simulation.group.failure
     assert failure is not None
-    assert (failure.seat, failure.reason) == ("worker-0", "Stalled")
+    assert (failure.replica, failure.reason) == ("worker-0", "Stalled")

@@ -1,4 +1,4 @@
-"""The training process of this seat: it is started, stopped and ended by order, and its end is told."""
+"""The agent of one replica: it starts, stops and ends the training process and reports its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
 from trainjob_trainer.agent.log import log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from trainjob_trainer.agent.child import Child, ChildExit
 
 
-# Progress reports, as they travel: JSON that every reader takes, and no longer than need be.
+# Progress reports in messages: strict JSON of a limited size.
 
 
 _NO_NUMBERS = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 
 _LARGEST_REPORT = 1 << 14
-"""Characters; a report of ours has some hundred."""
+"""Characters; a usual report has some hundred."""
 
 
 def readable_report(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a progress report as others can read it: JSON knows no NaN, and a frame has an end."""
+    """Return a progress report that others can read: JSON has no NaN, and a frame has a limit."""
     if report is None:
         return None
     text = json.dumps(report)
@@ -41,17 +41,17 @@ def readable_report(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 _LONGEST_MARGIN = 2.0
-"""Seconds of the grace that are kept for killing what is left, and for leaving."""
+"""Seconds of the grace that are reserved to kill the rest and to exit."""
 
 _REPORTED = {"TRAINJOB_REPORTED_STEP": "step", "TRAINJOB_REPORTED_CHECKPOINT": "checkpointStep"}
-"""What the next start is told of the last report: variables, and the fields they hold."""
+"""Environment variables of the next start, and the fields of the last report that they hold."""
 
 
 @dataclass(frozen=True)
 class Departure:
     """How the agent ends.
 
-    The verdict is `finished`, `failed` or `dismissed` by the leading agent's order, `left` by its own.
+    The verdict is the leading agent's, `finished`, `failed` or `dismissed`, or the agent's own, `left`.
     """
 
     code: int
@@ -60,12 +60,12 @@ class Departure:
 
     @property
     def gave_up(self) -> bool:
-        """Tell whether training is not to be started again."""
+        """Return whether training must not be restarted."""
         return self.verdict == "failed"
 
 
-class Seat:
-    """What the agent does for its seat; `make_child` gets what the child is to call when it has changed."""
+class ReplicaAgent:
+    """The state machine of one replica's agent; `make_child` gets the callback for the child's changes."""
 
     def __init__(
         self,
@@ -77,38 +77,38 @@ class Seat:
         self.child = make_child(self._changed)
         self.state = IDLE
         self.attempt = 0
-        self.ledger = settings.ledger
-        self.say: Callable[[Mapping[str, Any]], None] = lambda _: None
+        self.counts = settings.counts
+        self.send: Callable[[Mapping[str, Any]], None] = lambda _: None
         self.departure: asyncio.Future[Departure] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._leave_by: float | None = None
         self._stack = ""
-        self._told_state: tuple[object, object] = (None, None)
+        self._sent_state: tuple[object, object] = (None, None)
         self._reported: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_leaving(self) -> bool:
-        """Tell whether it has been asked to end."""
+        """Return whether the agent was asked to end."""
         return self._leave_by is not None
 
     def join(self, host: str) -> dict[str, Any]:
-        """Return the message to introduce itself with; others reach this pod at `host`."""
+        """Return the join message; other pods reach this one at `host`."""
         settings = self.settings
         port = settings.tf_port
         return {
             "type": "join",
-            "seat": settings.seat,
+            "seat": settings.replica,
             "incarnation": settings.incarnation,
             "pod": settings.pod,
             "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "child": self.state,
             "attempt": self.attempt,
-            "ledger": self.ledger.to_json(),
+            "ledger": self.counts.to_json(),
         }
 
     def beat(self) -> dict[str, Any]:
-        """Return the message that says how things are."""
+        """Return the heartbeat message."""
         return {
             "type": "beat",
             "child": self.state,
@@ -118,8 +118,8 @@ class Seat:
             "stopped": self.child.is_stopped,
         }
 
-    def obey(self, message: Mapping[str, Any]) -> None:
-        """Do what the leading agent says; what only a later version says is left undone."""
+    def handle(self, message: Mapping[str, Any]) -> None:
+        """Carry out a message of the leading agent; a message type of a later version is ignored."""
         kind = message.get("type")
         if kind == "start":
             self._start(message)
@@ -129,14 +129,14 @@ class Seat:
             self._do(self._end(message))
 
     def start_alone(self) -> None:
-        """Start without a leader, in the environment as it is."""
+        """Start without a leading agent, in the container's environment."""
         self._become(RUNNING)
         self.child.start({})
 
     def cut_off(self) -> None:
-        """End the training process at once: without the leading agent it isn't known who else trains.
+        """End the training process at once: without the leading agent its peers are unknown.
 
-        An agent that leaves too gives it the time: the leading one has saved, and left before it.
+        An agent that leaves too grants the grace: the leading one has saved and left before it.
         """
         if self.state not in QUIET:
             self._stop(graceful=self.is_leaving)
@@ -147,7 +147,7 @@ class Seat:
             return
         grace = self.settings.grace
         self._leave_by = self._clock() + grace
-        self.say({"type": "leaving"})
+        self.send({"type": "leaving"})
         if self.state in QUIET:
             self._depart(Departure(int(ExitCode.PREEMPTED), "left"))
         elif self.settings.is_observer:
@@ -156,24 +156,24 @@ class Seat:
             asyncio.get_running_loop().call_later(grace / 3, lambda: self._stop(graceful=True))
 
     def leave_stalled(self, why: str) -> None:
-        """Depart because the process stands still, once its stacks are in the log; `close` kills it.
+        """Log the stalled process's stacks, then depart; `close` kills the process.
 
-        For a seat that nobody leads; `why` is the failure's message.
+        For a replica without a leading agent; `why` is the failure's message.
         """
         if self.state == RUNNING and not self.is_leaving:
-            log(f"{self.settings.seat}: {why}")
+            log(f"{self.settings.replica}: {why}")
             self._become(STOPPING)
             self._do(self._depart_stalled(why))
 
     async def close(self) -> None:
-        """Kill what is left."""
+        """Kill the processes that are left."""
         await self.child.close()
 
     def _start(self, message: Mapping[str, Any]) -> None:
         if self.state not in QUIET or message["attempt"] <= self.attempt or self.is_leaving:
             return
         self.attempt, self._stack = message["attempt"], ""
-        self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
+        self.counts = self.counts.merge(RestartCounts.from_json(message.get("ledger")))
         log(f"attempt {self.attempt} starts")
         self._become(RUNNING)
         self.child.start(
@@ -189,7 +189,7 @@ class Seat:
         if self.state in QUIET:
             return
         self._become(STOPPING)
-        self._do(self._stop_child(self.attempt, self._patience() if graceful else 0.0, stacks))
+        self._do(self._stop_child(self.attempt, self._stop_seconds() if graceful else 0.0, stacks))
 
     async def _stop_child(self, attempt: int, patience: float, stacks: bool) -> None:
         if stacks and self.attempt == attempt:
@@ -198,16 +198,16 @@ class Seat:
             await self.child.stop(patience)
 
     async def _end(self, message: Mapping[str, Any]) -> None:
-        self.ledger = self.ledger.merge(Ledger.from_json(message.get("ledger")))
+        self.counts = self.counts.merge(RestartCounts.from_json(message.get("ledger")))
         failure = message.get("failure")
-        told = Failure.from_json(failure) if isinstance(failure, Mapping) else None
+        cause = Failure.from_json(failure) if isinstance(failure, Mapping) else None
         if self.state not in QUIET:
             self._become(STOPPING)
-            if told is not None and told.reason == STALLED:
+            if cause is not None and cause.reason == STALLED:
                 self._stack = await self.child.dump_stacks()
-                told = told.with_log_of(self._stall("", self._stack))
+                cause = cause.with_log_of(self._stall("", self._stack))
             await self.child.stop(0)
-        self._depart(Departure(int(message["code"]), str(message.get("verdict")), told))
+        self._depart(Departure(int(message["code"]), str(message.get("verdict")), cause))
 
     async def _depart_stalled(self, why: str) -> None:
         failure = self._stall(why, await self.child.dump_stacks(), int(ExitCode.STALLED))
@@ -216,7 +216,7 @@ class Seat:
     def _stall(self, why: str, stack: str, exit_code: int | None = None) -> Failure:
         settings, step = self.settings, (self.child.report or {}).get("step")
         return Failure(
-            settings.seat,
+            settings.replica,
             settings.pod,
             settings.incarnation,
             self.attempt,
@@ -228,8 +228,8 @@ class Seat:
             time=time.time(),
         )
 
-    def _patience(self) -> float:
-        """Return how long the training process may take to end after SIGTERM, in seconds."""
+    def _stop_seconds(self) -> float:
+        """Return the seconds from SIGTERM to SIGKILL for the training process."""
         grace = self.settings.grace
         margin = min(_LONGEST_MARGIN, grace / 4)
         left = grace if self._leave_by is None else self._leave_by - self._clock()
@@ -243,10 +243,10 @@ class Seat:
         for variable, field in _REPORTED.items():
             if isinstance(report.get(field), int):
                 self._reported[variable] = report[field]
-        told = (report.get("state"), report.get("checkpointStep"))
-        if told != self._told_state:
-            self._told_state = told
-            self.say(self.beat())
+        state = (report.get("state"), report.get("checkpointStep"))
+        if state != self._sent_state:
+            self._sent_state = state
+            self.send(self.beat())
 
     def _ended(self, ended: ChildExit) -> None:
         was_stopped = self.state == STOPPING
@@ -256,16 +256,16 @@ class Seat:
         if not was_stopped and ended.code != 0:
             failure = describe_exit(
                 ended,
-                seat=settings.seat,
+                replica=settings.replica,
                 pod=settings.pod,
                 incarnation=settings.incarnation,
                 attempt=self.attempt,
             )
-            self.say({"type": "failed", "attempt": self.attempt, "failure": failure.to_json()})
+            self.send({"type": "failed", "attempt": self.attempt, "failure": failure.to_json()})
         elif was_stopped and self._stack:
             stall = self._stall("", self._stack)
-            self.say({"type": "failed", "attempt": self.attempt, "failure": stall.to_json()})
-        self.say(self.beat())
+            self.send({"type": "failed", "attempt": self.attempt, "failure": stall.to_json()})
+        self.send(self.beat())
         if self.is_leaving:
             self._depart(Departure(_code_on_leaving(ended.code, settings), "left", failure))
         elif settings.is_observer or ended.code == ExitCode.FENCED:
@@ -274,7 +274,7 @@ class Seat:
     def _become(self, state: str) -> None:
         if state != self.state:
             self.state = state
-            self.say(self.beat())
+            self.send(self.beat())
 
     def _depart(self, departure: Departure) -> None:
         if not self.departure.done():
@@ -287,6 +287,6 @@ class Seat:
 
 
 def _code_on_leaving(code: int, settings: Settings) -> int:
-    """Return the exit code of an agent that was asked to end: success is the leading agent's to say."""
+    """Return the exit code of an agent that was asked to end: only the leading agent reports success."""
     ours = (ExitCode.SUCCESS, ExitCode.PEER_LOST, 128 + 9)
     return int(ExitCode.PREEMPTED) if code in ours and not settings.is_observer else code

@@ -1,4 +1,4 @@
-"""What the agent does for its own seat, with a training process that does what the test says."""
+"""The agent of one replica, with a training process that the test controls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.agent.budget import Ledger
+from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import ChildExit
-from trainjob_trainer.agent.seat import Seat
+from trainjob_trainer.agent.replica_agent import ReplicaAgent
 from trainjob_trainer.agent.settings import Address, Settings
 
 
 class FakeChild:
-    """Ends when told to; a stop is kept until then."""
+    """Ends when the test ends it; records stops until then."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
@@ -56,11 +56,11 @@ class FakeChild:
 
 
 class Case:
-    def __init__(self, seat: str = "worker-1", **settings: Any) -> None:
+    def __init__(self, replica: str = "worker-1", **settings: Any) -> None:
         values = {
             "command": ["true"],
             "env": {},
-            "seat": seat,
+            "replica": replica,
             "incarnation": 2,
             "pod": "p",
             "address": Address("a", 1),
@@ -69,7 +69,7 @@ class Case:
             "stall_timeout": None,
             "warm_standby": False,
             "grace": 30.0,
-            "ledger": Ledger(),
+            "counts": RestartCounts(),
             "cluster": {"worker": ["x:1", "y:2222"]},
             "token": b"t",
             "pod_ip": "",
@@ -80,10 +80,10 @@ class Case:
             **settings,
         }
         self.now = 100.0
-        self.said: list[Mapping[str, Any]] = []
+        self.sent: list[Mapping[str, Any]] = []
         self.child: Any = None
-        self.seat = Seat(Settings(**values), self._make_child, clock=lambda: self.now)
-        self.seat.say = self.said.append
+        self.agent = ReplicaAgent(Settings(**values), self._make_child, clock=lambda: self.now)
+        self.agent.send = self.sent.append
 
     def _make_child(self, changed: Callable[[], None]) -> Any:
         self.child = FakeChild(changed)
@@ -91,7 +91,7 @@ class Case:
 
     def start(self, attempt: int = 1) -> None:
         cluster = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
-        self.seat.obey(
+        self.agent.handle(
             {
                 "type": "start",
                 "attempt": attempt,
@@ -102,25 +102,25 @@ class Case:
         )
 
     async def stop(self, attempt: int = 1, *, graceful: bool = False, stacks: bool = False) -> None:
-        self.seat.obey({"type": "stop", "attempt": attempt, "graceful": graceful, "stacks": stacks})
+        self.agent.handle({"type": "stop", "attempt": attempt, "graceful": graceful, "stacks": stacks})
         await asyncio.sleep(0.01)
 
     def kinds(self) -> list[str]:
-        return [m["type"] if m["type"] != "beat" else m["child"] for m in self.said]
+        return [m["type"] if m["type"] != "beat" else m["child"] for m in self.sent]
 
 
-async def test_a_start_names_place_attempt_and_epoch() -> None:
+async def test_a_start_sets_task_attempt_and_generation() -> None:
     case = Case()
     case.start()
     changes = case.child.starts[0]
     assert json.loads(changes["TF_CONFIG"])["task"] == {"type": "worker", "index": 1}
     assert json.loads(changes["TF_CONFIG"])["cluster"]["worker"] == ["10.0.0.1:2222", "10.0.0.2:2222"]
     assert (changes["TRAINJOB_ATTEMPT"], changes["TRAINJOB_EPOCH"]) == ("1", "1.1")
-    assert case.seat.join("10.0.0.2")["address"] == "10.0.0.2:2222"
-    assert case.seat.join("fd00::1")["address"] == "[fd00::1]:2222"
+    assert case.agent.join("10.0.0.2")["address"] == "10.0.0.2:2222"
+    assert case.agent.join("fd00::1")["address"] == "[fd00::1]:2222"
 
 
-async def test_a_start_names_the_last_step_that_an_earlier_one_told_of() -> None:
+async def test_a_start_gets_the_last_reported_step() -> None:
     case = Case()
     case.start(1)
     case.child.reports(state="training", step=4)
@@ -130,10 +130,10 @@ async def test_a_start_names_the_last_step_that_an_earlier_one_told_of() -> None
     case.child.reports(state="starting")
     case.child.end(82)
     case.start(3)
-    told = [changes.get("TRAINJOB_REPORTED_STEP") for changes in case.child.starts]
-    assert told == [None, "8", "8"]
-    told = [changes.get("TRAINJOB_REPORTED_CHECKPOINT") for changes in case.child.starts]
-    assert told == [None, "6", "6"]
+    reported = [changes.get("TRAINJOB_REPORTED_STEP") for changes in case.child.starts]
+    assert reported == [None, "8", "8"]
+    reported = [changes.get("TRAINJOB_REPORTED_CHECKPOINT") for changes in case.child.starts]
+    assert reported == [None, "6", "6"]
 
 
 async def test_an_attempt_is_started_once() -> None:
@@ -147,16 +147,16 @@ async def test_an_attempt_is_started_once() -> None:
     assert len(case.child.starts) == 2
 
 
-async def test_a_bad_end_is_told_before_the_state() -> None:
+async def test_a_bad_end_is_reported_before_the_state() -> None:
     case = Case()
     case.start()
     case.child.end(137)
     assert case.kinds() == ["running", "failed", "idle"]
-    failure = case.said[1]["failure"]
+    failure = case.sent[1]["failure"]
     assert (failure["reason"], failure["signal"], failure["step"], failure["pod"]) == ("Killed", 9, 7, "p")
 
 
-async def test_an_end_by_order_is_no_failure() -> None:
+async def test_an_end_by_a_stop_message_is_no_failure() -> None:
     case = Case()
     case.start()
     await case.stop()
@@ -169,18 +169,18 @@ async def test_success_after_a_stop_is_no_success() -> None:
     case.start()
     await case.stop(graceful=True)
     case.child.end(0)
-    assert (case.seat.state, case.child.stops) == ("idle", [28.0])
+    assert (case.agent.state, case.child.stops) == ("idle", [28.0])
 
 
 async def test_a_late_stop_leaves_the_next_attempt_alone() -> None:
     case = Case()
     case.start(1)
     await case.stop(1, graceful=True)
-    case.seat.obey({"type": "stop", "attempt": 1, "graceful": False})
+    case.agent.handle({"type": "stop", "attempt": 1, "graceful": False})
     case.child.end(143)
     case.start(2)
     await case.stop(1)
-    assert (case.seat.state, case.child.stops) == ("running", [28.0])
+    assert (case.agent.state, case.child.stops) == ("running", [28.0])
 
 
 async def test_stacks_come_before_the_end() -> None:
@@ -189,14 +189,14 @@ async def test_stacks_come_before_the_end() -> None:
     await case.stop(stacks=True)
     assert (case.child.stacks, case.child.stops) == (1, [0.0])
     case.child.end(137)
-    failed, beat = case.said[-2:]
-    told = {key: failed["failure"][key] for key in ("seat", "reason", "exitCode", "logTail")}
-    assert told == {"seat": "worker-1", "reason": "Stalled", "exitCode": None, "logTail": "the stack"}
+    failed, beat = case.sent[-2:]
+    reported = {key: failed["failure"][key] for key in ("seat", "reason", "exitCode", "logTail")}
+    assert reported == {"seat": "worker-1", "reason": "Stalled", "exitCode": None, "logTail": "the stack"}
     assert beat["child"] == "idle"
 
 
 @pytest.mark.parametrize(
-    ("seat", "child_code", "code"),
+    ("replica", "child_code", "code"),
     [
         ("worker-1", 86, 86),
         ("worker-1", 143, 143),
@@ -208,21 +208,21 @@ async def test_stacks_come_before_the_end() -> None:
         ("evaluator-0", 0, 0),
     ],
 )
-async def test_with_which_code_it_leaves(seat: str, child_code: int, code: int) -> None:
-    case = Case(seat)
-    if seat == "evaluator-0":
-        case.seat.start_alone()
+async def test_with_which_code_it_leaves(replica: str, child_code: int, code: int) -> None:
+    case = Case(replica)
+    if replica == "evaluator-0":
+        case.agent.start_alone()
     else:
         case.start()
-    case.seat.leave()
+    case.agent.leave()
     case.child.end(child_code)
-    assert (await case.seat.departure).code == code
+    assert (await case.agent.departure).code == code
 
 
-async def test_who_leaves_waits_for_a_third_of_its_grace() -> None:
+async def test_a_leaving_agent_waits_for_a_third_of_its_grace() -> None:
     case = Case(grace=0.3)
     case.start()
-    case.seat.leave()
+    case.agent.leave()
     assert case.kinds()[-1] == "leaving"
     case.now += 0.1
     await case.child.was_stopped.wait()
@@ -232,7 +232,7 @@ async def test_who_leaves_waits_for_a_third_of_its_grace() -> None:
 async def test_a_stop_while_leaving_keeps_to_the_grace() -> None:
     case = Case()
     case.start()
-    case.seat.leave()
+    case.agent.leave()
     case.now += 5
     await case.stop(graceful=True)
     assert case.child.stops == [23.0]
@@ -240,30 +240,30 @@ async def test_a_stop_while_leaving_keeps_to_the_grace() -> None:
 
 async def test_nothing_is_started_while_leaving() -> None:
     case = Case()
-    case.seat.leave()
+    case.agent.leave()
     case.start()
-    assert (case.child.starts, (await case.seat.departure).code) == ([], 86)
+    assert (case.child.starts, (await case.agent.departure).code) == ([], 86)
 
 
 async def test_without_a_leader_training_ends_at_once() -> None:
     case = Case()
     case.start()
-    case.seat.cut_off()
+    case.agent.cut_off()
     await asyncio.sleep(0.01)
-    assert (case.seat.state, case.child.stops) == ("stopping", [0.0])
+    assert (case.agent.state, case.child.stops) == ("stopping", [0.0])
     case.child.end(137)
-    case.seat.cut_off()
+    case.agent.cut_off()
     await asyncio.sleep(0.01)
-    assert (case.seat.state, case.child.stops) == ("idle", [0.0])
+    assert (case.agent.state, case.child.stops) == ("idle", [0.0])
 
 
-async def test_who_leaves_behind_the_leader_may_end_by_itself() -> None:
+async def test_an_agent_that_leaves_after_the_leader_has_its_grace() -> None:
     case = Case()
     case.start()
-    case.seat.leave()
-    case.seat.cut_off()
+    case.agent.leave()
+    case.agent.cut_off()
     await asyncio.sleep(0.01)
-    assert case.seat.state == "stopping"
+    assert case.agent.state == "stopping"
     assert [patience > 0 for patience in case.child.stops] == [True]
 
 
@@ -271,13 +271,13 @@ async def test_the_end() -> None:
     case = Case()
     case.start()
     failure = {"seat": "worker-0", "pod": "q", "reason": "Killed", "exitCode": 137}
-    case.seat.obey(
+    case.agent.handle(
         {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "ledger": {"charged": 3}}
     )
-    departure = await case.seat.departure
-    assert (departure.code, departure.gave_up, case.seat.ledger.charged) == (85, True, 3)
+    departure = await case.agent.departure
+    assert (departure.code, departure.gave_up, case.agent.counts.counted) == (85, True, 3)
     assert departure.failure is not None
-    assert departure.failure.seat == "worker-0"
+    assert departure.failure.replica == "worker-0"
 
 
 @pytest.mark.parametrize(("reason", "stacks"), [("Stalled", 1), ("Killed", 0)])
@@ -285,34 +285,34 @@ async def test_stacks_are_left_when_the_agents_give_up_for_a_stall(reason: str, 
     case = Case()
     case.start()
     failure = {"seat": "worker-0", "pod": "q", "reason": reason, "exitCode": None}
-    case.seat.obey({"type": "end", "code": 85, "verdict": "failed", "failure": failure})
-    await case.seat.departure
+    case.agent.handle({"type": "end", "code": 85, "verdict": "failed", "failure": failure})
+    await case.agent.departure
     assert (case.child.stacks, case.child.stops) == (stacks, [0.0])
 
 
-@pytest.mark.parametrize(("seat", "log"), [("worker-1", "the stack"), ("worker-0", "")])
-async def test_who_is_to_blame_for_a_stall_leaves_its_stack_behind(seat: str, log: str) -> None:
+@pytest.mark.parametrize(("replica", "log"), [("worker-1", "the stack"), ("worker-0", "")])
+async def test_the_blamed_replica_reports_its_stack(replica: str, log: str) -> None:
     case = Case()
     case.start()
-    failure = {"seat": seat, "pod": "q", "attempt": 1, "reason": "Stalled", "exitCode": None}
-    case.seat.obey({"type": "end", "code": 88, "verdict": "failed", "failure": failure})
-    departure = await case.seat.departure
+    failure = {"seat": replica, "pod": "q", "attempt": 1, "reason": "Stalled", "exitCode": None}
+    case.agent.handle({"type": "end", "code": 88, "verdict": "failed", "failure": failure})
+    departure = await case.agent.departure
     assert departure.failure is not None
     assert departure.failure.log_tail == log
 
 
-async def test_a_change_of_the_report_is_told_at_once() -> None:
+async def test_a_change_of_the_report_is_sent_at_once() -> None:
     case = Case()
     case.start()
     case.child.reports(state="training", step=1)
     case.child.reports(state="training", step=2)
     case.child.reports(state="saving", step=2)
     case.child.reports(state="saving", step=2, checkpointStep=2)
-    told = [m["report"] and m["report"]["state"] for m in case.said]
-    assert told == [None, "training", "saving", "saving"]
+    reported = [m["report"] and m["report"]["state"] for m in case.sent]
+    assert reported == [None, "training", "saving", "saving"]
 
 
-async def test_what_a_later_version_says_is_left_undone() -> None:
+async def test_a_message_of_a_later_version_is_ignored() -> None:
     case = Case()
-    case.seat.obey({"type": "dance"})
-    assert case.said == []
+    case.agent.handle({"type": "dance"})
+    assert case.sent == []

@@ -1,21 +1,21 @@
-"""What the leading agent tells the controller, and that it fits into a frame."""
+"""The leading agent's report to the controller, and its size."""
 
 from __future__ import annotations
 
 import json
 
-from support_gang import Simulation
+from support_worker_group import Simulation
 
-from trainjob_trainer.agent.gang import build_report
 from trainjob_trainer.agent.messages import Join
 from trainjob_trainer.agent.wire import LARGEST_FRAME
+from trainjob_trainer.agent.worker_group import build_report
 
 
 def test_a_report() -> None:
     simulation = Simulation({"worker": 2, "evaluator": 1})
-    simulation.gang.handle(Join(9, "evaluator-0", 1, "pod-e", "10.0.0.9:2222"), 0.0)
+    simulation.group.handle(Join(9, "evaluator-0", 1, "pod-e", "10.0.0.9:2222"), 0.0)
     simulation.tick(5)
-    report = build_report(simulation.gang, simulation.now)
+    report = build_report(simulation.group, simulation.now)
     assert report == {
         "type": "report",
         "role": "leader",
@@ -23,7 +23,7 @@ def test_a_report() -> None:
         "phaseSeconds": 5.0,
         "attempt": 0,
         "world": {"worker": 2},
-        "ledger": simulation.gang.budget.ledger.to_json(),
+        "ledger": simulation.group.budget.counts.to_json(),
         "failure": None,
         "members": {
             "worker-0": _member("pod-worker-0-1", 1, "idle"),
@@ -40,20 +40,20 @@ def _member(pod: str, incarnation: int, state: str) -> dict[str, object]:
 def test_the_writers_metrics_are_the_jobs() -> None:
     simulation = Simulation({"worker": 2})
     simulation.gather()
-    for seat in ("worker-0", "worker-1"):
-        simulation.progress(seat, step=3, metrics={"accuracy": 0.5})
-    members = build_report(simulation.gang, 0.0)["members"]
+    for replica in ("worker-0", "worker-1"):
+        simulation.progress(replica, step=3, metrics={"accuracy": 0.5})
+    members = build_report(simulation.group, 0.0)["members"]
     assert members["worker-0"]["report"] == {"state": "training", "step": 3, "metrics": {"accuracy": 0.5}}
     assert members["worker-1"]["report"] == {"state": "training", "step": 3}
-    members = build_report(simulation.gang, 0.0, whole=False)["members"]
+    members = build_report(simulation.group, 0.0, whole=False)["members"]
     assert members["worker-0"]["report"] is not None
     assert members["worker-1"]["report"] is None
 
 
-def test_many_seats_fit() -> None:
+def test_many_replicas_fit() -> None:
     simulation = Simulation({"worker": 2000})
     for index in range(1, 2000):
         pod = f"a-job-with-rather-a-long-name-worker-{index}-ab12cd34"
-        simulation.gang.handle(Join(index, f"worker-{index}", 1, pod, "10.0.0.1:2222"), 0.0)
-    report = build_report(simulation.gang, 0.0, whole=False)
+        simulation.group.handle(Join(index, f"worker-{index}", 1, pod, "10.0.0.1:2222"), 0.0)
+    report = build_report(simulation.group, 0.0, whole=False)
     assert len(json.dumps(report)) < LARGEST_FRAME
