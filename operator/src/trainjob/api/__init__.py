@@ -41,7 +41,7 @@ from trainjob.api.types import (
     WorkerRole,
     longest_name,
 )
-from trainjob.api.yaml import Document, read_documents
+from trainjob.api.yaml import Document, dump_yaml, read_documents
 
 __all__ = [
     "AGENT_PORT",
@@ -79,6 +79,7 @@ __all__ = [
     "TrainJobStatus",
     "WorkerRole",
     "WorkerStatus",
+    "dump_yaml",
     "longest_name",
     "parse",
     "read_documents",

@@ -1,7 +1,8 @@
-"""Read YAML and JSON as kubectl does, with the line of each field."""
+"""Read YAML and JSON as kubectl does, with the line of each field; write YAML for every reader."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from yaml import BaseLoader, MappingNode, MarkedYAMLError, Node, ScalarNode, SequenceNode, compose_all
+from yaml import (
+    BaseLoader,
+    CollectionNode,
+    MappingNode,
+    MarkedYAMLError,
+    Node,
+    SafeDumper,
+    ScalarNode,
+    SequenceNode,
+    compose_all,
+)
 from yaml.reader import ReaderError
 
 from trainjob.api.constants import GROUP, KIND
@@ -287,3 +298,66 @@ def _content(text: str | bytes, source: str) -> str:
             json.loads(content)
             return content.replace("\t", " ")
     return content
+
+
+# YAML that every reader reads the same way.
+
+
+_WIDEST = 240
+_PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_SPECIAL_WORDS = frozenset([*_WORDS, "nan", "inf", "infinity"])
+
+
+class _Dumper(SafeDumper):
+    """Quotes all text that is not a plain word: some readers don't read `1e3`, `0o7` or `on` as text."""
+
+    inline_depth = 0
+
+    def ignore_aliases(self, data: Any) -> bool:
+        del data
+        return True
+
+    def represent_data(self, data: Any) -> Node:
+        node = super().represent_data(data)
+        if isinstance(node, CollectionNode):
+            node.flow_style = self._is_inline(data)
+        return node
+
+    def represent_text(self, text: str) -> ScalarNode:
+        is_plain = _PLAIN_TEXT.fullmatch(text) is not None and text.lower() not in _SPECIAL_WORDS
+        style = None if is_plain else "|" if _is_script(text) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    def _is_inline(self, data: Any) -> bool:
+        is_shallow = self.inline_depth > 0 and _depth(data) <= self.inline_depth
+        return is_shallow and len(json.dumps(data, ensure_ascii=False)) <= _WIDEST
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _is_script(text: str) -> bool:
+    """Return whether text is a block of lines; PyYAML quotes it anyway if a line ends with spaces."""
+    lines = text.split("\n")
+    return len(lines) > 2 and text[0] not in " \n" and all(line.isprintable() for line in lines)
+
+
+def _depth(data: Any) -> int:
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+
+
+def dump_yaml(data: Any, *, inline_depth: int = 0) -> str:
+    """Return JSON as one YAML document without a start line; the order of fields is kept.
+
+    Args:
+        data: a mapping or a list.
+        inline_depth: the number of levels that a short mapping or list may have to be written on one line.
+    """
+    stream = io.StringIO()
+    dumper = _Dumper(stream, sort_keys=False, allow_unicode=True, width=float("inf"))
+    dumper.inline_depth = inline_depth
+    dumper.open()
+    dumper.represent(data)
+    dumper.close()
+    return stream.getvalue()

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from trainjob.api import Document, FieldError
+from trainjob.api import Document, FieldError, dump_yaml
 from trainjob.cli.cluster.options import ends_quietly
-from trainjob.cli.files import RefusedFile, UnreadableFile, dump_stream, read_objects
+from trainjob.cli.files import RefusedFile, UnreadableFile, read_objects
 from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
 from trainjob.convert import convert as convert_tfjob
 
@@ -131,8 +131,7 @@ def _comments(item: Item, notes: Iterable[FieldError]) -> tuple[str, ...]:
 def _text(printed: Printed) -> str:
     """Return a document of a YAML stream, comments first."""
     comments = "".join(f"# {_printable(line)}\n" for line in printed.comments)
-    start, _, rest = dump_stream([printed.manifest]).partition("\n")
-    return f"{start}\n{comments}{rest}"
+    return f"---\n{comments}{dump_yaml(printed.manifest)}"
 
 
 def _printable(line: str) -> str:

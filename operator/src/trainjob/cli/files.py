@@ -1,57 +1,18 @@
 """The input files of commands and the YAML that commands print."""
 
-import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
-from trainjob.api import KIND, Document, InvalidTrainJob, read_documents
-
-# Kubernetes objects as a YAML stream that every YAML parser reads the same way.
-
-
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_WORDS = frozenset(["y", "n", "yes", "no", "true", "false", "on", "off", "null", "nan", "inf", "infinity"])
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes all text that is not a plain word: some parsers don't read `1e3`, `0o7` or `on` as text."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        del data
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
-    style = None if plain else "|" if _is_script(text) else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-def _is_script(text: str) -> bool:
-    """Return whether text is a block of lines; PyYAML quotes it anyway if a line ends with spaces."""
-    lines = text.split("\n")
-    return len(lines) > 2 and text[0] not in " \n" and all(line.isprintable() for line in lines)
-
-
-_Dumper.add_representer(str, _represent_text)
+from trainjob.api import KIND, Document, InvalidTrainJob, dump_yaml, read_documents
 
 
 def dump_stream(objects: Iterable[dict[str, Any]]) -> str:
-    """Return the objects as documents of one YAML stream; the order of fields is kept."""
-    stream: str = yaml.dump_all(
-        objects,
-        Dumper=_Dumper,
-        explicit_start=True,
-        sort_keys=False,
-        allow_unicode=True,
-        width=float("inf"),
-    )
-    return stream
+    """Return the objects as documents of one YAML stream."""
+    return "".join(f"---\n{dump_yaml(manifest)}" for manifest in objects)
 
 
 # Input files: reading, selecting TrainJobs, errors with their exit codes.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from trainjob.api.constants import GROUP, KIND, LIST_KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
@@ -17,40 +14,8 @@ from trainjob.api.rules.rule import Rule
 from trainjob.api.rules.shape import LONGEST_TEXT
 from trainjob.api.rules.template import ROLES
 from trainjob.api.types import TrainJob
+from trainjob.api.yaml import dump_yaml
 from trainjob.installation.crd import VERSION_ANNOTATION
-
-# YAML that is readable in a diff: short parts on one line each, otherwise one key per line.
-
-
-_WIDEST = 240
-
-
-def as_yaml(data: Any) -> str:
-    """Return JSON as YAML, always the same text."""
-    # The copy shares no parts, which the dumper would write as anchors and aliases.
-    unshared = json.loads(json.dumps(data))
-    node = yaml.SafeDumper(io.StringIO(), sort_keys=False).represent_data(unshared)
-    _fold(node, unshared, is_root=True)
-    return str(yaml.serialize(node, Dumper=yaml.SafeDumper, width=10_000, allow_unicode=True))
-
-
-def _fold(node: yaml.Node, data: Any, *, is_root: bool = False) -> None:
-    if not isinstance(node, yaml.CollectionNode):
-        return
-    is_short = len(json.dumps(data, ensure_ascii=False)) <= _WIDEST and _depth(data) <= 3
-    node.flow_style = is_short and not is_root
-    if isinstance(node, yaml.MappingNode):
-        for (_, child), value in zip(node.value, data.values(), strict=True):
-            _fold(child, value)
-    else:
-        for child, value in zip(node.value, data, strict=True):
-            _fold(child, value)
-
-
-def _depth(data: Any) -> int:
-    inner = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else None
-    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
-
 
 # The field names of Kubernetes objects in a TrainJob, so that the API server compares all fields.
 #
@@ -345,7 +310,7 @@ def crd(annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 def crd_text(annotations: Mapping[str, str] | None = None) -> str:
     """Return the CustomResourceDefinition as YAML."""
-    return _HEADER + as_yaml(crd(annotations))
+    return _HEADER + dump_yaml(crd(annotations), inline_depth=3)
 
 
 def _finish_role(fields: Schema) -> None:

@@ -50,9 +50,9 @@ def find_repository(folder: Path) -> Repository:
 
 
 _MOST_LINES = 40
-_LEASE = '{{ include "trainjob.name" . | quote }}'
-_KEY = '{{ include "trainjob.agentKey" . | quote }}'
-"""The chart inserts the names."""
+_LEASE = "{{ include `trainjob.fullname` . }}"
+_KEY = "{{ include `trainjob.agentKeyName` . }}"
+"""Templates for the names; they have no double quotes, since YAML puts them between such."""
 
 GENERATED: Mapping[str, Callable[[str], str]] = {
     "manifests/crd/crd.yaml": released_crd_text,  # the chart has a symbolic link to it, which Helm follows

@@ -5,12 +5,14 @@ The chart uses only the rules and names its roles after the release; kustomize u
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from trainjob.api.constants import GROUP, PLURAL
+from trainjob.api.yaml import dump_yaml
 from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, Scope
+from trainjob.cluster.protocol import Manifest
 
 NAME = "trainjob"
 """Name of the objects in the kustomize base, and in a Helm release that has this name."""
@@ -20,7 +22,8 @@ NAMESPACE = "trainjob-system"
 
 _HEADER = "# Generated from operator/src/trainjob/cluster/kube/permissions.py by `make generate`.\n"
 _USER_HEADER = "# Generated from operator/src/trainjob/codegen/rbac.py by `make generate`.\n"
-_AGGREGATE = "rbac.authorization.k8s.io/aggregate-to-"
+_API_GROUP = "rbac.authorization.k8s.io"
+_AGGREGATE = f"{_API_GROUP}/aggregate-to-"
 
 
 @dataclass(frozen=True)
@@ -116,37 +119,36 @@ def _rules(permissions: Iterable[Permission]) -> tuple[Rule, ...]:
 def _role(
     kind: str, name: str, rules: Iterable[Rule], *, namespace: str = "", aggregate_to: tuple[str, ...] = ()
 ) -> str:
-    labels = "".join(f'    {_AGGREGATE}{role}: "true"\n' for role in aggregate_to)
-    return _head(kind, name, namespace, labels) + "rules:\n" + rules_text(rules, has_header=False)
+    labels = {f"{_AGGREGATE}{role}": "true" for role in aggregate_to}
+    return _yaml(_head(kind, name, namespace, labels)) + "rules:\n" + rules_text(rules, has_header=False)
 
 
 def _binding(kind: str, name: str, *, namespace: str = "") -> str:
-    return (
-        _head(f"{kind}Binding", name, namespace)
-        + f"roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: {kind}, name: '{name}'}}\n"
-        + f"subjects:\n- {{kind: ServiceAccount, name: {NAME}, namespace: {NAMESPACE}}}\n"
-    )
+    binding = _head(f"{kind}Binding", name, namespace) | {
+        "roleRef": {"apiGroup": _API_GROUP, "kind": kind, "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}],
+    }
+    return _yaml(binding)
 
 
-def _head(kind: str, name: str, namespace: str, labels: str = "") -> str:
-    return (
-        f"apiVersion: rbac.authorization.k8s.io/v1\nkind: {kind}\nmetadata:\n  name: '{name}'\n"
-        + (f"  namespace: {namespace}\n" if namespace else "")
-        + (f"  labels:\n{labels}" if labels else "")
-    )
+def _head(kind: str, name: str, namespace: str, labels: dict[str, str] | None = None) -> Manifest:
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {
+        "apiVersion": f"{_API_GROUP}/v1",
+        "kind": kind,
+        "metadata": {key: value for key, value in metadata.items() if value},
+    }
 
 
 def _rule(rule: Rule) -> str:
-    lines = [
-        f"# {rule.why}",
-        f"- apiGroups: {json.dumps([rule.group])}",
-        f"  resources: {_words(rule.resources)}",
-        f"  verbs: {_words(rule.verbs)}",
-    ]
-    if rule.name:
-        lines.insert(-1, f"  resourceNames: [{rule.name}]")
-    return "\n".join(lines) + "\n"
+    fields = {
+        "apiGroups": [rule.group],
+        "resources": rule.resources,
+        "resourceNames": [rule.name] if rule.name else [],
+        "verbs": rule.verbs,
+    }
+    return f"# {rule.why}\n" + _yaml([{field: words for field, words in fields.items() if words}])
 
 
-def _words(words: Iterable[str]) -> str:
-    return f"[{', '.join(words)}]"
+def _yaml(data: Any) -> str:
+    return dump_yaml(data, inline_depth=1)
