@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
+import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,7 +207,31 @@ async def test_a_token_is_read_again(tmp_path: Path) -> None:
     assert await token.current() == "Bearer two"
 
 
-async def test_a_refused_token_is_read_once_for_all_requests(tmp_path: Path) -> None:
+async def test_no_request_goes_without_a_token_while_the_first_is_read() -> None:
+    token = Token(lambda _: time.sleep(0.05) or "Bearer one", lambda: 0.0)
+    assert await asyncio.gather(*(token.current() for _ in range(3))) == ["Bearer one"] * 3
+
+
+async def test_the_old_token_serves_while_the_next_one_is_read() -> None:
+    now, begun, done = [0.0], threading.Event(), threading.Event()
+
+    def read(_: bool) -> str:
+        if now[0]:
+            begun.set()
+            done.wait()
+        return f"Bearer {now[0]:g}"
+
+    token = Token(read, lambda: now[0])
+    assert await token.current() == "Bearer 0"
+    now[0] = REREAD_SECONDS
+    renewal = asyncio.create_task(token.current())
+    await asyncio.to_thread(begun.wait)
+    assert await token.current() == "Bearer 0"
+    done.set()
+    assert await renewal == f"Bearer {REREAD_SECONDS:g}"
+
+
+async def test_a_refused_token_is_read_once_for_all_requests() -> None:
     reads: list[bool] = []
 
     def read(refused: bool) -> str:

@@ -76,11 +76,7 @@ async def names(admin: ApiClient, namespace: str, resource: Resource) -> set[str
 async def size_of(admin: ApiClient, resource: Resource, namespace: str, name: str) -> int:
     """Return the bytes of an object as etcd has it."""
     accept = JSON if resource == TRAINJOBS else STORED
-    return len(
-        await admin._transport.send(
-            Request("get", "GET", resource, resource.path(namespace, name), accept=accept)
-        )
-    )
+    return len(await admin._transport.send(Request("get", resource, namespace, name, accept=accept)))
 
 
 async def sources(admin: ApiClient, namespace: str) -> dict[str, AgentSource | None]:

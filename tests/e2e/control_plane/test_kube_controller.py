@@ -277,7 +277,7 @@ async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
     pace = Timeouts(watch=3.0, inactivity=2.0, resync=2.0, sweep=1.0, first_retry=0.05, longest_retry=0.2)
     owner = from_kubeconfig(control_plane.kubeconfig)
     # The proxy knows the API server, and speaks with the tokens of those behind it only.
-    tls = build_tls(replace(owner, certificate_file=None, certificate_data=None))
+    tls = build_tls(replace(owner, certificate_file=None))
     kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
     names = [f"job-{number}" for number in range(8)]
     async with FaultyProxy(owner.server, tls).serve() as proxy:

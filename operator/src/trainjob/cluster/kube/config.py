@@ -74,7 +74,8 @@ class Token:
 
     async def current(self) -> str:
         """Return the value of the `Authorization` header, at most half a minute old; empty for none."""
-        if self._read is not None and self._is_old():
+        is_renewed = bool(self._value) and self._lock.locked()  # the old one serves others meanwhile
+        if self._read is not None and self._is_old() and not is_renewed:
             async with self._lock:
                 if self._is_old():
                     await self._reread(self._read, refused=False)
@@ -91,10 +92,10 @@ class Token:
         return self._time() - self._read_at >= REREAD_SECONDS
 
     async def _reread(self, read: ReadToken, *, refused: bool) -> None:
-        self._read_at = self._time()
         # The old one stays if this fails: the kubelet is about to replace the file, or a plugin fails.
         with suppress(OSError, ValueError):
             self._value = await asyncio.to_thread(read, refused)
+        self._read_at = self._time()
 
 
 def read_token_file(path: Path, refused: bool = False) -> str:
