@@ -14,7 +14,7 @@ from support_controller import ControllerServer
 from support_jobs import build_job
 from support_kube import until
 
-from trainjob.cluster.kube.agents import AgentPoller
+from trainjob.cluster.agents.poller import AgentPoller
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access
 from trainjob.controller import Controller

@@ -9,8 +9,7 @@ from typing import Any
 from support_apiserver import FakeApiServer
 
 from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.kube.agents import AgentPolling
-from trainjob.cluster.kube.informer import AgentPace
+from trainjob.cluster.agents.poller import AgentPace, AgentPolling
 
 Manifest = dict[str, Any]
 

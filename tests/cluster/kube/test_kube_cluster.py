@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,9 +26,8 @@ from trainjob.cluster import (
     Snapshot,
     Unavailable,
 )
-from trainjob.cluster.kube.agents import AgentPolling
+from trainjob.cluster.agents.poller import AgentPace, AgentPolling, pod_address
 from trainjob.cluster.kube.cluster import KubeCluster
-from trainjob.cluster.kube.informer import AgentPace
 from trainjob.core.manifests import build_objects
 
 KEY = JobKey("default", "digits")
@@ -295,6 +295,11 @@ async def test_a_secret_is_created_and_never_read() -> None:
         assert [seen.verb for seen in server.seen if seen.kind == "Secret"] == ["create", "create"]
 
 
+def build_polling(port: int, pace: AgentPace) -> AgentPolling:
+    address_of = partial(pod_address, port=port)
+    return AgentPolling(token_of=lambda uid: f"token of {uid}", address_of=address_of, pace=pace)
+
+
 async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> None:
     agent = FakeAgent("token of uid-1")
     async with FakeApiServer().serve() as server, agent.serve() as port:
@@ -304,7 +309,7 @@ async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> N
         # Once the first haste is over, only a change of the pod is a reason to look for its agent again.
         pace = AgentPace(steady=10_000.0, hasty=0.01, hasty_for=0.05)
         loop = asyncio.get_running_loop()
-        asking = AgentPolling(token_of=lambda uid: f"token of {uid}", port=port, pace=pace)
+        asking = build_polling(port, pace)
         async with open_kube(server.url, asking=asking) as cluster:
             told: list[JobKey] = []
             await cluster.synced()
@@ -342,7 +347,7 @@ async def test_a_pod_that_only_has_the_jobs_labels_hears_no_order(owners: list[d
     agent, foreign = FakeAgent("token of uid-1"), FakeAgent("token of uid-1")
     async with FakeApiServer().serve() as server, agent.serve() as port, foreign.serve("127.0.0.2", port):
         job = server.put(build_job())
-        asking = AgentPolling(token_of=lambda uid: f"token of {uid}", port=port, pace=AgentPace(0.01, 0.01))
+        asking = build_polling(port, AgentPace(0.01, 0.01))
         pod = next(m for m in objects_of(job) if m["metadata"]["name"].startswith("digits-worker-0-"))
         status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
         labels = {**pod["metadata"]["labels"], "trainjob.dev/incarnation": "9"}

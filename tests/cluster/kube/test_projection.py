@@ -18,7 +18,7 @@ from support_life import AGENT_KINDS, KINDS, Schedule, live_to_the_end, schedule
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube.agents import find_agents
+from trainjob.cluster.agents.poller import find_agents
 from trainjob.cluster.kube.store import Store, project
 from trainjob.core.manifests import build_pod
 from trainjob.core.observed import Observed, read_observed

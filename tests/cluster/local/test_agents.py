@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_local import KEY, Lines, ended, local_cluster, python, ref_of, until
+from support_local import KEY, Lines, build_pod, ended, local_cluster, python, ref_of, until
 from support_local_agents import BUNDLE, TOKEN, build_agent_pod, build_token_secret
 
 from trainjob.cluster import AlreadyExists, JobKey, Refused, Snapshot
+from trainjob.cluster.agents.poller import AgentAddress
 from trainjob.cluster.local import LocalCluster
 
 NAME = "digits-worker-0-00000001"
@@ -85,6 +86,17 @@ async def test_an_agent_that_does_not_answer_is_counted_as_silent(
         snapshot = await until(cluster, lambda s: s.agent_report and s.agent_report["unreachableSeconds"] > 0)
         assert heard(snapshot)["end"] == 1
     assert not caplog.records
+
+
+async def test_a_pod_without_an_agent_and_one_without_its_token_have_no_address(tmp_path: Path) -> None:
+    async with local_cluster(tmp_path) as (cluster, _):
+        await cluster.create(build_pod(role="worker", index=1))
+        await cluster.create(build_agent_pod())
+        plain, pod = cluster._store.of_kind("Pod")
+        assert cluster._agent_address(pod) is None
+        await cluster.create(build_token_secret())
+        address = AgentAddress(pod["metadata"]["uid"], "127.0.0.1", cluster._sandbox.ports_of(pod).agent)
+        assert (cluster._agent_address(plain), cluster._agent_address(pod)) == (None, address)
 
 
 async def test_the_agents_environment(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from trainjob.cluster import JobKey, Manifest
-from trainjob.cluster.kube.agents import Outcome
+from trainjob.cluster.agents.poller import Outcome
 from trainjob.cluster.kube.transport import Call
 
 # Metrics of each job, read from its status at every scrape.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from trainjob.cluster.agents.bundle import BundleMissing, build_bundle
-from trainjob.cluster.kube.agents import AgentPolling
+from trainjob.cluster.agents.poller import AgentPolling
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.resources import TRAINJOBS

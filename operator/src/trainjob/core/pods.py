@@ -114,13 +114,12 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     """Return the pod, or None if its labels don't name a replica and an incarnation."""
     meta = manifest.get("metadata", {})
     labels = meta.get("labels") or {}
-    try:
-        replica = Replica(labels[LABEL_ROLE], int(labels[LABEL_INDEX]))
-        incarnation = int(labels[LABEL_INCARNATION])
-    except (KeyError, ValueError):
+    found = read_replica_labels(labels)
+    if found is None:
         return None
+    replica, incarnation = found
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
-    container = _container_state(status)
+    container = container_state(status)
     ended = container.get("terminated")
     state = _state(status, container)
     disrupted = _is_disrupted(status)
@@ -153,6 +152,23 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     )
 
 
+def read_replica_labels(labels: Mapping[str, str]) -> tuple[Replica, int] | None:
+    """Return the replica and incarnation that a pod's labels name, or None."""
+    try:
+        return Replica(labels[LABEL_ROLE], int(labels[LABEL_INDEX])), int(labels[LABEL_INCARNATION])
+    except (KeyError, ValueError):
+        return None
+
+
+def container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of the training container in a pod's status; empty before there is one."""
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == TRAINER_CONTAINER:
+            state: Mapping[str, Any] = container.get("state") or {}
+            return state
+    return {}
+
+
 def read_json(message: str) -> Mapping[str, Any]:
     """Return the JSON object in a termination message, or an empty one if it is other text."""
     try:
@@ -176,14 +192,6 @@ def read_time(text: object) -> datetime | None:
 def _deleted_at(meta: Mapping[str, Any], over: datetime | None) -> datetime | None:
     """Return when the deletion was requested: `deletionTimestamp` is the end of its grace period."""
     return over - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if over else None
-
-
-def _container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    for container in status.get("containerStatuses") or ():
-        if container.get("name") == TRAINER_CONTAINER:
-            state: Mapping[str, Any] = container.get("state") or {}
-            return state
-    return {}
 
 
 def _state(status: Mapping[str, Any], container: Mapping[str, Any]) -> PodState:

@@ -20,7 +20,7 @@ class _Silence:
     """A leading agent that does not answer.
 
     Attributes:
-        pod: its pod's uid, or its name with `trainjob run`.
+        pod: its pod's uid.
         since: time of the first request without an answer.
         witness: the report of another agent, if one was asked.
     """

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from trainjob.cluster.agents.poller import AgentPoller, AgentPolling
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
-from trainjob.cluster.kube.agents import AgentPoller, AgentPolling
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.events import EventSender
 from trainjob.cluster.kube.informer import Informer, Scope, Timeouts

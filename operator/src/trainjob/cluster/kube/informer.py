@@ -15,7 +15,7 @@ from trainjob.cluster.kube.resources import PODS, TRAINJOBS, Resource
 from trainjob.cluster.kube.store import NamespacedName, Store, namespaced_name, version_of
 from trainjob.cluster.protocol import ClusterError, Manifest, Unavailable
 
-# Intervals and timeouts of watches and polls.
+# Intervals and timeouts of watches.
 
 
 @dataclass(frozen=True)
@@ -40,44 +40,6 @@ class Timeouts:
     collect: float = 900.0
     first_retry: float = 0.2
     longest_retry: float = 30.0
-
-
-@dataclass(frozen=True)
-class AgentPace:
-    """Intervals and timeouts of the calls to agents, in seconds.
-
-    Attributes:
-        steady: between two calls for one job; a random part, up to a tenth, is added.
-        hasty: between two calls shortly after a change.
-        hasty_for: how long `hasty` applies after a change.
-        hasty_calls: how many calls for one job may come earlier than `steady` allows; each steady interval
-            earns another. An agent that reports something new at every call, so that its target changes at
-            every pass, is called twice as often as others in the long run.
-        witness: how long a leading agent may be silent before other agents are asked about it.
-        timeout: of one call.
-        patience: how long a job's agent may be silent without being called less often. It is longer than it
-            takes to find that a node is gone (`UNREACHABLE`, also as other agents see it).
-        longest: between two calls for a job that has been silent for long.
-    """
-
-    steady: float = 5.0
-    hasty: float = 1.0
-    hasty_for: float = 30.0
-    hasty_calls: int = 30
-    witness: float = 10.0
-    timeout: float = 3.0
-    patience: float = 20.0
-    longest: float = 30.0
-
-    def wait(self, *, is_hasty: bool, silent: float) -> float:
-        """Return the time from one call for a job to the next.
-
-        Args:
-            is_hasty: whether something has changed recently.
-            silent: for how long its agent hasn't answered since that change.
-        """
-        usual = self.hasty if is_hasty else self.steady
-        return usual if silent <= self.patience else max(usual, min(silent / 2, self.longest))
 
 
 # Waits after failures, random so that many clients don't retry at once.

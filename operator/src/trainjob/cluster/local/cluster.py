@@ -1,14 +1,15 @@
 """One TrainJob whose pods are processes of this machine, behind the cluster protocol."""
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainjob.cluster.local.launch import Launch, hostname_of
-from trainjob.cluster.local.leading_agent import Leader, LeadingAgent, find_leader
+from trainjob.cluster.agents.poller import AgentAddress, AgentPace, AgentPoller, AgentPolling
+from trainjob.cluster.local.launch import LOOPBACK, Launch, hostname_of
 from trainjob.cluster.local.machine import CannotRunHere, Machine
 from trainjob.cluster.local.pod import LocalPod, PodSetting
 from trainjob.cluster.local.process import replica_log_path
@@ -19,6 +20,10 @@ from trainjob.core.names import JobKey, ObjectRef
 
 _KINDS = ("Pod", "Secret", "Service", "PersistentVolumeClaim")
 _PROGRESS_SECONDS = 0.5
+
+# No agent loses its node here, so no other one is asked about it. A refusal is logged after 5 s, that is with
+# the second one after 4.5 s: an agent that is ending closes connections too.
+AGENT_PACE = AgentPace(steady=0.5, hasty=0.5, figures=0.5, witness=math.inf, patience=math.inf, refused=4.5)
 
 # After the grace period and SIGKILL, the time in which the system ends the processes.
 _KILL_SECONDS = 5.0
@@ -69,9 +74,20 @@ class LocalCluster:
         self._job = self._store.add({"kind": "TrainJob", **job})
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._poller: asyncio.Task[None] | None = None
+        self._poller: asyncio.Future[Any] | None = None
         self._sandbox = Sandbox(machine, base_port)
-        self._leading_agent = LeadingAgent(self._find_leader, self._notify)
+        self._agents = AgentPoller(
+            lambda _key: str(self._job["metadata"]["uid"]),
+            lambda _key: self._store.of_kind("Pod"),
+            lambda _key: self._notify(),
+            AgentPolling(
+                token_of=lambda _uid: self._sandbox.token or "",
+                address_of=self._agent_address,
+                pace=AGENT_PACE,
+                refusal="%(error)s",
+            ),
+        )
+        self._last_report: Mapping[str, Any] | None = None
         self._closing = False
 
     @property
@@ -109,7 +125,7 @@ class LocalCluster:
             service=deepcopy(services[0]) if services else None,
             claim=deepcopy(claims[0]) if claims else None,
             progress={name: deepcopy(dict(file.report)) for name, file in reports.items() if file.report},
-            agent_report=deepcopy(self._leading_agent.agent_report),
+            agent_report=deepcopy(self._agents.agent_report(self.key) or self._last_report),
         )
 
     @property
@@ -198,9 +214,11 @@ class LocalCluster:
         self._store.touch(job)
 
     def set_target(self, key: JobKey, target: Mapping[str, Any] | None) -> None:
-        """Send this agent target to the leading agent from now on; None stops the requests."""
+        """See `Cluster.set_target`. The latest agent report stays in snapshots: the display shows it."""
         if key == self.key and not self._closing:
-            self._leading_agent.set_target(deepcopy(target))
+            if target is None and (report := self._agents.agent_report(key)) is not None:
+                self._last_report = {**report, "unreachableSeconds": 0.0}
+            self._agents.set_target(key, deepcopy(target))
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
         """Pass an event about the job to the caller; `type_` is `Normal` or `Warning`."""
@@ -222,7 +240,6 @@ class LocalCluster:
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
-        await self._leading_agent.close()
         self._sandbox.leave()
 
     def _notify(self) -> None:
@@ -232,11 +249,11 @@ class LocalCluster:
     def _live_pods(self) -> list[LocalPod]:
         return [pod for pod in self._pods.values() if not pod.has_ended]
 
-    def _find_leader(self, world: Mapping[str, Any]) -> Leader | None:
-        pod, token = find_leader(self._pods.values(), world), self._sandbox.token
-        if pod is None or token is None:
+    def _agent_address(self, pod: Manifest) -> AgentAddress | None:
+        metadata = pod["metadata"]
+        if self._sandbox.token is None or not self._pods[metadata["name"]].launch.has_agent:
             return None
-        return Leader(pod.name, pod.setting.ports.agent, token)
+        return AgentAddress(metadata["uid"], LOOPBACK, self._sandbox.ports_of(pod).agent)
 
     def _create_bundle(self, manifest: Manifest) -> None:
         self._check_name(manifest)
@@ -266,7 +283,7 @@ class LocalCluster:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if self._poller is None:
-            self._poller = asyncio.ensure_future(self._poll_progress())
+            self._poller = asyncio.gather(self._poll_progress(), self._agents.run())
 
     def _setting(self, pod: Manifest, launch: Launch) -> PodSetting:
         replica = replica_name(pod)

@@ -14,8 +14,7 @@ from support_virtual_time import run_skipping_time
 
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.kube.agents import AgentPoller, AgentPolling
-from trainjob.cluster.kube.informer import AgentPace
+from trainjob.cluster.agents.poller import AgentPace, AgentPoller, AgentPolling
 from trainjob.core.failure import UNREACHABLE
 
 TARGET = {"world": {"worker": 4}}

@@ -6,42 +6,51 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from trainjob.api import AGENT_PORT, TRAINER_CONTAINER
-from trainjob.cluster.agents import AgentRecord, AgentRefused, AgentUnreachable, Report, largest_report, sync
+from trainjob.api import AGENT_PORT
+from trainjob.cluster.agents.protocol import AgentRefused, AgentUnreachable, largest_report, sync
+from trainjob.cluster.agents.record import AgentRecord, Report
 from trainjob.cluster.fair_slots import FairSlots
-from trainjob.cluster.kube.informer import AgentPace
 from trainjob.cluster.protocol import Manifest, happens_within
 from trainjob.core.agent import job_token
 from trainjob.core.agent_reports import project_report, replica_names
-from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_LIVE, LABEL_ROLE, JobKey
+from trainjob.core.names import (
+    EVALUATOR,
+    LABEL_INDEX,
+    LABEL_LIVE,
+    LABEL_ROLE,
+    TRAINING_ROLES,
+    JobKey,
+    Replica,
+)
+from trainjob.core.pods import container_state, read_replica_labels
 
 # The running agents of a job, and which one leads.
 
 
-_ROLES = ("chief", "worker", "ps", "evaluator")
-"""The order in which the other agents are asked when the leading agent doesn't answer."""
+_ROLES = (*TRAINING_ROLES, EVALUATOR)
+"""The order in which the other agents are witnesses when the leading agent doesn't answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSeat:
-    """A running agent.
+class AgentAddress:
+    """Where a running agent listens.
 
     Attributes:
         pod: its pod's uid.
-        host: its pod's address.
     """
 
     pod: str
     host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSeats:
+class JobAgents:
     """The running agents of one job.
 
     Attributes:
@@ -49,68 +58,51 @@ class AgentSeats:
         others: the agents of the other replicas.
     """
 
-    leader: AgentSeat | None
-    others: tuple[AgentSeat, ...]
+    leader: AgentAddress | None
+    others: tuple[AgentAddress, ...]
 
 
-def find_agents(pods: Iterable[Manifest], world: Mapping[str, Any]) -> AgentSeats:
+AddressOf = Callable[[Manifest], AgentAddress | None]
+
+
+def pod_address(pod: Manifest, port: int = AGENT_PORT) -> AgentAddress | None:
+    """Return the address of a pod's agent on Kubernetes; None before the pod has an IP."""
+    host = pod["status"].get("podIP")
+    return AgentAddress(pod["metadata"]["uid"], host, port) if host else None
+
+
+def find_agents(
+    pods: Iterable[Manifest], world: Mapping[str, Any], address_of: AddressOf = pod_address
+) -> JobAgents:
     """Return the running agents of these pods.
 
     Args:
         pods: of the job; of two pods of one replica the later incarnation counts.
         world: number of replicas of each training role; if the job has a chief, the chief's agent leads.
+        address_of: see `AgentPolling`.
     """
-    leading = ("chief" if "chief" in world else "worker", 0)
-    newest: dict[tuple[str, int], tuple[int, Manifest]] = {}
-    for pod in pods:
-        seat = _seat_of(pod)
-        if seat is None:
-            continue
-        place, incarnation = seat
-        if place not in newest or newest[place][0] < incarnation:
-            newest[place] = incarnation, pod
-    running = {place: agent for place, (_, pod) in newest.items() if (agent := _agent_of(pod)) is not None}
-    leader = running.pop(leading, None)
-    return AgentSeats(leader, tuple(running[place] for place in sorted(running, key=_rank)))
-
-
-def _seat_of(pod: Manifest) -> tuple[tuple[str, int], int] | None:
-    """Return the replica (role and index) and the incarnation of a live pod, or None."""
-    labels = pod["metadata"].get("labels") or {}
-    if labels.get(LABEL_LIVE) != "true":
-        return None
-    try:
-        return (labels[LABEL_ROLE], int(labels[LABEL_INDEX])), int(labels[LABEL_INCARNATION])
-    except (KeyError, ValueError):
-        return None
-
-
-def _agent_of(pod: Manifest) -> AgentSeat | None:
-    status = pod.get("status") or {}
-    host = status.get("podIP")
-    is_running = any(
-        container.get("name") == TRAINER_CONTAINER and "running" in (container.get("state") or {})
-        for container in status.get("containerStatuses") or ()
-    )
-    return AgentSeat(pod["metadata"]["uid"], host) if host and is_running else None
-
-
-def _rank(place: tuple[str, int]) -> tuple[int, int]:
-    role, index = place
-    return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), index
-
-
-def names_of(pods: Iterable[Manifest]) -> Iterator[str]:
-    """Yield the name of each pod's replica, such as `worker-1`."""
+    newest: dict[Replica, tuple[int, Manifest]] = {}
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
-        yield f"{labels.get(LABEL_ROLE)}-{labels.get(LABEL_INDEX)}"
+        if labels.get(LABEL_LIVE) == "true" and (found := read_replica_labels(labels)) is not None:
+            replica, incarnation = found
+            if replica not in newest or newest[replica][0] < incarnation:
+                newest[replica] = incarnation, pod
+    running = {
+        replica: address
+        for replica, (_, pod) in newest.items()
+        if "running" in container_state(pod.get("status") or {}) and (address := address_of(pod)) is not None
+    }
+    leader = running.pop(Replica("chief" if "chief" in world else "worker", 0), None)
+    return JobAgents(leader, tuple(running[replica] for replica in sorted(running, key=_witness_rank)))
 
 
-# Polling of the leading agents.
+def _witness_rank(replica: Replica) -> tuple[int, int]:
+    return (_ROLES.index(replica.role) if replica.role in _ROLES else len(_ROLES)), replica.index
 
 
-_log = logging.getLogger(__name__)
+# How the agents of a cluster are polled.
+
 
 CALLS = 64
 """Concurrent calls over all jobs; one namespace may have half of them."""
@@ -129,9 +121,6 @@ A thousand jobs need 200 in the long run; more jobs, or many that change at once
 
 WITNESSES = 3
 
-FIGURES_SECONDS = 5.0
-"""The interval at which a change of figures alone, such as the step, causes a pass over a job."""
-
 Target = Mapping[str, Any]
 Outcome = Literal["answered", "unreachable", "refused"]
 
@@ -146,22 +135,73 @@ class Sync(Protocol):
 
 
 @dataclass(frozen=True)
+class AgentPace:
+    """Intervals and timeouts of the calls to agents, in seconds.
+
+    Attributes:
+        steady: between two calls for one job; a random part, up to a tenth, is added.
+        hasty: between two calls shortly after a change.
+        hasty_for: how long `hasty` applies after a change.
+        hasty_calls: how many calls for one job may come earlier than `steady` allows; each steady interval
+            earns another. An agent that reports something new at every call, so that its target changes at
+            every pass, is called twice as often as others in the long run.
+        figures: between two passes over a job for a change of figures alone, such as the step.
+        witness: how long a leading agent may be silent before other agents are asked about it.
+        timeout: of one call.
+        patience: how long a job's agent may be silent without being called less often. It is longer than it
+            takes to find that a node is gone (`UNREACHABLE`, also as other agents see it).
+        longest: between two calls for a job that has been silent for long.
+        refused: how long a job's agent must have been silent for a refusal to count; a warning is logged
+            for the second one that counts, since a single one may come from an agent that is just ending.
+    """
+
+    steady: float = 5.0
+    hasty: float = 1.0
+    hasty_for: float = 30.0
+    hasty_calls: int = 30
+    figures: float = 5.0
+    witness: float = 10.0
+    timeout: float = 3.0
+    patience: float = 20.0
+    longest: float = 30.0
+    refused: float = 0.0
+
+    def wait(self, *, is_hasty: bool, silent: float) -> float:
+        """Return the time from one call for a job to the next.
+
+        Args:
+            is_hasty: whether something has changed recently.
+            silent: for how long its agent hasn't answered since that change.
+        """
+        usual = self.hasty if is_hasty else self.steady
+        return usual if silent <= self.patience else max(usual, min(silent / 2, self.longest))
+
+
+@dataclass(frozen=True)
 class AgentPolling:
-    """How agents are polled.
+    """How agents are polled; the defaults are for Kubernetes.
 
     Attributes:
         token_of: returns the token of the job with this uid.
+        address_of: returns where the agent of a running pod listens, or None if none does.
         on_call: called after every call, with its outcome and seconds.
         sync: makes one call.
-        port: where agents listen.
         pace: intervals and timeouts.
+        refusal: the log message of a refused call, with the fields `key`, `host` and `error`.
     """
 
     token_of: Callable[[str], str] = lambda uid: job_token(b"", uid)
+    address_of: AddressOf = pod_address
     on_call: Callable[[Outcome, float], None] = lambda _outcome, _seconds: None
     sync: Sync = sync
-    port: int = AGENT_PORT
     pace: AgentPace = field(default_factory=AgentPace)
+    refusal: str = "%(key)s: the agent at %(host)s can't be spoken to: %(error)s"
+
+
+# Polling of the leading agents.
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -170,21 +210,21 @@ class _Watched:
 
     Attributes:
         uid: the job's, since names are used again.
-        asked_at: when its agent was called last.
+        called_at: when its agent was called last.
         is_due: whether its agent is called next without the usual wait.
         hasty_until: until when its agent is called more often.
         credit: how many calls may come early; see `AgentPace.hasty_calls`.
         credited_at: when `credit` was last updated.
         spread: factor on the time between two calls, so that jobs don't stay in step.
         changed: set when the next call may be due earlier.
-        refusals: refused calls in a row.
+        refusals: refused calls that count, since the latest answer.
         task: polls its agent.
     """
 
     uid: str
     target: Target
-    record: AgentRecord = field(default_factory=lambda: AgentRecord(FIGURES_SECONDS))
-    asked_at: float = float("-inf")
+    record: AgentRecord
+    called_at: float = float("-inf")
     is_due: bool = True
     credit: float = math.inf
     credited_at: float = 0.0
@@ -195,24 +235,6 @@ class _Watched:
     task: asyncio.Task[None] | None = None
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What a report may contain.
-
-    Attributes:
-        replicas: names of the replicas that the job should have or has pods of.
-        pods: the number of the job's pods.
-    """
-
-    replicas: frozenset[str]
-    pods: int
-
-    @property
-    def largest_report(self) -> int:
-        """Return how many bytes a report may have."""
-        return largest_report(len(self.replicas), self.pods)
-
-
 class AgentPoller:
     """Polls the leading agent of each job that has an agent target, and keeps its reports.
 
@@ -220,7 +242,7 @@ class AgentPoller:
         uid_of: returns the uid of the job of that name; None when there is none.
         pods_of: returns the job's pods.
         changed: called with each job whose agents report something new.
-        asking: how agents are polled.
+        polling: how agents are polled.
     """
 
     def __init__(
@@ -228,13 +250,13 @@ class AgentPoller:
         uid_of: Callable[[JobKey], str | None],
         pods_of: Callable[[JobKey], Iterable[Manifest]],
         changed: Callable[[JobKey], None],
-        asking: AgentPolling,
+        polling: AgentPolling,
     ) -> None:
         self._uid_of = uid_of
         self._pods_of = pods_of
         self._changed = changed
-        self._asking = asking
-        self._pace = asking.pace
+        self._polling = polling
+        self._pace = polling.pace
         self._watched: dict[JobKey, _Watched] = {}
         self._slots = FairSlots(CALLS, CALLS // 2)
         self._doubtful = FairSlots(DOUBTFUL_CALLS, DOUBTFUL_CALLS // 2)
@@ -250,7 +272,7 @@ class AgentPoller:
         if target is None or uid is None:
             return
         if watched is None:
-            watched = self._watched[key] = _Watched(uid, target)
+            watched = self._watched[key] = _Watched(uid, target, AgentRecord(self._pace.figures))
             self._start(key, watched)
         elif watched.target != target:
             watched.target = target
@@ -282,26 +304,26 @@ class AgentPoller:
 
     def _start(self, key: JobKey, watched: _Watched) -> None:
         if self._tasks is not None:
-            watched.task = self._tasks.create_task(self._attend(key, watched))
+            watched.task = self._tasks.create_task(self._keep_polling(key, watched))
 
     def _forget(self, key: JobKey) -> None:
         watched = self._watched.pop(key, None)
         if watched is not None and watched.task is not None:
             watched.task.cancel()
 
-    async def _attend(self, key: JobKey, watched: _Watched) -> None:
+    async def _keep_polling(self, key: JobKey, watched: _Watched) -> None:
         while self._uid_of(key) == watched.uid:
             wait = self._wait(watched)
             if wait > 0:
                 watched.changed.clear()
                 await happens_within(watched.changed, wait)
                 continue
-            if _time() - watched.asked_at < self._pace.steady:
+            if _time() - watched.called_at < self._pace.steady:
                 watched.credit -= 1
-            watched.asked_at, watched.is_due = _time(), False
+            watched.called_at, watched.is_due = _time(), False
             watched.spread = 1 + random.random() / 10  # noqa: S311 - spreads load, no secret
             try:
-                await self._ask(key, watched)
+                await self._poll(key, watched)
             except Exception:  # noqa: BLE001 - one job's agents must not stop the others
                 _log.exception("%s: its agents could not be asked", key)
         if self._watched.get(key) is watched:
@@ -316,49 +338,56 @@ class AgentPoller:
             return 0.0
         silent = min(watched.record.silent_seconds(now), now - (watched.hasty_until - pace.hasty_for))
         seconds = pace.wait(is_hasty=may_haste and now < watched.hasty_until, silent=silent)
-        return watched.asked_at + seconds * watched.spread - now
+        return watched.called_at + seconds * watched.spread - now
 
-    async def _ask(self, key: JobKey, watched: _Watched) -> None:
+    async def _poll(self, key: JobKey, watched: _Watched) -> None:
         pods, world, record = tuple(self._pods_of(key)), watched.target.get("world") or {}, watched.record
-        agents = find_agents(pods, world)
+        agents = find_agents(pods, world, self._polling.address_of)
         if agents.leader is None:
             record.rest()
             return
-        seen = _Seen(frozenset((*replica_names(world), *names_of(pods))), len(pods))
-        report = await self._call(key, watched, agents.leader, seen)
+        labels = (pod["metadata"].get("labels") or {} for pod in pods)
+        known = (f"{each.get(LABEL_ROLE)}-{each.get(LABEL_INDEX)}" for each in labels)
+        replicas = frozenset((*replica_names(world), *known))
+        largest = largest_report(len(replicas), len(pods))
+        report = await self._call(key, watched, agents.leader, replicas, largest)
         if report is not None:
             record.hear(report, _time())
         elif record.miss(agents.leader.pod, _time()) >= self._pace.witness:
-            calls = (self._call(key, watched, agent, seen) for agent in agents.others[:WITNESSES])
+            witnesses = agents.others[:WITNESSES]
+            calls = (self._call(key, watched, agent, replicas, largest) for agent in witnesses)
             record.testify([said for said in await asyncio.gather(*calls) if said is not None])
         if record.has_news(_time()):
             self._changed(key)
 
-    async def _call(self, key: JobKey, watched: _Watched, agent: AgentSeat, seen: _Seen) -> Report | None:
-        asking = self._asking
+    async def _call(
+        self, key: JobKey, watched: _Watched, agent: AgentAddress, replicas: frozenset[str], largest: int
+    ) -> Report | None:
+        """Return the report on these replicas, at most so large; None if the agent doesn't answer."""
+        polling = self._polling
         doubt = self._doubtful.slot(key.namespace, key.name) if watched.record.is_silent else nullcontext()
         async with doubt, self._slots.slot(key.namespace, key.name):
             await self._turn()
             began = _time()
             try:
-                report = await asking.sync(
+                report = await polling.sync(
                     agent.host,
-                    asking.port,
-                    asking.token_of(watched.uid),
+                    agent.port,
+                    polling.token_of(watched.uid),
                     watched.target,
                     timeout=self._pace.timeout,
-                    largest=seen.largest_report,
+                    largest=largest,
                 )
             except AgentUnreachable as error:
                 _log.debug("%s: the agent at %s: %s", key, agent.host, error)
-                asking.on_call("unreachable", _time() - began)
+                polling.on_call("unreachable", _time() - began)
             except AgentRefused as error:
-                self._tell_refusal(key, watched, agent, error)
-                asking.on_call("refused", _time() - began)
+                self._log_refusal(key, watched, agent, error)
+                polling.on_call("refused", _time() - began)
             else:
                 watched.refusals = 0
-                asking.on_call("answered", _time() - began)
-                return project_report(report, seen.replicas)
+                polling.on_call("answered", _time() - began)
+                return project_report(report, replicas)
         return None
 
     async def _turn(self) -> None:
@@ -368,11 +397,11 @@ class AgentPoller:
         if self._next_call > now:
             await asyncio.sleep(self._next_call - now)
 
-    def _tell_refusal(self, key: JobKey, watched: _Watched, agent: AgentSeat, error: AgentRefused) -> None:
-        watched.refusals += 1
-        # A single refusal may come from an agent that is just ending.
-        log = _log.warning if watched.refusals == 2 else _log.debug
-        log("%s: the agent at %s can't be spoken to: %s", key, agent.host, error)
+    def _log_refusal(self, key: JobKey, watched: _Watched, agent: AgentAddress, error: AgentRefused) -> None:
+        counts = watched.record.silent_seconds(_time()) >= self._pace.refused
+        watched.refusals += counts
+        log = _log.warning if counts and watched.refusals == 2 else _log.debug
+        log(self._polling.refusal, {"key": key, "host": agent.host, "error": error})
 
 
 def _time() -> float:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainjob.cluster.kube.agents import AgentSeat, find_agents
+from trainjob.api import AGENT_PORT
+from trainjob.cluster.agents.poller import AgentAddress, JobAgents, find_agents
 
 RUNNING: dict[str, Any] = {"running": {"startedAt": "2026-01-31T12:00:00Z"}}
 ENDED: dict[str, Any] = {"terminated": {"exitCode": 0}}
@@ -12,14 +13,14 @@ WORKERS = {"worker": 2}
 
 
 def pod(
-    seat: str,
+    replica: str,
     *,
     incarnation: int = 1,
     state: dict[str, Any] = RUNNING,
     host: str | None = "10.0.0.1",
     live: bool = True,
 ) -> dict[str, Any]:
-    role, _, index = seat.rpartition("-")
+    role, _, index = replica.rpartition("-")
     labels = {
         "trainjob.dev/role": role,
         "trainjob.dev/index": index,
@@ -27,7 +28,7 @@ def pod(
         **({"trainjob.dev/live": "true"} if live else {}),
     }
     return {
-        "metadata": {"uid": f"{seat}/{incarnation}", "labels": labels},
+        "metadata": {"uid": f"{replica}/{incarnation}", "labels": labels},
         "status": {"containerStatuses": [{"name": "trainer", "state": state}], "podIP": host},
     }
 
@@ -46,6 +47,11 @@ def pod(
         ([pod("worker-0", host=None)], WORKERS, None),
         ([{"metadata": {"uid": "x"}}, {"metadata": {"uid": "y", "labels": None}}], WORKERS, None),
         ([], WORKERS, None),
+        ([pod("worker-1"), pod("evaluator-0"), pod("worker-0")], WORKERS, "worker-0/1"),
+        ([pod("worker-1")], WORKERS, None),
+        ([pod("worker-0", incarnation=n) for n in (2, 10, 1)], WORKERS, "worker-0/10"),
+        ([pod("worker-0"), pod("worker-0", incarnation=2, live=False)], WORKERS, "worker-0/1"),
+        ([pod("worker-0")], {}, "worker-0/1"),
     ],
 )
 def test_which_agent_leads(pods: list[dict[str, Any]], world: dict[str, int], leader: str | None) -> None:
@@ -54,12 +60,12 @@ def test_which_agent_leads(pods: list[dict[str, Any]], world: dict[str, int], le
     assert find_agents(reversed(pods), world).leader == found
 
 
-def test_the_others_are_in_order_of_their_seats() -> None:
-    pods = [pod(seat) for seat in ("evaluator-0", "ps-0", "worker-10", "worker-2", "worker-1", "worker-0")]
+def test_the_others_are_in_order_of_their_replicas() -> None:
+    pods = [pod(name) for name in ("evaluator-0", "ps-0", "worker-10", "worker-2", "worker-1", "worker-0")]
     pods.append(pod("worker-3", state=ENDED))
     others = find_agents(pods, WORKERS).others
     assert [agent.pod for agent in others] == [
-        f"{seat}/1" for seat in ("worker-1", "worker-2", "worker-10", "ps-0", "evaluator-0")
+        f"{replica}/1" for replica in ("worker-1", "worker-2", "worker-10", "ps-0", "evaluator-0")
     ]
 
 
@@ -67,6 +73,11 @@ def test_a_sidecar_that_runs_is_no_agent() -> None:
     ended = pod("worker-0", state=ENDED)
     ended["status"]["containerStatuses"].append({"name": "proxy", "state": RUNNING})
     assert find_agents([ended], WORKERS).leader is None
-    assert find_agents([pod("worker-0", host="10.0.0.7")], WORKERS).leader == AgentSeat(
-        "worker-0/1", "10.0.0.7"
+    assert find_agents([pod("worker-0", host="10.0.0.7")], WORKERS).leader == AgentAddress(
+        "worker-0/1", "10.0.0.7", AGENT_PORT
     )
+
+
+def test_a_pod_without_an_address_has_no_agent() -> None:
+    pods = [pod("worker-0"), pod("worker-1")]
+    assert find_agents(pods, WORKERS, lambda _pod: None) == JobAgents(None, ())

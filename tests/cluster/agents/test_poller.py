@@ -7,16 +7,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from support_fake_agents import FakeAgent, build_report, build_witness
 from support_kube import running, until
+from support_virtual_time import run_skipping_time
 
+from trainjob.api import AGENT_PORT
 from trainjob.cluster import JobKey
-from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.kube.agents import CALLS, AgentPoller, AgentPolling
-from trainjob.cluster.kube.informer import AgentPace
+from trainjob.cluster.agents import AgentRefused, AgentUnreachable
+from trainjob.cluster.agents.poller import CALLS, AgentPace, AgentPoller, AgentPolling, pod_address
+from trainjob.cluster.local.cluster import AGENT_PACE as LOCAL_PACE
 
 KEY = JobKey("default", "digits")
 TARGET = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}
@@ -47,12 +50,18 @@ def build_pod(
 class World:
     """Jobs and their pods, and who was told of a change."""
 
-    def __init__(self, **asking: Any) -> None:
+    def __init__(self, *, port: int = AGENT_PORT, **polling: Any) -> None:
         self.uids: dict[JobKey, str] = {KEY: "uid-1"}
         self.pods: dict[JobKey, list[dict[str, Any]]] = {KEY: [build_pod()]}
         self.told: Counter[JobKey] = Counter()
         self.outcomes: Counter[str] = Counter()
-        given = {"token_of": lambda uid: f"token of {uid}", "on_call": self._count, "pace": QUICK, **asking}
+        given = {
+            "token_of": lambda uid: f"token of {uid}",
+            "address_of": partial(pod_address, port=port),
+            "on_call": self._count,
+            "pace": QUICK,
+            **polling,
+        }
         self.poller = AgentPoller(
             self.uids.get,
             lambda key: self.pods.get(key, []),
@@ -131,6 +140,33 @@ async def test_an_agent_with_another_key_is_no_end_and_told_once(caplog: pytest.
         assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warnings[0]
         agent.token = "token of uid-1"  # noqa: S105 - no secret
         await until(lambda: world.agent_report().get("phase") == "running")
+
+
+def test_a_refusal_after_a_long_silence_is_logged_once_until_an_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The pace and the message of the local cluster."""
+    calls, warned_at = Calls(), list[float]()
+
+    async def poll_for(world: World, seconds: int) -> None:
+        for _ in range(10 * seconds):
+            await asyncio.sleep(0.1)
+            warned_at.extend([asyncio.get_running_loop().time()] * len(caplog.records))
+            assert {record.getMessage() for record in caplog.records} <= {"another token"}
+            caplog.clear()
+
+    async def main() -> None:
+        async with polling(World(sync=calls, pace=LOCAL_PACE, refusal="%(error)s")) as world:
+            for _ in range(2):
+                calls.answers["127.0.0.1"] = AgentRefused("another token")
+                world.poller.set_target(KEY, TARGET)
+                await poll_for(world, 30)
+                calls.answers["127.0.0.1"] = build_report()
+                await poll_for(world, 1)
+
+    run_skipping_time(main())
+    assert len(warned_at) == 2
+    assert all(5.0 <= moment <= 6.2 for moment in (warned_at[0], warned_at[1] - 31.0))
 
 
 async def test_a_report_that_is_larger_than_its_job_is_refused_and_told_once(
@@ -323,7 +359,7 @@ async def test_no_more_calls_at_once_than_allowed(namespaces: int) -> None:
 
 async def test_no_more_calls_a_second_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, times = asyncio.get_running_loop(), list[float]()
-    monkeypatch.setattr("trainjob.cluster.kube.agents.CALLS_A_SECOND", 1000.0)
+    monkeypatch.setattr("trainjob.cluster.agents.poller.CALLS_A_SECOND", 1000.0)
     pace = replace(QUICK, hasty=0.0, steady=0.0)
     async with polling(World(pace=pace, sync=Calls(), on_call=lambda *_: times.append(loop.time()))) as world:
         begun = loop.time()
