@@ -1,9 +1,9 @@
-from support_cli import build_replica, build_view
+from support_cli import build_replica, build_run
 
-from trainjob.cli.screen import describe_changes
+from trainjob.cli.presenter import describe_changes
 from trainjob.core.agent_reports import EvaluationResult
 
-TRAINING = build_view([build_replica(step=3, total_steps=10)], message="training on 1 worker")
+TRAINING = build_run([build_replica(step=3, total_steps=10)], message="training on 1 worker")
 
 
 def test_the_first_view_is_told_whole() -> None:
@@ -18,33 +18,33 @@ def test_the_same_view_again_says_nothing() -> None:
 
 
 def test_before_the_first_state_nothing_is_said() -> None:
-    assert describe_changes(None, build_view(state=None)) == ()
+    assert describe_changes(None, build_run(state=None)) == ()
 
 
 def test_steps_alone_say_nothing() -> None:
-    later = build_view([build_replica(step=9, total_steps=10)], message="training on 1 worker")
+    later = build_run([build_replica(step=9, total_steps=10)], message="training on 1 worker")
     assert describe_changes(TRAINING, later) == ()
 
 
 def test_saving_a_checkpoint_says_nothing() -> None:
-    saving = build_view([build_replica(state="saving", step=4)], message="training on 1 worker")
+    saving = build_run([build_replica(state="saving", step=4)], message="training on 1 worker")
     assert describe_changes(TRAINING, saving) == ()
     assert describe_changes(saving, TRAINING) == ()
 
 
 def test_a_failure_while_saving_is_told() -> None:
-    saving = build_view([build_replica(state="saving")])
-    failed = build_view([build_replica(state="failed (1)", exit_code=1)])
+    saving = build_run([build_replica(state="saving")])
+    failed = build_run([build_replica(state="failed (1)", exit_code=1)])
     assert describe_changes(saving, failed) == ("worker-0: failed (1)",)
 
 
 def test_a_good_end_after_saving_is_told() -> None:
-    saving, finished = (build_view([build_replica(state=state, step=9)]) for state in ("saving", "finished"))
+    saving, finished = (build_run([build_replica(state=state, step=9)]) for state in ("saving", "finished"))
     assert describe_changes(saving, finished) == ("worker-0: finished, step 9",)
 
 
 def test_a_new_message_is_told() -> None:
-    restarting = build_view(TRAINING.replicas, state="Restarting", message="worker 0 crashed")
+    restarting = build_run(TRAINING.replicas, state="Restarting", message="worker 0 crashed")
     assert describe_changes(TRAINING, restarting) == ("digits: Restarting: worker 0 crashed",)
 
 
@@ -53,32 +53,32 @@ def test_a_restart_between_two_views_is_told_once() -> None:
         "firstFailure": {"message": "worker 0 crashed; restarted in place"},
         "restarts": {"charged": 1, "lastTime": "2026-01-02T03:04:05Z"},
     }
-    before, after = build_view(message="training"), build_view(message="training", **restarted)
+    before, after = build_run(message="training"), build_run(message="training", **restarted)
     line = "digits: Restarting: worker 0 crashed; restarted in place"
     assert describe_changes(before, after) == (line,)
     assert describe_changes(after, after) == ()
-    seen = build_view(state="Restarting", message="worker 0 crashed; restarted in place", **restarted)
+    seen = build_run(state="Restarting", message="worker 0 crashed; restarted in place", **restarted)
     assert describe_changes(before, seen) == (line,)
     assert describe_changes(seen, after) == ("digits: Running: training",)
 
 
 def test_a_restart_without_a_failure_is_no_failure() -> None:
     resized = {"restarts": {"lastTime": "2026-01-02T03:04:05Z"}}
-    assert describe_changes(build_view(message="a"), build_view(message="a", **resized)) == ()
+    assert describe_changes(build_run(message="a"), build_run(message="a", **resized)) == ()
 
 
 def test_resuming_is_told_once_an_attempt() -> None:
-    fresh = build_view([build_replica(step=1)])
-    resumed = build_view([build_replica(step=221, resumed_from=220)])
+    fresh = build_run([build_replica(step=1)])
+    resumed = build_run([build_replica(step=221, resumed_from=220)])
     assert describe_changes(fresh, resumed) == ("digits: resumed from step 220",)
     assert describe_changes(resumed, resumed) == ()
-    again = build_view([build_replica(step=221, resumed_from=220)], attempt=2)
+    again = build_run([build_replica(step=221, resumed_from=220)], attempt=2)
     assert describe_changes(resumed, again) == ("digits: resumed from step 220",)
 
 
 def test_a_straggler_is_told_once() -> None:
     straggler = {"replica": "worker-2", "node": "gpu-7", "workSeconds": 0.41, "medianSeconds": 0.2}
-    before, after = build_view(), build_view(stragglers=[straggler])
+    before, after = build_run(), build_run(stragglers=[straggler])
     assert describe_changes(before, after) == (
         "digits: worker 2 on node gpu-7 takes 0.41 s of work a step, the others 0.20 s (median):"
         " the whole job waits for it",
@@ -87,9 +87,9 @@ def test_a_straggler_is_told_once() -> None:
 
 
 def test_a_new_evaluation_is_told() -> None:
-    first = build_view(evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.961, "loss": 0.12}))
-    final = build_view(evaluation=EvaluationResult(step=440, metrics={"accuracy": 0.975}, final=True))
-    assert describe_changes(build_view(), first) == (
+    first = build_run(evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.961, "loss": 0.12}))
+    final = build_run(evaluation=EvaluationResult(step=440, metrics={"accuracy": 0.975}, final=True))
+    assert describe_changes(build_run(), first) == (
         "digits: evaluation at step 220: accuracy 96.1 %, loss 0.12",
     )
     assert describe_changes(first, final) == (

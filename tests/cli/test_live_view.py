@@ -2,22 +2,22 @@ from collections.abc import Iterable
 
 import pytest
 from rich.console import Console
-from support_cli import build_replica, build_view
+from support_cli import build_replica, build_run
 
+from trainjob.cli.job import Job
 from trainjob.cli.screen import draw
-from trainjob.cli.view import JobView
 from trainjob.core.agent_reports import EvaluationResult
 
 
-def _drawn(view: JobView, lines: Iterable[tuple[str, str]] = (), width: int = 80) -> str:
+def _drawn(job: Job, lines: Iterable[tuple[str, str]] = (), width: int = 80) -> str:
     console = Console(record=True, width=width, file=None, quiet=True, color_system=None)
     console.quiet = False
     with console.capture() as capture:
-        console.print(draw(view, lines))
+        console.print(draw(job, lines))
     return capture.get()
 
 
-FULL = build_view(
+FULL = build_run(
     [
         build_replica(
             step=220,
@@ -62,8 +62,8 @@ def test_everything_is_shown() -> None:
 
 @pytest.mark.parametrize("state", ["finished", "starting", "waiting", "failed (1)"])
 def test_who_waits_for_data_is_told_of_those_that_train(state: str) -> None:
-    view = build_view([build_replica(state=state, step_seconds=1.0, input_seconds=0.9)])
-    assert "waits for its data" not in _drawn(view)
+    job = build_run([build_replica(state=state, step_seconds=1.0, input_seconds=0.9)])
+    assert "waits for its data" not in _drawn(job)
 
 
 def test_it_fits_eighty_columns() -> None:
@@ -73,15 +73,15 @@ def test_it_fits_eighty_columns() -> None:
 
 
 def test_nothing_known_yet() -> None:
-    text = _drawn(build_view([build_replica(state="pending", pod=None)], state=None))
+    text = _drawn(build_run([build_replica(state="pending", pod=None)], state=None))
     assert "digits  Pending" in text
     assert "worker-0" in text
     assert "None" not in text
 
 
 def test_text_of_the_user_is_only_text() -> None:
-    view = build_view(message="[bold]not markup[/bold] {{ 7*7 }}")
-    text = _drawn(view, [("worker-0", "[red]log :smile: line[/]"), ("worker-0", "x" * 500)])
+    job = build_run(message="[bold]not markup[/bold] {{ 7*7 }}")
+    text = _drawn(job, [("worker-0", "[red]log :smile: line[/]"), ("worker-0", "x" * 500)])
     assert "[bold]not markup[/bold] {{ 7*7 }}" in text
     assert "[red]log :smile: line[/]" in text
     assert max(len(line) for line in text.splitlines()) <= 80

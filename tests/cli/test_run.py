@@ -40,7 +40,7 @@ def test_a_job_that_succeeds(tmp_path: Path) -> None:
     assert "worker-1: hello from worker 1" in result.stdout
     assert "evaluator-0: hello from evaluator 0" in result.stdout
     assert "trainjob: claim training is the folder" in result.stdout
-    assert "final checkpoint, step 440: accuracy 97.5 %, loss 0.08125" in result.stdout
+    assert "step 440: accuracy 97.5 %, loss 0.08125, final checkpoint" in result.stdout
     assert "checkpoints   runs/training/digits/checkpoints" in result.stdout
     assert "tensorboard --logdir runs/training/digits" in result.stdout
     assert result.stderr == ""
@@ -52,9 +52,9 @@ def test_a_script_that_only_ends_is_complete_and_reports_no_step(tmp_path: Path)
     result = trainjob("run", str(file), cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "digits: Complete: training has finished, but no step was reported; " in result.stdout
-    first, steps = result.stdout.splitlines()[-2:]
-    assert first.startswith("digits is complete: done in ")
-    assert steps.startswith("  no step was reported; a Keras model's fit, ")
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("digits is complete after ")
+    assert "no step was reported; a Keras model's fit, " in last
 
 
 def test_commands_start_in_the_folder_of_the_file(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_script_that_crashes(tmp_path: Path) -> None:
     script = "if role == 'worker' and index == 1: raise ValueError('boom')\nsignal.pause()"
     result = trainjob("run", str(write_job(tmp_path, script, maxRestarts=0)), cwd=tmp_path)
     assert result.returncode == 1
-    assert "digits failed: " in result.stderr
+    assert "digits failed after " in result.stderr
     assert "first failure worker-1, exit code 1 (Crashed)" in result.stderr
     assert "    | ValueError: boom" in result.stderr
     assert "whole log     runs/training/digits/logs/replicas/worker-1.log" in result.stderr

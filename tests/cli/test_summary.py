@@ -1,12 +1,13 @@
 from typing import Any
 
-from support_cli import build_replica, build_view, condition
+from support_cli import build_replica, build_run, condition
 
-from trainjob.cli.summary import Places, summarize, summarize_interruption
-from trainjob.cli.view import ReplicaView
+from trainjob.cli.job import ReplicaView
+from trainjob.cli.presenter import Results, describe_end, describe_interruption
 from trainjob.core.agent_reports import EvaluationResult
+from trainjob.core.policies.success_policy import NO_STEPS
 
-PLACES = Places(
+RESULTS = Results(
     output="runs/training/digits",
     has_model=True,
     has_checkpoints=True,
@@ -16,37 +17,41 @@ PLACES = Places(
     command="trainjob run job.yaml",
 )
 COMPLETE = condition("Complete", "TrainingFinished", "training has finished")
+OUTPUT = (
+    "  model         runs/training/digits/model\n"
+    "  checkpoints   runs/training/digits/checkpoints\n"
+    "  TensorBoard   tensorboard --logdir runs/training/digits"
+)
 FINAL = EvaluationResult(step=440, metrics={"accuracy": 0.975, "loss": 0.08125}, final=True)
 
 
-def _complete(*replicas: ReplicaView, **fields: Any) -> str:
-    view = build_view(replicas, state="Complete", conditions=[COMPLETE], **fields)
-    return "\n".join(summarize(view, PLACES))
+def _complete(*replicas: ReplicaView, message: str = "training has finished", **fields: Any) -> str:
+    conditions = [condition("Complete", "TrainingFinished", message)]
+    job = build_run(replicas, state="Complete", conditions=conditions, message=message, **fields)
+    return "\n".join(describe_end(job, RESULTS))
 
 
 def _failed(first: dict[str, Any] | None = None, reason: str = "Crashed") -> str:
     status: dict[str, Any] = {"conditions": [condition("Failed", reason, "worker 1 crashed")]}
     if first is not None:
         status["firstFailure"] = {"pod": "digits-worker-1-aaaaaaaa", "rank": "worker-1", **first}
-    return "\n".join(summarize(build_view(state="Failed", **status), PLACES))
+    return "\n".join(describe_end(build_run(state="Failed", **status), RESULTS))
 
 
 def test_success() -> None:
     worker = build_replica(state="finished", step=440, resumed_from=220)
     assert _complete(worker, build_replica("evaluator-0", "finished"), evaluation=FINAL) == (
-        "digits is complete: 440 steps in 1m5s, resumed from step 220\n"
-        "  evaluation    final checkpoint, step 440: accuracy 97.5 %, loss 0.08125\n"
-        "  model         runs/training/digits/model\n"
-        "  checkpoints   runs/training/digits/checkpoints\n"
-        "  TensorBoard   tensorboard --logdir runs/training/digits"
+        "digits is complete after 1m5s: training has finished\n"
+        "  steps         440, resumed from step 220\n"
+        "  evaluation    step 440: accuracy 97.5 %, loss 0.08125, final checkpoint\n"
+        f"{OUTPUT}"
     )
 
 
 def test_success_that_came_early() -> None:
-    why = "val_loss has not improved for 3 checkpoints; best 0.12 at step 60"
-    assert f"\n  stopped early {why}\n" in _complete(
-        build_replica(state="finished", step=120, stopped_early=why)
-    )
+    why = "training stopped early at step 120 of 440: val_loss has not improved for 3 checkpoints"
+    text = _complete(build_replica(state="finished", step=120), message=why)
+    assert text == f"digits is complete after 1m5s: {why}\n  steps         120\n{OUTPUT}"
 
 
 def test_success_without_an_evaluator() -> None:
@@ -54,17 +59,20 @@ def test_success_without_an_evaluator() -> None:
 
 
 def test_success_without_a_model() -> None:
-    view = build_view(state="Complete", conditions=[COMPLETE])
-    assert "  model  " not in "\n".join(summarize(view, Places(output="runs/x")))
+    job = build_run(state="Complete", conditions=[COMPLETE])
+    assert "  model  " not in "\n".join(describe_end(job, Results(output="runs/x")))
 
 
 def test_success_without_a_step_names_what_reports_steps_and_nothing_that_is_not_there() -> None:
-    view = build_view([build_replica(state="finished")], state="Complete", conditions=[COMPLETE])
-    assert summarize(view, Places(output="runs/x")) == (
-        "digits is complete: done in 1m5s",
-        "  no step was reported; a Keras model's fit, trainjob_trainer.train_and_evaluate and"
-        " trainjob_trainer.init() report steps",
-    )
+    why = f"training has finished, but {NO_STEPS}"
+    conditions = [condition("Complete", "TrainingFinished", why)]
+    job = build_run([build_replica(state="finished")], state="Complete", conditions=conditions)
+    assert describe_end(job, Results(output="runs/x")) == (f"digits is complete after 1m5s: {why}",)
+
+
+def test_success_without_an_evaluation() -> None:
+    text = _complete(build_replica(state="finished", step=440), build_replica("evaluator-0", "finished"))
+    assert "\n  evaluation    none was reported\n" in text
 
 
 def test_success_whose_evaluator_failed() -> None:
@@ -82,12 +90,13 @@ def test_success_without_a_final_evaluation() -> None:
         evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.9}),
     )
     assert "not the final checkpoint: step 220: accuracy 90.0 %" in text
-    assert "The final checkpoint was not evaluated: training has finished; the evaluator wasn't done" in text
+    assert "complete after 1m5s: training has finished; the evaluator wasn't done in time\n" in text
+    assert "\n  The final checkpoint was not evaluated.\n" in text
 
 
 def test_failure() -> None:
     text = _failed({"reason": "Crashed", "exitCode": 1, "step": 30})
-    assert text.startswith("digits failed: worker 1 crashed\n")
+    assert text.startswith("digits failed after 1m5s: worker 1 crashed\n")
     assert "first failure worker-1, exit code 1 (Crashed), at step 30" in text
     assert "    | ValueError: boom" in text
     assert "    | line 5\n" not in text  # only the last ones
@@ -108,12 +117,12 @@ def test_failure_of_a_pod_that_left_nothing() -> None:
 
 def test_failure_without_a_replica() -> None:
     text = _failed(reason="InvalidTemplate")
-    assert text == "digits failed: worker 1 crashed\n  reason        InvalidTemplate"
+    assert text == "digits failed after 1m5s: worker 1 crashed\n  reason        InvalidTemplate"
 
 
 def test_interruption() -> None:
-    view = build_view(checkpoint_step=220)
-    assert "\n".join(summarize_interruption(view, PLACES)) == (
+    job = build_run(checkpoint_step=220)
+    assert "\n".join(describe_interruption(job, RESULTS)) == (
         "digits was interrupted; all its processes have ended. "
         "The checkpoint of step 220 is kept in runs/training/digits/checkpoints.\n"
         "  go on from there with the same command: trainjob run job.yaml"
@@ -121,12 +130,12 @@ def test_interruption() -> None:
 
 
 def test_interruption_before_a_checkpoint() -> None:
-    text = "\n".join(summarize_interruption(build_view(), PLACES))
+    text = "\n".join(describe_interruption(build_run(), RESULTS))
     assert "start again with the same command: trainjob run job.yaml" in text
 
 
 def test_interruption_of_a_fresh_start() -> None:
-    places = Places(output="runs/x", starts_over=True)
-    text = "\n".join(summarize_interruption(build_view(checkpoint_step=9), places))
+    results = Results(output="runs/x", starts_over=True)
+    text = "\n".join(describe_interruption(build_run(checkpoint_step=9), results))
     assert "The checkpoint of step 9 is kept in runs/x/checkpoints" in text
     assert "starts over each time, in a new folder" in text

@@ -139,9 +139,9 @@ def test_ctrl_c_while_nobody_answers(api: CliServer, tmp_path: Path) -> None:
 def test_on_a_terminal_one_line_is_kept_up_to_date(api: CliServer, tmp_path: Path) -> None:
     api.put(stored_job("Running", message="training", progress={"step": 3, "totalSteps": 9}))
     with terminal("wait", "digits", cwd=tmp_path) as (process, screen):
-        screen.read_until("step 3/9")
+        screen.read_until("step 3 of 9")
         api.put(stored_job("Running", message="training", progress={"step": 4, "totalSteps": 9}))
-        screen.read_until("step 4/9")
+        screen.read_until("step 4 of 9")
         api.put(stored_job("Complete", message="done"))
         screen.read_until("digits is complete: done")
         assert process.wait(60) == 0

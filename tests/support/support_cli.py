@@ -23,7 +23,7 @@ from support_jobs import build_job
 
 from trainjob.api import TrainJobStatus
 from trainjob.cli import main
-from trainjob.cli.view import JobView, ReplicaView
+from trainjob.cli.job import Job, ReplicaView
 from trainjob.core.agent_reports import Report
 
 GUARD_SECONDS = 120.0
@@ -187,11 +187,17 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def build_view(replicas: Sequence[ReplicaView] = (), *, seconds: float = 65, **fields: Any) -> JobView:
-    """Return a view of the job `digits`; `fields` of the status are those of its JSON."""
-    view = {key: fields.pop(key) for key in ("evaluation", "checkpoint_step") if key in fields}
-    status = TrainJobStatus.model_validate({"state": "Running", **fields})
-    return JobView("digits", status, timedelta(seconds=seconds), tuple(replicas), **view)
+def build_run(replicas: Sequence[ReplicaView] = (), *, seconds: float = 65, **fields: Any) -> Job:
+    """Return the job `digits` of a run here; `fields` of the status are those of its JSON."""
+    own = {key: fields.pop(key) for key in ("evaluation", "checkpoint_step") if key in fields}
+    return Job(
+        name="digits",
+        spec={"evaluator": {"replicas": sum(replica.is_evaluator for replica in replicas)}},
+        status=TrainJobStatus.model_validate({"state": "Running", **fields}),
+        elapsed=timedelta(seconds=seconds),
+        replicas=tuple(replicas),
+        **own,
+    )
 
 
 def build_replica(name: str = "worker-0", state: str = "training", **fields: Any) -> ReplicaView:

@@ -13,8 +13,8 @@ from trainjob.cli.cluster.job_logs import (
     has_log,
     newest_pods,
     own_pods,
-    why_no_log,
 )
+from trainjob.cli.job import why_no_log
 from trainjob.core.pods import Pod
 
 UID = "uid-of-digits"

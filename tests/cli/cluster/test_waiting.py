@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from support_cli_jobs import stored_job
 
-from trainjob.cli.cluster.waiting import Reason, Waiting
+from trainjob.cli.wait import Reason, Waiting
 from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
 
 PENDING, RUNNING = Seen(stored_job("Pending")), Seen(stored_job("Running"))

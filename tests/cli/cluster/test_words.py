@@ -11,10 +11,18 @@ import pytest
 from support_cli_jobs import RUNNING, condition, ended, stored_job, stored_pod
 
 from trainjob.cli.cluster.job_logs import own_pods
-from trainjob.cli.cluster.jobs import read_job
-from trainjob.cli.cluster.waiting import ProgressLine, describe_deletion, describe_end, describe_progress
-from trainjob.cli.get import draw_job, job_header, job_row, layout
-from trainjob.cli.summary import ON_CLUSTER
+from trainjob.cli.get import job_header, job_row
+from trainjob.cli.job import read_job
+from trainjob.cli.presenter import (
+    ON_CLUSTER,
+    describe_deletion,
+    describe_end,
+    describe_job,
+    describe_progress,
+    layout,
+    results_on_cluster,
+)
+from trainjob.cli.screen import ProgressLine
 
 NOW = datetime(2026, 1, 2, 4, 4, 5, tzinfo=UTC)
 START, END = "2026-01-02T03:04:05Z", "2026-01-02T03:05:10Z"
@@ -34,6 +42,10 @@ FIRST = {
     "step": 30,
     "logTail": "Traceback\nValueError: \x1b[31mboom\x1b[0m",
 }
+
+
+def end(job: dict[str, Any]) -> tuple[str, ...]:
+    return describe_end(read_job(job), results_on_cluster(read_job(job)))
 
 
 def row(job: dict[str, Any], *, wide: bool = False, namespaces: bool = False) -> tuple[str, ...]:
@@ -101,7 +113,7 @@ def test_a_picture_of_everything() -> None:
         ],
         "uid-of-digits",
     )
-    assert "\n".join(draw_job(read_job(job), pods, NOW)) == (
+    assert "\n".join(describe_job(read_job(job), pods, NOW)) == (
         "digits   Running: training on 2 workers\n"
         "  namespace     default\n"
         "  time          created 1h ago; at it for 1h\n"
@@ -128,19 +140,21 @@ def test_a_picture_of_everything() -> None:
 
 def test_restarts_that_count_no_more() -> None:
     job = stored_job(restarts={"charged": 5, "refunded": 4})
-    assert "  restarts      1 of 3, 4 more that training has got beyond" in draw_job(read_job(job), (), NOW)
+    assert "  restarts      1 of 3, 4 more that training has got beyond" in describe_job(
+        read_job(job), (), NOW
+    )
 
 
 @pytest.mark.parametrize(("state", "is_said"), [("Running", True), ("Complete", False)])
 def test_who_waits_for_data(state: str, is_said: bool) -> None:
     progress = {"step": 1, "stepSeconds": {"worker-0": 0.2}, "inputSeconds": {"worker-0": 0.1}}
-    lines = draw_job(read_job(stored_job(state, progress=progress)), (), NOW)
+    lines = describe_job(read_job(stored_job(state, progress=progress)), (), NOW)
     line = "  input         worker 0 waits for its data for 50 % of a step: a faster input pipeline makes "
     assert any(each.startswith(line) for each in lines) is is_said
 
 
 def test_a_picture_of_a_new_job() -> None:
-    assert draw_job(read_job(stored_job("Pending")), (), NOW) == (
+    assert describe_job(read_job(stored_job("Pending")), (), NOW) == (
         "digits   Pending",
         "  namespace     default",
         "  time          created 1h ago",
@@ -159,7 +173,7 @@ def test_a_complete_job() -> None:
         evaluation={"step": 440, "metrics": {"accuracy": "0.975"}},
         firstFailure=FIRST,  # of a restart, long forgiven
     )
-    assert describe_end(read_job(job)) == (
+    assert end(job) == (
         "digits is complete after 1m5s: training has finished",
         "  evaluation    step 440: accuracy 97.5 %",
         "  checkpoints   /output/digits/checkpoints",
@@ -168,16 +182,16 @@ def test_a_complete_job() -> None:
 
 def test_a_complete_job_without_an_evaluation() -> None:
     job = stored_job("Complete")
-    assert "  evaluation    none was reported" in describe_end(read_job(job))
+    assert "  evaluation    none was reported" in end(job)
     job["spec"]["evaluator"] = {"replicas": 0}
-    assert describe_end(read_job(job)) == ("digits is complete",)
+    assert end(job) == ("digits is complete",)
 
 
 def test_a_failed_job() -> None:
     job = stored_job(
         "Failed", message="worker 1 crashed", startTime=START, completionTime=END, firstFailure=FIRST
     )
-    lines = describe_end(read_job(job))
+    lines = end(job)
     assert lines[0] == "digits failed after 1m5s: worker 1 crashed"
     assert "  first failure worker-1, exit code 1 (Crashed), at step 30, on node node-7" in lines
     assert "  whole log     trainjob logs digits -n default --role worker --index 1" in lines
@@ -186,7 +200,7 @@ def test_a_failed_job() -> None:
 
 def test_a_job_that_failed_without_a_replica() -> None:
     job = stored_job("Failed", conditions=[condition("Failed", "no such image", "InvalidTemplate")])
-    assert describe_end(read_job(job)) == ("digits failed: no such image", "  reason        InvalidTemplate")
+    assert end(job) == ("digits failed: no such image", "  reason        InvalidTemplate")
 
 
 def test_a_job_that_was_deleted() -> None:
@@ -205,7 +219,7 @@ def test_a_job_that_was_deleted() -> None:
         (stored_job("Pending"), "digits: Pending"),
         (
             stored_job(message="training on 2 workers", progress=PROGRESS),
-            "digits: Running: training on 2 workers, step 120/440, 1,250 examples/s, 2m left",
+            "digits: Running: training on 2 workers, step 120 of 440, 1,250 examples/s, 2m left, loss 0.5",
         ),
         (stored_job("Complete", message="done", progress=PROGRESS), "digits: Complete: done"),
     ],

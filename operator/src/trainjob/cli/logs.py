@@ -10,7 +10,7 @@ import click
 from trainjob.cli.cluster.errors import Exit, describe_exits
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
 from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
-from trainjob.cli.cluster.waiting import LogPrinter
+from trainjob.cli.screen import LogPrinter
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.cli.cluster.errors import ClusterProblem, Exit, describe_exits
-from trainjob.cli.cluster.jobs import find_job, read_job
+from trainjob.cli.cluster.jobs import find_job
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
+from trainjob.cli.job import read_job
 from trainjob.cli.profiling.asking import (
     LocalProfileClient,
     PodProfileClient,

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ import click
 
 from trainjob.api import Document, InvalidTrainJob, TrainJob, parse
 from trainjob.cli.files import RefusedFile, choose, folder_of, read_trainjobs
+from trainjob.cli.job import Job, Outcome, read_run
+from trainjob.cli.presenter import Results, describe_end, describe_interruption
 from trainjob.cli.screen import LiveScreen, PlainScreen, Screen
-from trainjob.cli.summary import Places, is_complete, summarize, summarize_interruption
-from trainjob.cli.view import JobView, build_view
 from trainjob.cluster.local import CannotRunHere, LocalCluster, LocalOptions, survey
 from trainjob.cluster.protocol import happens_within
 from trainjob.controller import Controller
@@ -81,23 +80,17 @@ _REFRESH_SECONDS = 0.25
 _STOPPING = f"stopping: replicas have {GRACE_SECONDS:g} s to save; another Ctrl-C ends them at once"
 
 
-class Outcome(Enum):
-    """How a run ended."""
-
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-
-
 @dataclass(frozen=True)
 class Ending:
     """The end of a run.
 
     Attributes:
-        view: the job at that time.
+        job: its state at that time.
+        interrupted: a stop was requested before the job had ended.
     """
 
-    outcome: Outcome
-    view: JobView
+    job: Job
+    interrupted: bool
 
 
 class Supervision:
@@ -128,33 +121,33 @@ class Supervision:
         interruption.on_second(self._cluster.kill)
         showing = asyncio.ensure_future(self._keep_showing())
         try:
-            outcome = await self._until_end(interruption)
-            if outcome is Outcome.FINISHED:
-                view = self._view()
-                showing.cancel()
-                self._screen.show(view)
-            else:
+            interrupted = await self._until_end(interruption)
+            if interrupted:
                 self._screen.note(_STOPPING)
+            else:
+                job = self._read()
+                showing.cancel()
+                self._screen.show(job)
         finally:
             await self._cluster.close(GRACE_SECONDS)
             showing.cancel()
             (problem,) = await asyncio.gather(showing, return_exceptions=True)
         if isinstance(problem, Exception):
             raise problem
-        return Ending(outcome, view if outcome is Outcome.FINISHED else self._view())
+        return Ending(self._read() if interrupted else job, interrupted)
 
-    async def _until_end(self, interruption: Interruption) -> Outcome:
+    async def _until_end(self, interruption: Interruption) -> bool:
+        """Return whether a stop was requested before the job has ended."""
         if interruption.asked.is_set():
-            return Outcome.INTERRUPTED  # nothing is started yet
+            return True  # nothing is started yet
         controller = Controller(self._cluster, settings=_settings())
         finished = asyncio.ensure_future(controller.run_until_finished(self._cluster.key))
         asked = asyncio.ensure_future(interruption.asked.wait())
         try:
             await asyncio.wait([finished, asked], return_when=asyncio.FIRST_COMPLETED)
-            if not finished.done():
-                return Outcome.INTERRUPTED
-            finished.result()
-            return Outcome.FINISHED
+            if finished.done():
+                finished.result()
+            return not finished.done()
         finally:
             for task in (finished, asked):
                 task.cancel()
@@ -164,12 +157,12 @@ class Supervision:
         changed = asyncio.Event()
         self._cluster.watch(lambda _: changed.set())
         while True:
-            self._screen.show(self._view())
+            self._screen.show(self._read())
             changed.clear()
             await happens_within(changed, _REFRESH_SECONDS)
 
-    def _view(self) -> JobView:
-        return build_view(self._cluster.snapshot(), self._replicas, since=self._since, now=self._clock())
+    def _read(self) -> Job:
+        return read_run(self._cluster.snapshot(), self._replicas, since=self._since, now=self._clock())
 
 
 def _settings() -> Settings:
@@ -258,7 +251,7 @@ async def _run(request: _Request) -> int:
             screen.close()
             if cluster is not None:
                 await cluster.close()
-    return _conclude(ending, _places(cluster, job, ending))
+    return _conclude(ending, _results(cluster, job, ending.job))
 
 
 class _ScreenHandler(logging.Handler):
@@ -273,12 +266,12 @@ class _ScreenHandler(logging.Handler):
         self._screen.note(self.format(record))
 
 
-def _conclude(ending: Ending, places: Places) -> int:
-    if ending.outcome is Outcome.INTERRUPTED:
-        _print(summarize_interruption(ending.view, places), err=True)
+def _conclude(ending: Ending, results: Results) -> int:
+    if ending.interrupted:
+        _print(describe_interruption(ending.job, results), err=True)
         return _INTERRUPTED
-    good = is_complete(ending.view)
-    _print(summarize(ending.view, places), err=not good)
+    good = ending.job.outcome is Outcome.COMPLETE
+    _print(describe_end(ending.job, results), err=not good)
     return 0 if good else _FAILED
 
 
@@ -311,9 +304,9 @@ def _job(document: Document, *, fresh: bool) -> dict[str, Any]:
     return raw
 
 
-def _places(cluster: LocalCluster, job: TrainJob, ending: Ending) -> Places:
-    pods = {replica.name: replica.pod for replica in ending.view.replicas if replica.pod}
-    first = ending.view.status.first_failure
+def _results(cluster: LocalCluster, job: TrainJob, last: Job) -> Results:
+    pods = {replica.name: replica.pod for replica in last.replicas if replica.pod}
+    first = last.status.first_failure
     if first is not None and first.rank and first.pod:
         pods[first.rank] = first.pod
     tails = {pod: cluster.log_tail(pod) for pod in pods.values()}
@@ -322,11 +315,11 @@ def _places(cluster: LocalCluster, job: TrainJob, ending: Ending) -> Places:
         tails[first.pod] = tuple(first.log_tail.splitlines())
     logs = {replica: cluster.log_path(pod) for replica, pod in pods.items()}
     root = cluster.output_root
-    return Places(
+    return Results(
         output=_shown(root) if root else root_folder(job),
         has_model=root is not None and (root / "model").is_dir(),
-        has_checkpoints=_has(root, "checkpoints/step-*", otherwise=ending.view.checkpoint_step is not None),
-        has_events=_has(root, "**/events.out.tfevents.*", otherwise=ending.view.checkpoint_step is not None),
+        has_checkpoints=_has(root, "checkpoints/step-*", otherwise=last.checkpoint_step is not None),
+        has_events=_has(root, "**/events.out.tfevents.*", otherwise=last.checkpoint_step is not None),
         logs={replica: _shown(path) for replica, path in logs.items() if path},
         tails=tails,
         command=shlex.join(["trainjob", *sys.argv[1:]]),

@@ -1,119 +1,40 @@
-"""The display of a run: plain lines, or a live display on a terminal."""
+"""Output on a terminal: the display of a run, log lines in colours, and the progress line."""
 
-import math
+from __future__ import annotations
+
+import os
+import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
+import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainjob.api import FirstFailure
-from trainjob.cli.view import JobView, ReplicaView
-from trainjob.core.agent_reports import EvaluationResult
+from trainjob.cli.job import Job, ReplicaView
+from trainjob.cli.presenter import (
+    describe_changes,
+    describe_evaluation,
+    describe_progress,
+    describe_resume,
+    describe_state,
+    format_count,
+    format_rate,
+)
 from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import short_duration
 
-# Numbers in readable form.
+if TYPE_CHECKING:
+    from trainjob.cli.cluster.pod_log import LogLine
 
 
-_SHARES = ("accuracy", "acc", "precision", "recall", "auc")
-
-
-def format_metric(name: str, value: float | str) -> str:
-    """Return `accuracy 97.5 %` or `loss 0.0812`; a status has the values as text, also `nan`."""
-    try:
-        number = float(value)
-    except ValueError:
-        return f"{name} {value}"
-    if not math.isfinite(number):
-        return f"{name} {number}"
-    if name.lower().endswith(_SHARES) and 0 <= number <= 1:
-        return f"{name} {100 * number:.1f} %"
-    return f"{name} {number:.4g}"
-
-
-def format_rate(rate: float) -> str:
-    """Return examples per second, such as `1,250`."""
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
-
-
-# Changes between two views of a job, one line each, for output without a live display.
-
-
-# These states change with every checkpoint; only their results are printed.
-_PASSING_STATES = ("preparing", "saving", "evaluating")
-_BETWEEN = ("training", "waiting")
-
-
-def describe_changes(before: JobView | None, after: JobView) -> tuple[str, ...]:
-    """Return the lines about the changes from `before` to `after`; `before` is None at the start."""
-    return tuple(_lines(before, after))
-
-
-def describe_evaluation(evaluation: EvaluationResult) -> str:
-    """Return `step 440: accuracy 97.5 %, loss 0.0812`."""
-    metrics = ", ".join(format_metric(name, value) for name, value in evaluation.metrics.items())
-    return f"step {evaluation.step}: {metrics or 'no metrics'}"
-
-
-def resumed_from(view: JobView) -> int | None:
-    """Return the step that training resumed from, or None if it started at the beginning."""
-    steps = (replica.report.resumed_from for replica in view.replicas)
-    return next((step for step in steps if step), None)
-
-
-def _lines(before: JobView | None, after: JobView) -> Iterator[str]:
-    failure = _failure_between(before, after) if before is not None else None
-    if failure is not None:
-        yield f"{after.name}: Restarting: {failure.message}"
-    known = None if before is None else (before.status.state, before.message)
-    if after.status.state and known != (after.status.state, after.message):
-        yield f"{after.name}: {after.state}" + (f": {after.message}" if after.message else "")
-    old = {replica.name: replica for replica in before.replicas} if before else {}
-    for replica in after.replicas:
-        yield from _replica_lines(old.get(replica.name), replica)
-    step = resumed_from(after)
-    again = before is None or before.status.attempt != after.status.attempt or resumed_from(before) != step
-    if step is not None and again:
-        yield f"{after.name}: resumed from step {step}"
-    slow_before = {straggler.replica for straggler in before.status.stragglers} if before else set()
-    for straggler in after.status.stragglers:
-        if straggler.replica not in slow_before:
-            yield f"{after.name}: {describe(straggler)}"
-    evaluation = after.evaluation
-    if evaluation is not None and (before is None or before.evaluation != evaluation):
-        final = ", final checkpoint" if evaluation.final else ""
-        yield f"{after.name}: evaluation at {describe_evaluation(evaluation)}{final}"
-
-
-def _failure_between(before: JobView, after: JobView) -> FirstFailure | None:
-    """Return a failure that `after` doesn't show any more: agents may restart training between two views."""
-    failure = after.status.first_failure
-    is_new = after.status.restarts.last_time != before.status.restarts.last_time
-    is_told = failure == before.status.first_failure or (failure and failure.message == after.message)
-    return failure if is_new and not is_told else None
-
-
-def _replica_lines(before: ReplicaView | None, after: ReplicaView) -> Iterator[str]:
-    if before is not None and (before.state, before.pod) == (after.state, after.pod):
-        return
-    if after.state in _PASSING_STATES or after.pod is None:
-        return
-    is_same_pod = before is not None and before.pod == after.pod
-    if before is not None and is_same_pod and before.state in _PASSING_STATES and after.state in _BETWEEN:
-        return
-    of = f", step {after.report.step}" if after.report.step else ""
-    total = f" of {after.report.total_steps}" if of and after.report.total_steps else ""
-    yield f"{after.name}: {after.state}{of}{total}"
-
-
-# A job's view for the live display.
+# The live display of a job.
 
 
 _BAR_WIDTH = 10
@@ -135,33 +56,33 @@ _STYLES = {
 }
 
 
-def draw(view: JobView, lines: Iterable[tuple[str, str]] = ()) -> RenderableType:
+def draw(job: Job, lines: Iterable[tuple[str, str]] = ()) -> RenderableType:
     """Return the display: header, replicas, latest evaluation, and the given last lines of logs."""
-    parts: list[RenderableType] = [_header(view)]
-    if view.message:
-        parts.append(Text(view.message, overflow="ellipsis"))
-    parts.append(_table(view))
-    parts += [Text(describe(each), style="yellow") for each in view.status.stragglers[:_SHOWN_STRAGGLERS]]
-    if (told := _input(view.replicas)) is not None:
-        parts.append(Text(told, style="yellow"))
-    if view.evaluation is not None:
-        final = " (final)" if view.evaluation.final else ""
-        parts.append(Text(f"evaluation at {describe_evaluation(view.evaluation)}{final}"))
+    parts: list[RenderableType] = [_header(job)]
+    if job.message:
+        parts.append(Text(job.message, overflow="ellipsis"))
+    parts.append(_table(job))
+    parts += [Text(describe(each), style="yellow") for each in job.status.stragglers[:_SHOWN_STRAGGLERS]]
+    if (waiting := _input(job.replicas)) is not None:
+        parts.append(Text(waiting, style="yellow"))
+    if job.evaluation is not None:
+        parts.append(Text(f"evaluation at {describe_evaluation(job.evaluation)}"))
     for replica, line in lines:
         text = Text(no_wrap=True, overflow="ellipsis")
         parts.append(text.append(f"{replica} | ", style="dim").append(line))
     return Group(*parts)
 
 
-def _header(view: JobView) -> Text:
-    text = Text.assemble((view.name, "bold"), "  ", (view.state, _STYLES.get(view.state, "")))
-    facts = [f"attempt {view.status.attempt or 1}", short_duration(view.elapsed)]
-    if view.restarts:
-        facts.insert(1, f"{view.restarts} restart{'' if view.restarts == 1 else 's'}")
-    step = resumed_from(view)
-    if step:
-        facts.append(f"resumed from step {step}")
-    return text.append("  " + "  ".join(facts), style="dim")
+def _header(job: Job) -> Text:
+    text = Text.assemble((job.name, "bold"), "  ", (job.state, _STYLES.get(job.state, "")))
+    restarts = job.status.restarts.charged + job.status.restarts.uncharged
+    facts = (
+        f"attempt {job.status.attempt or 1}",
+        f"{restarts} restart{'' if restarts == 1 else 's'}" if restarts else "",
+        short_duration(job.elapsed) if job.elapsed is not None else "",
+        describe_resume(job),
+    )
+    return text.append("  " + "  ".join(filter(None, facts)), style="dim")
 
 
 def _input(replicas: Iterable[ReplicaView]) -> str | None:
@@ -172,7 +93,7 @@ def _input(replicas: Iterable[ReplicaView]) -> str | None:
     )
 
 
-def _table(view: JobView) -> Table:
+def _table(job: Job) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("replica", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -180,7 +101,7 @@ def _table(view: JobView) -> Table:
     table.add_column("", width=_BAR_WIDTH)
     for name in ("epoch", "loss", "examples/s", "saved at"):
         table.add_column(name, justify="right", no_wrap=True)
-    for replica in view.replicas:
+    for replica in job.replicas:
         table.add_row(*_row(replica))
     return table
 
@@ -191,25 +112,22 @@ def _row(replica: ReplicaView) -> list[RenderableType]:
     return [
         Text(replica.name),
         Text(replica.state, style=style),
-        Text(_of(report.step, report.total_steps)),
+        Text(format_count(report.step, report.total_steps)),
         _bar(report.step, report.total_steps),
-        Text(_of(report.epoch, report.total_epochs)),
+        Text(format_count(report.epoch, report.total_epochs)),
         Text("" if report.loss is None else f"{report.loss:.4f}"),
         Text("" if report.examples_per_second is None else format_rate(report.examples_per_second)),
         Text("" if report.checkpoint_step is None else str(report.checkpoint_step)),
     ]
 
 
-def _of(done: int | None, total: int | None) -> str:
-    if done is None:
-        return ""
-    return f"{done}" if total is None else f"{done}/{total}"
-
-
 def _bar(done: int | None, total: int | None) -> RenderableType:
     if done is None or not total:
         return Text("")
     return ProgressBar(total=total, completed=min(done, total), width=_BAR_WIDTH)
+
+
+# The display of a run: plain lines, or the live display.
 
 
 _SHOWN_LOG_LINES = 8
@@ -224,7 +142,7 @@ class Screen(Protocol):
     def line(self, replica: str, text: str) -> None:
         """Show one line of a replica's log."""
 
-    def show(self, view: JobView) -> None:
+    def show(self, job: Job) -> None:
         """Show the current state of the job."""
 
     def close(self) -> None:
@@ -235,15 +153,14 @@ class PlainScreen:
     """Prints changes line by line, for log files and other programs.
 
     Args:
-        stream: the output, or None for stdout.
         on_gone: called once when the reader is gone, as after `| head`.
     """
 
-    def __init__(self, stream: TextIO | None = None, on_gone: Callable[[], None] = lambda: None) -> None:
-        self._stream = stream or sys.stdout
+    def __init__(self, on_gone: Callable[[], None]) -> None:
+        self._stream = sys.stdout
         self._on_gone = on_gone
         self._gone = False
-        self._view: JobView | None = None
+        self._job: Job | None = None
 
     def note(self, text: str) -> None:
         """Print a line about the run itself."""
@@ -253,10 +170,10 @@ class PlainScreen:
         """Print a line of a replica's log after the replica's name."""
         self._print([f"{replica}: {text}"])
 
-    def show(self, view: JobView) -> None:
-        """Print the changes since the last view."""
-        self._print(f"trainjob: {text}" for text in describe_changes(self._view, view))
-        self._view = view
+    def show(self, job: Job) -> None:
+        """Print the changes since the last call."""
+        self._print(f"trainjob: {text}" for text in describe_changes(self._job, job))
+        self._job = job
 
     def close(self) -> None:
         """Do nothing: the terminal is unchanged."""
@@ -291,12 +208,92 @@ class LiveScreen:
         """Keep the line for the next redraw."""
         self._lines.append((replica, text))
 
-    def show(self, view: JobView) -> None:
+    def show(self, job: Job) -> None:
         """Draw the job."""
         with suppress(OSError):  # the terminal is closed: a signal ends the run
-            self._live.update(draw(view, self._lines), refresh=True)
+            self._live.update(draw(job, self._lines), refresh=True)
 
     def close(self) -> None:
         """Leave the last display in place and restore the cursor."""
         with suppress(OSError):
             self._live.stop()
+
+
+# The lines of replicas' logs, and notes about the job.
+
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+def wants_colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the stream is a terminal that shows colours, and NO_COLOR is not set."""
+    return stream.isatty() and environ.get("TERM") != "dumb" and not environ.get("NO_COLOR")
+
+
+class LogPrinter:
+    """Prints the lines of replicas after their names, each name in its own colour.
+
+    Args:
+        stamps: print the time of each line, too.
+    """
+
+    def __init__(self, *, stamps: bool = False) -> None:
+        self._stamps = stamps
+        self._colours = wants_colours(sys.stdout)
+        self._names = dict[str, str]()
+
+    def line(self, replica: str, line: LogLine) -> None:
+        """Print one line."""
+        stamp = f"{line.stamp} " if self._stamps and line.stamp else ""
+        self.text(replica, stamp + line.text)
+
+    def text(self, replica: str, text: str) -> None:
+        """Print one line as it is."""
+        click.echo(f"{self._name(replica)}: {text}", color=self._colours)
+
+    def note(self, text: str) -> None:
+        """Print a message about the job on stderr, apart from its logs."""
+        click.echo(f"trainjob: {text}", err=True)
+
+    def _name(self, replica: str) -> str:
+        if not self._colours:
+            return replica
+        if replica not in self._names:
+            colour = _COLOURS[len(self._names) % len(_COLOURS)]
+            self._names[replica] = click.style(replica, fg=colour)
+        return self._names[replica]
+
+
+# The progress line on stderr.
+
+
+_ERASE = "\r\x1b[K"
+
+
+class ProgressLine:
+    """Keeps one line up to date on a terminal; elsewhere prints a line for each new state."""
+
+    def __init__(self) -> None:
+        # NO_COLOR turns off colours, not the redrawn line.
+        self._redraws = wants_colours(sys.stderr, {"TERM": os.environ.get("TERM", "")})
+        self._shown = ""
+        self._is_drawn = False
+
+    def show(self, job: Job | None, problem: str = "") -> None:
+        """Show the job, or a problem with the connection."""
+        if self._redraws:
+            text = problem or (describe_progress(job) if job else "")
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"{_ERASE}{text[:width]}", err=True, nl=False, color=True)
+            self._is_drawn = True
+            return
+        text = f"trainjob: {problem}" if problem else f"{job.name}: {describe_state(job)}" if job else ""
+        if text and text != self._shown:
+            click.echo(text, err=True)
+        self._shown = text
+
+    def clear(self) -> None:
+        """Erase the line before other output."""
+        if self._is_drawn:
+            click.echo(_ERASE, err=True, nl=False, color=True)
+        self._is_drawn = False

@@ -14,10 +14,11 @@ import click
 from trainjob.api import Document
 from trainjob.cli.cluster.errors import Exit, describe_exits, describe_problem
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
-from trainjob.cli.cluster.jobs import read_job
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly, namespace_of
-from trainjob.cli.cluster.waiting import LogPrinter, wait_and_conclude
 from trainjob.cli.files import read_valid_trainjobs
+from trainjob.cli.job import read_job
+from trainjob.cli.screen import LogPrinter
+from trainjob.cli.wait import wait_and_conclude
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
 

@@ -10,18 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainjob.cli.cluster.errors import Exit, NoJob, describe_problem
-from trainjob.cli.cluster.jobs import (
-    Job,
-    Outcome,
-    find_job,
-    follow,
-    job_scope,
-    pod_scope,
-    pods_of,
-    read_job,
-)
+from trainjob.cli.cluster.jobs import conclude, find_job, follow, job_scope, pod_scope, pods_of
 from trainjob.cli.cluster.pod_log import LogLine, LogLost, LogSource, PodLog
-from trainjob.cli.cluster.waiting import LogPrinter, conclude, describe_deletion
+from trainjob.cli.job import Job, Outcome, read_job, why_no_log
+from trainjob.cli.presenter import describe_deletion, describe_state
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.names import TRAINING_ROLES, Replica, is_training
@@ -29,6 +21,7 @@ from trainjob.core.pods import Pod, PodState, read_pod
 from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
+    from trainjob.cli.screen import LogPrinter
     from trainjob.cluster.kube.client import ApiClient
 
 
@@ -117,16 +110,6 @@ def earlier_pods(pods: Iterable[Pod], wanted: Wanted, attempt: int | None) -> tu
 def has_log(pod: Pod) -> bool:
     """Return whether its training container has started."""
     return pod.state is PodState.RUNNING or pod.exit_code is not None
-
-
-def why_no_log(pod: Pod) -> str:
-    """Return why its container has no log."""
-    if pod.state is PodState.FAILED:
-        return f"failed before it started ({pod.reason or pod.message or 'the cluster does not say why'})"
-    if pod.waiting is not None:
-        reason, message = pod.waiting
-        return f"{reason}: {message}" if message else reason
-    return "waiting for a node" if pod.state is PodState.PENDING else "starting"
 
 
 def _rank(pod: Pod) -> tuple[int, str, int]:
@@ -326,8 +309,7 @@ class LogFollowing:
 
     def _report_state(self, job: Job) -> None:
         if not job.is_over:  # the end is reported separately
-            message = f": {job.status.message}" if job.status.message else ""
-            self._report(f"{job.name}: {job.state}{message}")
+            self._report(f"{job.name}: {describe_state(job)}")
 
     def _report(self, text: str) -> None:
         if text != self._reported:
@@ -389,7 +371,7 @@ class LogShowing:
         job = await self._find()
         last, deleted = await LogFollowing(self._api, job, self._wanted, self._printer, self._tail).run()
         if deleted:
-            raise NoJob(printable(describe_deletion(self._name, last)))
+            raise NoJob(describe_deletion(self._name, last))
         return conclude(last)
 
     async def show(self) -> Exit:
@@ -400,7 +382,7 @@ class LogShowing:
         )
         if not pods:
             which = "pods" if self._wanted == Wanted() else "such pods"
-            self._printer.note(f"{self._name} has no {which}{_told(job)}")
+            self._printer.note(f"{self._name} has no {which}: {describe_state(job, ', ')}")
         await self._print([pod for pod in pods if has_log(pod)])
         waits = {pod.replica.title: why_no_log(pod) for pod in pods if not has_log(pod)}
         if waits:
@@ -444,7 +426,3 @@ class LogShowing:
         async with aclosing(merge_logs(logs)) as lines:
             async for replica, line in lines:
                 self._printer.line(replica, line)
-
-
-def _told(job: Job) -> str:
-    return f": {job.state}" + (f", {job.status.message}" if job.status.message else "")

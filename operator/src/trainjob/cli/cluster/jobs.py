@@ -1,108 +1,27 @@
-"""Finds and follows jobs for commands, and reads them leniently."""
+"""Finds and follows jobs in a cluster, and prints their ends."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from datetime import datetime
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+import click
 
-from trainjob.api import TrainJobStatus
-from trainjob.cli.cluster.errors import NoJob, is_missing, is_passing, no_such_job
+from trainjob.cli.cluster.errors import Exit, NoJob, is_missing, is_passing, no_such_job
+from trainjob.cli.job import Job, Outcome
+from trainjob.cli.presenter import describe_end, results_on_cluster
 from trainjob.cluster.kube import informer
 from trainjob.cluster.kube.errors import Expired
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Scope, Seen, Timeouts
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 from trainjob.cluster.kube.store import version_of
 from trainjob.cluster.protocol import ClusterError, Manifest
-from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import LABEL_JOB
-from trainjob.core.pods import read_time
+from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
-
-
-# A job as commands read it.
-
-
-PENDING = "Pending"
-
-
-class Outcome(Enum):
-    """Whether a job has finished, and how."""
-
-    GOING_ON = "going on"
-    COMPLETE = "complete"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Job:
-    """The parts of a job that commands use.
-
-    Attributes:
-        uid: distinguishes it from earlier and later jobs of its name.
-        spec: as it is stored.
-        created_at: by the API server's clock, or None.
-        deleting: its deletion has been requested.
-    """
-
-    name: str
-    namespace: str
-    uid: str
-    spec: Mapping[str, Any]
-    status: TrainJobStatus
-    created_at: datetime | None = None
-    deleting: bool = False
-
-    @property
-    def in_place(self) -> bool:
-        """Return whether its training restarts in the existing pods."""
-        return self.spec.get("restartStrategy") != "Recreate"
-
-    @property
-    def outcome(self) -> Outcome:
-        """Return whether it has finished, and how."""
-        if is_true(self.status, COMPLETE):
-            return Outcome.COMPLETE
-        return Outcome.FAILED if is_true(self.status, FAILED) else Outcome.GOING_ON
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether it has finished."""
-        return self.outcome is not Outcome.GOING_ON
-
-    @property
-    def state(self) -> str:
-        """Return its state in one word."""
-        return self.status.state or PENDING
-
-
-def read_job(manifest: Mapping[str, Any]) -> Job:
-    """Return the job; an invalid status, as after an edit by hand, counts as empty."""
-    meta = manifest.get("metadata") or {}
-    spec = manifest.get("spec")
-    return Job(
-        name=str(meta.get("name", "")),
-        namespace=str(meta.get("namespace") or "default"),
-        uid=str(meta.get("uid", "")),
-        spec=spec if isinstance(spec, Mapping) else {},
-        status=_status(manifest.get("status")),
-        created_at=read_time(meta.get("creationTimestamp")),
-        deleting=bool(meta.get("deletionTimestamp")),
-    )
-
-
-def _status(raw: object) -> TrainJobStatus:
-    try:
-        return TrainJobStatus.model_validate(raw or {})
-    except ValidationError:
-        return TrainJobStatus()
 
 
 # Finding a job by its name.
@@ -195,3 +114,14 @@ async def follow(api: ApiClient, scope: Scope, pace: Timeouts = FOLLOW_PACE) -> 
                     # Proxies often end long connections.
                     if error.failure.verb and (error.failure.verb != "watch" or failures > 1):
                         yield change
+
+
+# The end of a job.
+
+
+def conclude(job: Job) -> Exit:
+    """Print the result of a finished job: on stdout if it is complete, else on stderr."""
+    code = Exit.GOOD if job.outcome is Outcome.COMPLETE else Exit.FAILED
+    for line in describe_end(job, results_on_cluster(job)):
+        click.echo(printable(line), err=code is not Exit.GOOD)
+    return code

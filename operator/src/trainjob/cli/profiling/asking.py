@@ -20,8 +20,9 @@ from trainjob.cli.cluster.errors import (
     explain,
     is_missing,
 )
-from trainjob.cli.cluster.job_logs import Wanted, newest_pods, own_pods, why_no_log
-from trainjob.cli.cluster.jobs import Job, pods_of, read_job
+from trainjob.cli.cluster.job_logs import Wanted, newest_pods, own_pods
+from trainjob.cli.cluster.jobs import pods_of
+from trainjob.cli.job import Job, read_job, why_no_log
 from trainjob.cli.profiling import request_files
 from trainjob.cluster.kube.exec import execute
 from trainjob.cluster.kube.resources import TRAINJOBS

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from support_cli import NOW
 
-from trainjob.cli.view import build_view
+from trainjob.cli.job import read_run
 from trainjob.cluster import Snapshot
 from trainjob.core.names import Replica
 
@@ -20,7 +20,11 @@ def _pod(role: str, state: dict[str, Any], *, incarnation: int = 1, deleting: bo
     }
     if deleting:
         metadata["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-    status = {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": state}]}
+    status = {
+        "phase": "Running",
+        "conditions": [{"type": "PodScheduled", "status": "True"}],
+        "containerStatuses": [{"name": "trainer", "state": state}],
+    }
     return {"metadata": metadata, "spec": {}, "status": status}
 
 
@@ -29,8 +33,8 @@ RUNNING = {"running": {"startedAt": "2026-01-02T03:04:05Z"}}
 
 def _state(pod: dict[str, Any], report: dict[str, Any] | None = None) -> str:
     progress = {pod["metadata"]["name"]: report} if report else {}
-    view = build_view(Snapshot(JOB, (pod,), progress=progress), REPLICAS, since=NOW, now=NOW)
-    return view.replicas[0].state
+    job = read_run(Snapshot(JOB, (pod,), progress=progress), REPLICAS, since=NOW, now=NOW)
+    return job.replicas[0].state
 
 
 @pytest.mark.parametrize(
@@ -63,13 +67,13 @@ def test_what_the_agents_know_of_a_pod(member: dict[str, Any], expected: str) ->
     pod = _pod("worker", RUNNING)
     progress = {pod["metadata"]["name"]: {"state": "training"}}
     snapshot = Snapshot(JOB, (pod,), progress=progress, agent_report={"members": {"worker-0": member}})
-    view = build_view(snapshot, REPLICAS, since=NOW, now=NOW)
-    assert view.replicas[0].state == expected
+    job = read_run(snapshot, REPLICAS, since=NOW, now=NOW)
+    assert job.replicas[0].state == expected
 
 
 def test_a_checkpoint_of_a_process_that_is_gone_is_remembered() -> None:
     job = {**JOB, "status": {"output": {"checkpointStep": 40}}}
-    assert build_view(Snapshot(job), REPLICAS, since=NOW, now=NOW).checkpoint_step == 40
+    assert read_run(Snapshot(job), REPLICAS, since=NOW, now=NOW).checkpoint_step == 40
 
 
 def test_a_view_of_everything() -> None:
@@ -79,19 +83,19 @@ def test_a_view_of_everything() -> None:
         "digits-evaluator-0-1": {"evaluation": {"step": 5, "metrics": {"accuracy": 0.5}}},
     }
     pods = (_pod("worker", RUNNING, incarnation=2), _pod("worker", RUNNING), _pod("evaluator", RUNNING))
-    view = build_view(
+    job = read_run(
         Snapshot(JOB, pods, progress=progress), REPLICAS, since=NOW, now=NOW + timedelta(seconds=9)
     )
-    assert (view.name, view.state, view.message) == ("digits", "Running", "training on 2 workers")
-    assert view.elapsed == timedelta(seconds=9)
-    assert [replica.name for replica in view.replicas] == ["worker-0", "evaluator-0"]
-    assert (view.replicas[0].report.step, view.replicas[0].pod) == (7, "digits-worker-0-2")
-    assert view.evaluation is not None
-    assert view.evaluation.metrics == {"accuracy": "0.5"}
-    assert view.checkpoint_step == 90  # what an earlier pod saved is still there
+    assert (job.name, job.state, job.message) == ("digits", "Running", "training on 2 workers")
+    assert job.elapsed == timedelta(seconds=9)
+    assert [replica.name for replica in job.replicas] == ["worker-0", "evaluator-0"]
+    assert (job.replicas[0].report.step, job.replicas[0].pod) == (7, "digits-worker-0-2")
+    assert job.evaluation is not None
+    assert job.evaluation.metrics == {"accuracy": "0.5"}
+    assert job.checkpoint_step == 90  # what an earlier pod saved is still there
 
 
 def test_before_anything_has_happened() -> None:
-    view = build_view(Snapshot({"metadata": {"name": "digits"}}), REPLICAS, since=NOW, now=NOW)
-    assert (view.state, view.message, view.restarts, view.evaluation) == ("Pending", "", 0, None)
-    assert [replica.state for replica in view.replicas] == ["pending", "pending"]
+    job = read_run(Snapshot({"metadata": {"name": "digits"}}), REPLICAS, since=NOW, now=NOW)
+    assert (job.state, job.message, job.status.restarts.charged, job.evaluation) == ("Pending", "", 0, None)
+    assert [replica.state for replica in job.replicas] == ["pending", "pending"]

@@ -1,0 +1,216 @@
+"""One job as every command sees it: its spec, its status, and its replicas where they run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from trainjob.api import Evaluation, TrainJobStatus
+from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report
+from trainjob.core.conditions import COMPLETE, FAILED, is_true
+from trainjob.core.names import EVALUATOR, Replica
+from trainjob.core.pods import Pod, PodState, read_pod, read_time
+
+if TYPE_CHECKING:
+    from trainjob.cluster import Snapshot
+
+
+class Outcome(Enum):
+    """Whether a job has finished, and how."""
+
+    GOING_ON = "going on"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class ReplicaView:
+    """One replica.
+
+    Attributes:
+        name: such as `worker-0`.
+        state: one or a few words.
+        report: its latest report, or an empty one.
+        pod: the name of its pod, or None.
+        exit_code: its exit code once it has ended, or None.
+        message: its termination message, or an empty string.
+    """
+
+    name: str
+    state: str = "pending"
+    report: Report = field(default_factory=Report)
+    pod: str | None = None
+    exit_code: int | None = None
+    message: str = ""
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Return whether it evaluates checkpoints."""
+        return self.name.startswith(f"{EVALUATOR}-")
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether it has ended with an exit code other than 0."""
+        return bool(self.exit_code)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The parts of a job that commands use.
+
+    Attributes:
+        uid: distinguishes it from earlier and later jobs of its name.
+        spec: as it is stored.
+        created_at: by the API server's clock, or None.
+        deleting: its deletion has been requested.
+        elapsed: the time from its start to its end; of a run here, until now.
+        evaluation: the latest result of the evaluator, or None.
+        checkpoint_step: the step of the newest reported checkpoint, or None.
+        replicas: of a run here, in display order; empty for a job in a cluster.
+    """
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    status: TrainJobStatus = field(default_factory=TrainJobStatus)
+    created_at: datetime | None = None
+    deleting: bool = False
+    elapsed: timedelta | None = None
+    evaluation: Evaluation | EvaluationResult | None = None
+    checkpoint_step: int | None = None
+    replicas: tuple[ReplicaView, ...] = ()
+
+    @property
+    def in_place(self) -> bool:
+        """Return whether its training restarts in the existing pods."""
+        return self.spec.get("restartStrategy") != "Recreate"
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return whether it has finished, and how."""
+        if is_true(self.status, COMPLETE):
+            return Outcome.COMPLETE
+        return Outcome.FAILED if is_true(self.status, FAILED) else Outcome.GOING_ON
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it has finished."""
+        return self.outcome is not Outcome.GOING_ON
+
+    @property
+    def state(self) -> str:
+        """Return its state in one word."""
+        return self.status.state or "Pending"
+
+    @property
+    def message(self) -> str:
+        """Return its state in one sentence, or an empty string."""
+        return self.status.message or ""
+
+    @property
+    def resumed_from(self) -> int | None:
+        """Return the step that training resumed from, or None if it started at the beginning."""
+        steps = (replica.report.resumed_from for replica in self.replicas)
+        return next((step for step in steps if step), None)
+
+
+def read_job(manifest: Mapping[str, Any]) -> Job:
+    """Return the job; an invalid status, as after an edit by hand, counts as empty."""
+    meta = manifest.get("metadata") or {}
+    spec = manifest.get("spec")
+    status = _read_status(manifest.get("status"))
+    start, end = status.start_time, status.completion_time
+    return Job(
+        name=str(meta.get("name", "")),
+        namespace=str(meta.get("namespace") or "default"),
+        uid=str(meta.get("uid", "")),
+        spec=spec if isinstance(spec, Mapping) else {},
+        status=status,
+        created_at=read_time(meta.get("creationTimestamp")),
+        deleting=bool(meta.get("deletionTimestamp")),
+        elapsed=end - start if start and end else None,
+        evaluation=status.evaluation,
+        checkpoint_step=status.output.checkpoint_step if status.output else None,
+    )
+
+
+def _read_status(raw: object) -> TrainJobStatus:
+    try:
+        return TrainJobStatus.model_validate(raw or {})
+    except ValidationError:
+        return TrainJobStatus()
+
+
+def read_run(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime, now: datetime) -> Job:
+    """Return the job of a run on this machine.
+
+    Args:
+        snapshot: the job and all objects that belong to it.
+        replicas: every replica of the job, in display order.
+        since: the start time of the run.
+        now: the current time.
+    """
+    job = read_job(snapshot.job)
+    reports = {pod: Report.model_validate(raw) for pod, raw in snapshot.progress.items()}
+    pods = sorted(filter(None, map(read_pod, snapshot.pods)), key=lambda pod: pod.incarnation)
+    newest = {pod.replica: pod for pod in pods}
+    agents = AgentReport.model_validate(snapshot.agent_report or {})
+    shown = tuple(_read_replica(each, newest.get(each), reports, agents) for each in replicas)
+    scored = (each.report.evaluation for each in shown if each.is_evaluator)
+    # Deleted pods count too: their checkpoints still exist.
+    steps = [job.checkpoint_step, *(report.checkpoint_step for report in reports.values())]
+    return replace(
+        job,
+        elapsed=now - since,
+        evaluation=next((evaluation for evaluation in scored if evaluation), None),
+        checkpoint_step=max((step for step in steps if step is not None), default=None),
+        replicas=shown,
+    )
+
+
+def _read_replica(
+    replica: Replica, pod: Pod | None, reports: Mapping[str, Report], agents: AgentReport
+) -> ReplicaView:
+    if pod is None:
+        return ReplicaView(replica.name)
+    report = reports.get(pod.name) or Report()
+    member = agents.members.get(replica)
+    waits = {"idle": "waiting", "stopping": "stopping"}
+    by_agent = waits.get(member.state) if member is not None and member.pod == pod.name else None
+    state = describe_pod(pod, by_agent or report.state or "running")
+    return ReplicaView(replica.name, state, report, pod.name, pod.exit_code, pod.message)
+
+
+# The state of a pod.
+
+
+def describe_pod(pod: Pod, running: str = "running") -> str:
+    """Return a pod's state in one or a few words.
+
+    Args:
+        pod: the pod.
+        running: the state while its container runs.
+    """
+    if pod.state is PodState.SUCCEEDED:
+        return "finished"
+    if pod.state is PodState.FAILED:
+        return f"failed ({pod.exit_code if pod.exit_code is not None else pod.reason or 'unknown'})"
+    if pod.deleting:
+        return "stopping"
+    return running if pod.state is PodState.RUNNING else why_no_log(pod).partition(":")[0]
+
+
+def why_no_log(pod: Pod) -> str:
+    """Return why its container has no log."""
+    if pod.state is PodState.FAILED:
+        return f"failed before it started ({pod.reason or pod.message or 'the cluster does not say why'})"
+    if pod.waiting is not None:
+        reason, message = pod.waiting
+        return f"{reason}: {message}" if message else reason
+    return "waiting for a node" if pod.state is PodState.PENDING else "starting"
