@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support_agent_job import Job, is_alive, pids, until
+from support.agents.agent_job import Job, is_alive, pids, until
 
 
 def test_a_good_end(tmp_path: Path) -> None:

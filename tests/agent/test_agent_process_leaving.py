@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from support_agent_job import Job, is_alive, pids, until
+
+from support.agents.agent_job import Job, is_alive, pids, until
 
 
 @pytest.mark.parametrize("leaving", ["worker-0", "worker-1"])

@@ -9,8 +9,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from support_agent_job import Job, is_alive, pids, until
 
+from support.agents.agent_job import Job, is_alive, pids, until
 from trainjob.cluster.agents import AgentRefused, build_bundle
 
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from support_agent_job import Job, is_alive, pids, until
+from support.agents.agent_job import Job, is_alive, pids, until
 
 
 def test_no_replica_starts_before_all_are_present(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from support_worker_group import Simulation
-
+from support.agents.worker_group import Simulation
 from trainjob_trainer.agent.messages import Join
 from trainjob_trainer.agent.wire import LARGEST_FRAME
 from trainjob_trainer.agent.worker_group import build_report

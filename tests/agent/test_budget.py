@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support_tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
 
+from support.agents.tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
 from trainjob_trainer.agent.budget import Budget, RestartCounts
 from trainjob_trainer.agent.failure import Failure
 

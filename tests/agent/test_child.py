@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support_own_process import PYTHON, Trainee, in_own_process
 
+from support.agents.own_process import PYTHON, Trainee, in_own_process
 from trainjob_trainer.agent import child
 from trainjob_trainer.agent.child import BOOTSTRAP
 from trainjob_trainer.agent.process_tree import can_listen

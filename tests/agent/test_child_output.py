@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support_own_process import Trainee, in_own_process
 
+from support.agents.own_process import Trainee, in_own_process
 from trainjob_trainer.agent.log import TAIL_CHARACTERS, LogCopy, readable
 
 MANY = 20_000_000

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_agent_job import Job, until
 
+from support.agents.agent_job import Job, until
 from trainjob_trainer.agent.main import FIRST_SECONDS, EvaluationWatch
 
 SCORING = {"state": "evaluating", "step": 5, "evaluatedBatches": 3, "time": 1.0}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_worker_group import SimulatedAgent, Simulation
 
+from support.agents.worker_group import SimulatedAgent, Simulation
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import Beat
 from trainjob_trainer.agent.rendezvous import lone_replicas

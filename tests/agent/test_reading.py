@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_worker_group import Simulation
 
+from support.agents.worker_group import Simulation
 from trainjob_trainer.agent.child import ChildExit
 from trainjob_trainer.agent.failure import (
     Failure,

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from support_plain import BOOTSTRAP
 
+from support.trainer.plain import BOOTSTRAP
 from trainjob_trainer.agent.process_tree import (
     STACK_SIGNAL,
     answers_stack_requests,

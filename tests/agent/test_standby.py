@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_own_process import PYTHON, Trainee, in_own_process
-from support_plain import BOOTSTRAP
 
+from support.agents.own_process import PYTHON, Trainee, in_own_process
+from support.trainer.plain import BOOTSTRAP
 from trainjob_trainer.agent import child as child_module
 from trainjob_trainer.agent import standby as standby_module
 
@@ -355,7 +355,7 @@ async def test_it_goes_before_the_training_process_when_memory_ends(tmp_path: Pa
 AGENT = """
 import asyncio, sys
 from pathlib import Path
-from support_own_process import Trainee
+from support.agents.own_process import Trainee
 sys.path.insert(0, str(Path(sys.argv[1])))
 from test_standby import FIRST, trainee
 async def main():
@@ -370,7 +370,7 @@ asyncio.run(main())
 
 def test_it_ends_with_the_agent(tmp_path: Path) -> None:
     here = Path(__file__).parent
-    path = os.pathsep.join(str(here.parents[1] / name) for name in ("tests/support", "testbed"))
+    path = os.pathsep.join(str(here.parents[1] / name) for name in ("tests", "testbed"))
     agent = subprocess.Popen(
         [PYTHON, "-c", AGENT, str(here), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path},

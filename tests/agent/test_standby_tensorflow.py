@@ -4,7 +4,7 @@ import json
 import socket
 from pathlib import Path
 
-from support_own_process import Trainee, in_own_process
+from support.agents.own_process import Trainee, in_own_process
 
 SCRIPT = """
 import os, time

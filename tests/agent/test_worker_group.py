@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_worker_group import LEADER, Simulation
 
+from support.agents.worker_group import LEADER, Simulation
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.messages import Join, Send
 

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support_worker_group import LEADER, SimulatedAgent, Simulation
 
+from support.agents.worker_group import LEADER, SimulatedAgent, Simulation
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.messages import (
     FINISHED,

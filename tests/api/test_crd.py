@@ -7,9 +7,9 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from support_api import change_job
-from support_jobs import build_job
 
+from support.world.changes import change_job
+from support.world.jobs import build_job
 from trainjob.api import TrainJob
 from trainjob.api.errors import fields_by_alias
 from trainjob.api.fields import PRESERVED

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from support_api import change_job
 
+from support.world.changes import change_job
 from trainjob.api import read_documents
 from trainjob.api.fields import Part
 from trainjob.api.types import Claim, Nfs, Output, Role, TrainJobSpec

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jsonschema
-from support_api import change_job, errors_of, walk_values
-from support_mutations import FULL, mutations
 
+from support.world.changes import change_job, errors_of, walk_values
+from support.world.mutations import FULL, mutations
 from trainjob.api import rules
 from trainjob.api.errors import format_path, value_at
 from trainjob.codegen.crd import object_schema

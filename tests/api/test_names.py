@@ -1,4 +1,4 @@
-from support_api import change_job, errors_of
+from support.world.changes import change_job, errors_of
 
 
 def test_a_job_of_no_replicas_at_all_is_refused_like_any_other() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support_api import change_job, errors_of
-from support_jobs import build_job
 
+from support.world.changes import change_job, errors_of
+from support.world.jobs import build_job
 from trainjob.api import FieldError, InvalidTrainJob, TrainJobStatus, longest_name, parse
 
 ODD_TEXTS = (

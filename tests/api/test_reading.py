@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_jobs import build_job
 
+from support.world.jobs import build_job
 from trainjob.api import InvalidTrainJob, read_documents
 
 JOB = """\

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_api import change_job, errors_of
-from support_jobs import build_job
-from support_wrong_jobs import ACCEPTED, BROKEN
+
+from support.world.changes import change_job, errors_of
+from support.world.jobs import build_job
+from support.world.wrong_jobs import ACCEPTED, BROKEN
 
 
 @pytest.mark.parametrize(("changes", "path", "message"), BROKEN)

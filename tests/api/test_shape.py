@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from support_api import change_job, errors_of
+
+from support.world.changes import change_job, errors_of
 
 POD = "spec.template.spec"
 TRAINER = f"{POD}.containers[0]"

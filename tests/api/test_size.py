@@ -7,9 +7,9 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from support_api import change_job, errors_of
-from support_jobs import build_job
 
+from support.world.changes import change_job, errors_of
+from support.world.jobs import build_job
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.api.rules import size
 from trainjob.api.rules.size import LARGEST_PART, TooLarge, without_too_large

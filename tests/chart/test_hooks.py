@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import yaml
-from support_chart import CHART, ROOT, Manifest, documents, events_of, render
 
+from support.kube.chart import CHART, ROOT, Manifest, documents, events_of, render
 from trainjob.installation.__main__ import main
 
 

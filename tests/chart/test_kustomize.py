@@ -6,7 +6,8 @@ from copy import deepcopy
 from typing import Any
 
 import yaml
-from support_chart import NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
+
+from support.kube.chart import NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
 
 ONLY_KUSTOMIZE = {
     # Helm makes a namespace with --create-namespace; here it also gets its Pod Security level.

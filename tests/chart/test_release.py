@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support_chart import CHART, NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
 
+from support.kube.chart import CHART, NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
 from trainjob.core.names import CONTROLLER_LABELS
 
 

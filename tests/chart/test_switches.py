@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from support_chart import NAMESPACED_KINDS, Release, render
 
+from support.kube.chart import NAMESPACED_KINDS, Release, render
 from trainjob.cli import main
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_chart import refusal, render
+
+from support.kube.chart import refusal, render
 
 
 @pytest.mark.parametrize(

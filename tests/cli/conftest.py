@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support_cli_server import CliServer
+
+from support.cli.server import CliServer
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
-from support_cli import build_replica, build_run
-
+from support.cli.program import build_replica, build_run
 from trainjob.cli.presenter import describe_changes
 from trainjob.core.agent_reports import EvaluationResult
 

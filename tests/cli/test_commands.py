@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support_cli_server import CliServer
 
+from support.cli.server import CliServer
 from trainjob.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples/digits.yaml"

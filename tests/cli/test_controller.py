@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 import pytest
-from support_cli import CONTEXT
-from support_controller import write_kubeconfig
 
+from support.cli.program import CONTEXT
+from support.kube.controller import write_kubeconfig
 from trainjob.cli.controller import controller, read_settings
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName

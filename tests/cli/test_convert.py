@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from support_tfjobs import SAMPLES, build_replicas, build_tfjob
 
+from support.world.tfjobs import SAMPLES, build_replicas, build_tfjob
 from trainjob.api import parse, read_documents
 from trainjob.cli import main
 from trainjob.convert import is_tfjob, list_items

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from support_cli import running, trainjob
-from support_cli_jobs import RUNNING, Beside, call, stored_job, stored_pod
-from support_cli_requests import Answer, Asked
-from support_cli_server import CliServer
 
+from support.cli.program import running, trainjob
+from support.cli.requests import Answer, Asked
+from support.cli.server import CliServer
+from support.cli.stored_jobs import RUNNING, Beside, call, stored_job, stored_pod
 from trainjob.cluster.protocol import DEEPEST_OBJECT
 
 

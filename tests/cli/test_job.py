@@ -2,8 +2,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support_cli import NOW
 
+from support.cli.program import NOW
 from trainjob.cli.job import read_run
 from trainjob.cluster import Snapshot
 from trainjob.core.names import Replica

@@ -2,8 +2,8 @@ from collections.abc import Iterable
 
 import pytest
 from rich.console import Console
-from support_cli import build_replica, build_run
 
+from support.cli.program import build_replica, build_run
 from trainjob.cli.job import Job
 from trainjob.cli.screen import draw
 from trainjob.core.agent_reports import EvaluationResult

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_cli import GUARD_SECONDS, command, running, terminal
-from support_cli_jobs import RUNNING, Beside, call, condition, ended, stored_job, stored_pod
-from support_cli_requests import Answer, Asked, Log
-from support_cli_server import CliServer
+
+from support.cli.program import GUARD_SECONDS, command, running, terminal
+from support.cli.requests import Answer, Asked, Log
+from support.cli.server import CliServer
+from support.cli.stored_jobs import RUNNING, Beside, call, condition, ended, stored_job, stored_pod
 
 FIRST = {"rank": "worker-1", "reason": "Crashed", "exitCode": 1, "logTail": "Traceback\nValueError: boom"}
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no nodes"}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_cli_jobs import RUNNING, call, ended, stored_job, stored_pod
-from support_cli_requests import Answer, Asked
-from support_cli_server import CliServer
 
+from support.cli.requests import Answer, Asked
+from support.cli.server import CliServer
+from support.cli.stored_jobs import RUNNING, call, ended, stored_job, stored_pod
 from trainjob.cli.profile import choose
 from trainjob.cli.profiling import asking
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from support_jobs import build_job
 
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cli import main
 from trainjob.cli.files import dump_stream

@@ -5,8 +5,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from support_cli import GUARD_SECONDS, SUCCEED, running, terminal, trainjob, write_job
-from support_local import is_alive, wait_gone
+
+from support.cli.program import GUARD_SECONDS, SUCCEED, running, terminal, trainjob, write_job
+from support.local.local_cluster import is_alive, wait_gone
 
 # Two generations that resist SIGTERM, the second in a session of its own, below every replica.
 RESIST = """

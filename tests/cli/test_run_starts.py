@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support_cli import GUARD_SECONDS, command, trainjob, write_job
+
+from support.cli.program import GUARD_SECONDS, command, trainjob, write_job
 
 STAY = "signal.pause()"
 

@@ -1,7 +1,6 @@
 from typing import Any
 
-from support_cli import build_replica, build_run, condition
-
+from support.cli.program import build_replica, build_run, condition
 from trainjob.cli.job import ReplicaView
 from trainjob.cli.presenter import Results, describe_end, describe_interruption
 from trainjob.core.agent_reports import EvaluationResult

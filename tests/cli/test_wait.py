@@ -5,10 +5,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from support_cli import GUARD_SECONDS, running, terminal
-from support_cli_jobs import Beside, call, stored_job
-from support_cli_requests import Answer, Asked, Break
-from support_cli_server import CliServer
+
+from support.cli.program import GUARD_SECONDS, running, terminal
+from support.cli.requests import Answer, Asked, Break
+from support.cli.server import CliServer
+from support.cli.stored_jobs import Beside, call, stored_job
 
 FIRST = {"rank": "worker-1", "reason": "Crashed", "exitCode": 1, "logTail": "ValueError: boom"}
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support_tracebacks import MISTAKES, OTHERS
 
+from support.agents.tracebacks import MISTAKES, OTHERS
 from trainjob.core import exits
 from trainjob.core import failure as rules
 from trainjob.core.agent_reports import AgentReport, RestartCounts, read_termination_message

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support_worker_group import Simulation
 
+from support.agents.worker_group import Simulation
 from trainjob.cluster.agents import protocol as ours
 from trainjob.core.agent_reports import AgentReport, project_report
 from trainjob_trainer.agent import wire as theirs

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_jobs import build_job
-from support_worker_group import Simulation
-from support_world import World
 
+from support.agents.worker_group import Simulation
+from support.world.jobs import build_job
+from support.world.world import World
 from trainjob.core.settings import Settings
 from trainjob_trainer.agent.messages import MalformedMessage, Target, read_target
 from trainjob_trainer.agent.worker_group import TARGET_SECONDS

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_jobs import build_job
 
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
 from trainjob.core.manifests import build_pod

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_virtual_time import run_skipping_time
 
+from support.world.virtual_time import run_skipping_time
 from trainjob.cli.cluster.errors import ClusterProblem, TimeIsOver
 from trainjob.cli.profiling import request_files
 from trainjob.cli.profiling.asking import (

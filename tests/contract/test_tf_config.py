@@ -6,8 +6,8 @@ import json
 
 import pytest
 import tensorflow as tf
-from support_jobs import build_job
 
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.core.names import Replica, address, build_tf_config, desired_replicas
 from trainjob_trainer import Task

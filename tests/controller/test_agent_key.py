@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 import pytest
-from support_answers import failing
-from support_apirules import Seen
-from support_apiserver import FakeApiServer
-from support_kube import open_client, until
 
+from support.kube.apirules import Seen
+from support.kube.apiserver import FakeApiServer
+from support.kube.kube_cluster import open_client, until
+from support.kube.responses import failing
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.controller.agent_key import InvalidKey, KeyName, KeyStore
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support_apirules import Seen
-from support_controller import ControllerServer
-from support_jobs import build_job
-from support_kube import until
 
+from support.kube.apirules import Seen
+from support.kube.controller import ControllerServer
+from support.kube.kube_cluster import until
+from support.world.jobs import build_job
 from trainjob.cluster.agents.poller import AgentPoller
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access

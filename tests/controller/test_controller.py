@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support_fake_cluster import FakeCluster
-from support_jobs import build_plain_job
 
+from support.world.fake_cluster import FakeCluster
+from support.world.jobs import build_plain_job
 from trainjob.cluster import JobKey, NotFound, Refused, Unavailable
 from trainjob.controller import Controller
 

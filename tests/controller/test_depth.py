@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support_controller import ControllerServer
-from support_jobs import build_job
-from support_kube import running, until
 
+from support.kube.controller import ControllerServer
+from support.kube.kube_cluster import running, until
+from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.protocol import DEEPEST_OBJECT, allow_deep_objects
 from trainjob.controller.agent_key import KeyName

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support_kube import running, until
 
+from support.kube.kube_cluster import running, until
 from trainjob.cluster import AlreadyExists, Conflict, NotFound, Unavailable
 from trainjob.controller.election import Elector, LeaseDurations, LeaseLost, read_lease
 

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support_fake_cluster import FakeCluster
-from support_jobs import build_plain_job
 
+from support.world.fake_cluster import FakeCluster
+from support.world.jobs import build_plain_job
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, Conflict, JobKey, NotFound, ObjectRef
 from trainjob.core.manifests import build_pod, build_service

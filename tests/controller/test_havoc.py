@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support_controller import ControllerServer
-from support_havoc import Havoc
-from support_jobs import build_job
-from support_kube import cached, running, stored, until
-from support_kubelet import Kubelet
 
+from support.kube.controller import ControllerServer
+from support.kube.havoc import Havoc
+from support.kube.kube_cluster import cached, running, stored, until
+from support.kube.kubelet import Kubelet
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts

@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from support_answers import failing
-from support_apirules import Seen
-from support_controller import ControllerServer
-from support_jobs import build_job
-from support_kube import running, until
 
+from support.kube.apirules import Seen
+from support.kube.controller import ControllerServer
+from support.kube.kube_cluster import running, until
+from support.kube.responses import failing
+from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access, read_token_file
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.transport import Call

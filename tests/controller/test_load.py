@@ -3,9 +3,8 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from support_fake_cluster import FakeCluster
-from support_jobs import build_plain_job
-
+from support.world.fake_cluster import FakeCluster
+from support.world.jobs import build_plain_job
 from trainjob.cluster import JobKey, Snapshot
 from trainjob.controller import Controller, Load, WorkQueue
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from support_jobs import build_job, build_plain_job
-from support_world import World
 
+from support.world.jobs import build_job, build_plain_job
+from support.world.world import World
 from trainjob.cluster import AlreadyExists, Refused, Unavailable
 from trainjob.core import manifests as render
 

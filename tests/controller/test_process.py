@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_controller import ControllerServer, run_controller, write_kubeconfig
-from support_jobs import build_job
-from support_kube import until
+
+from support.kube.controller import ControllerServer, run_controller, write_kubeconfig
+from support.kube.kube_cluster import until
+from support.world.jobs import build_job
 
 LEASE = ("--lease-namespace=trainjob", "--lease-name=lease")
 DISCOVERY = {

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support_jobs import build_plain_job
-from support_world import World
 
+from support.world.jobs import build_plain_job
+from support.world.world import World
 from trainjob.cluster import AlreadyExists, ClusterError, Refused, Unavailable
 from trainjob.core.observed import read_observed
 from trainjob.core.plan import plan

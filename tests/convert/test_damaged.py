@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_api import walk_values
-from support_tfjob_strategy import tfjobs
-from support_tfjobs import SAMPLES, converted
 
+from support.world.changes import walk_values
+from support.world.tfjob_strategy import tfjobs
+from support.world.tfjobs import SAMPLES, converted
 from trainjob.api import InvalidTrainJob, parse, read_documents
 
 WRONG_VALUES: tuple[Any, ...] = (

@@ -1,7 +1,8 @@
 from typing import Any
 
 import pytest
-from support_tfjobs import build_tfjob, converted, notes_of, refusals_of
+
+from support.world.tfjobs import build_tfjob, converted, notes_of, refusals_of
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from support_api import walk_values
-from support_tfjob_strategy import tfjobs
-from support_tfjobs import SAMPLES, converted
 
+from support.world.changes import walk_values
+from support.world.tfjob_strategy import tfjobs
+from support.world.tfjobs import SAMPLES, converted
 from trainjob.api import TrainJob, parse, read_documents
 from trainjob.api.errors import format_path, value_at
 from trainjob.convert import Conversion, is_tfjob, list_items

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from support_tfjobs import build_replicas, build_tfjob, refusals_of
+
+from support.world.tfjobs import build_replicas, build_tfjob, refusals_of
 
 WORKER = "spec.tfReplicaSpecs.Worker.template.spec"
 CHIEF = "spec.tfReplicaSpecs.Chief.template.spec"

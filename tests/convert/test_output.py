@@ -1,8 +1,8 @@
 from typing import Any
 
 import pytest
-from support_tfjobs import build_claim_mount, build_replicas, build_tfjob, notes_of, spec_of
 
+from support.world.tfjobs import build_claim_mount, build_replicas, build_tfjob, notes_of, spec_of
 from trainjob.convert import PLACEHOLDER_CLAIM
 
 MOUNT = build_claim_mount()

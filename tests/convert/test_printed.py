@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from support_tfjobs import build_claim_mount, build_replicas, build_tfjob
 
+from support.world.tfjobs import build_claim_mount, build_replicas, build_tfjob
 from trainjob.api import read_documents
 from trainjob.cli import main
 

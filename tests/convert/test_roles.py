@@ -1,8 +1,8 @@
 from typing import Any
 
 import pytest
-from support_tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, spec_of
 
+from support.world.tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, spec_of
 from trainjob.api import parse
 from trainjob.convert import convert
 from trainjob.core.names import replica_counts

@@ -1,7 +1,8 @@
 from typing import Any
 
 import pytest
-from support_tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, spec_of
+
+from support.world.tfjobs import build_replicas, build_tfjob, notes_of, refusals_of, spec_of
 
 CHIEF_AND_WORKERS = {"Chief": build_replicas(), "Worker": build_replicas(2)}
 WITH_PS = {**CHIEF_AND_WORKERS, "PS": build_replicas()}

@@ -1,8 +1,8 @@
 from typing import Any
 
 import pytest
-from support_tfjobs import build_replicas, build_tfjob, converted, notes_of, refusals_of, spec_of
 
+from support.world.tfjobs import build_replicas, build_tfjob, converted, notes_of, refusals_of, spec_of
 from trainjob.api import parse
 from trainjob.core.roles import role_template, trainer_container
 

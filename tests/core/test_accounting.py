@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from support_agents import training
-from support_jobs import build_job
-from support_world import World
+from support.world.agents import training
+from support.world.jobs import build_job
+from support.world.world import World
 
 
 async def test_each_state_has_its_seconds() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_jobs import build_job
 
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.core.agent import (
     AgentSource,

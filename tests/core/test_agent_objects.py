@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_jobs import build_job, build_plain_job
-from support_world import World
 
+from support.world.jobs import build_job, build_plain_job
+from support.world.world import World
 from trainjob.cluster import JobKey, Refused
 from trainjob.core.agent import AgentSource, old_secret_name, program_name, read_source, secret_name
 from trainjob.core.observed import Observed, read_observed

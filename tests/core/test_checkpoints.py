@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_agents import Agents, training
-from support_jobs import build_job, build_plain_job
-from support_world import World
 
+from support.world.agents import Agents, training
+from support.world.jobs import build_job, build_plain_job
+from support.world.world import World
 from trainjob.core.agent_reports import Report
 from trainjob.core.failure import checkpoint_step, origin
 from trainjob.core.names import Replica

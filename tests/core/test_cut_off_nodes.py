@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support_jobs import build_job, build_plain_job
-from support_world import World
+
+from support.world.jobs import build_job, build_plain_job
+from support.world.world import World
 
 GRACE_AND_MORE = 3600.0
 OWN = {"evaluator": False, "workers": 1}

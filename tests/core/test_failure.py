@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support_jobs import build_plain_job
 
+from support.world.jobs import build_plain_job
 from trainjob.core.exits import meaning_of
 from trainjob.core.failure import Failure, first_failure
 from trainjob.core.names import Replica

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from support_agents import Agents, training
-from support_jobs import build_job
-from support_world import World
 
+from support.world.agents import Agents, training
+from support.world.jobs import build_job
+from support.world.world import World
 from trainjob.core.conditions import find_condition, is_true
 
 

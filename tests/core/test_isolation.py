@@ -6,9 +6,9 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from support_jobs import build_plain_job
-from support_world import World
 
+from support.world.jobs import build_plain_job
+from support.world.world import World
 from trainjob.cluster import Conflict
 from trainjob.core.observed import is_same_policy
 from trainjob.core.settings import Isolation, Settings

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_agents import Agents, training
-from support_jobs import build_job
-from support_world import World
+
+from support.world.agents import Agents, training
+from support.world.jobs import build_job
+from support.world.world import World
 
 
 async def coordinated(**spec: Any) -> tuple[World, Agents]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from support_agents import Agents, training
-from support_jobs import build_job
-from support_world import World
+from support.world.agents import Agents, training
+from support.world.jobs import build_job
+from support.world.world import World
 
 
 def step_of(world: World) -> int | None:

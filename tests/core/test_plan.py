@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_jobs import build_plain_job
-from support_world import World
 
+from support.world.jobs import build_plain_job
+from support.world.world import World
 from trainjob.cluster import Refused
 from trainjob.core.conditions import find_condition, is_true
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from support_jobs import build_plain_job
-from support_world import World
-
+from support.world.jobs import build_plain_job
+from support.world.world import World
 from trainjob.core.conditions import find_condition, is_true
 
 

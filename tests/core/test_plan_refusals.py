@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from support_jobs import build_plain_job
-from support_world import World
-
+from support.world.jobs import build_plain_job
+from support.world.world import World
 from trainjob.cluster import Refused
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from support_jobs import build_plain_job
-from support_tracebacks import MISTAKES, SYNTAX_ERROR, TYPE_ERROR, show
-from support_world import World
 
+from support.agents.tracebacks import MISTAKES, SYNTAX_ERROR, TYPE_ERROR, show
+from support.world.jobs import build_plain_job
+from support.world.world import World
 from trainjob.core.conditions import find_condition, is_true
 
 

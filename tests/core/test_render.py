@@ -9,8 +9,8 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from support_jobs import build_job, build_plain_job
 
+from support.world.jobs import build_job, build_plain_job
 from trainjob.api import InvalidTrainJob, OutputStatus, TrainJobStatus, parse
 from trainjob.core.manifests import build_claim, build_network_policy, build_objects, build_pod, build_service
 from trainjob.core.settings import Isolation

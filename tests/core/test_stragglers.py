@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_agents import Agents, training
-from support_jobs import build_job
-from support_world import World
 
+from support.world.agents import Agents, training
+from support.world.jobs import build_job
+from support.world.world import World
 from trainjob.api import Straggler
 from trainjob.core.stragglers import CAUGHT_UP, NOTICEABLE, SLOW, describe, find_stragglers
 

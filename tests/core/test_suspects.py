@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support_agents import Agents, training
-from support_jobs import build_job, build_plain_job
-from support_world import World
 
+from support.world.agents import Agents, training
+from support.world.jobs import build_job, build_plain_job
+from support.world.world import World
 from trainjob.core.stragglers import MOST, named_replicas
 
 ENDING = "they are not saved, and training goes back to the last checkpoint"

@@ -3,8 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support_jobs import build_job
-from support_world import World
+
+from support.world.jobs import build_job
+from support.world.world import World
 
 FINISHED = {"state": "finished", "step": 560, "totalSteps": 560, "checkpointStep": 560, "time": 1.0}
 

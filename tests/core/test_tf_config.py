@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support_jobs import build_job
 
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.core.names import Replica, build_tf_config, desired_replicas, training_world
 

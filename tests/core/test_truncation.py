@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_jobs import build_job, build_plain_job
 
+from support.world.jobs import build_job, build_plain_job
 from trainjob.api import TrainJobStatus
 from trainjob.codegen.crd import object_schema, walk
 from trainjob.controller.reconciler import dump_status

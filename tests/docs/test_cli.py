@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 import pytest
-from support_cli import CONTEXT
 
+from support.cli.program import CONTEXT
 from trainjob.cli import main
 from trainjob.cli.cluster.errors import Exit
 

@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support_chart import KUBERNETES, kustomize
 from testbed.programs import program
 
+from support.kube.chart import KUBERNETES, kustomize
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller.metrics import Metrics
 

@@ -2,8 +2,9 @@
 
 import keras
 import numpy as np
-from support_form_values import classes, dense, numbers, seen
-from support_forms import form
+
+from support.trainer.form_values import classes, dense, numbers, seen
+from support.trainer.forms import form
 
 
 def fitted(scope, model=None, **words):

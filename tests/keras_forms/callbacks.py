@@ -4,8 +4,9 @@ import json
 import os
 
 import keras
-from support_form_values import dense, numbers, seen
-from support_forms import form
+
+from support.trainer.form_values import dense, numbers, seen
+from support.trainer.forms import form
 
 
 def fitted(scope, *callbacks, model=None, **words):

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from support_form_values import classes, dense, numbers, seen
-from support_forms import form
+
+from support.trainer.form_values import classes, dense, numbers, seen
+from support.trainer.forms import form
 
 
 def batches(rows=96, size=24):

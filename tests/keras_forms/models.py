@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 from keras import layers, ops
-from support_form_values import classes, numbers, seen
-from support_forms import form
+
+from support.trainer.form_values import classes, numbers, seen
+from support.trainer.forms import form
 
 
 @form(workers=3, killed=True)

@@ -1,8 +1,9 @@
 """Every optimizer that Keras exports, and what they take."""
 
 import keras
-from support_form_values import dense, numbers, seen
-from support_forms import form
+
+from support.trainer.form_values import dense, numbers, seen
+from support.trainer.forms import form
 
 
 def trained(scope, optimizer, **words):

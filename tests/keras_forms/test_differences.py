@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_forms import REFERENCE, Differs, Failure, Form, differences, forms_in
+
+from support.trainer.forms import REFERENCE, Differs, Failure, Form, differences, forms_in
 
 FORM = Form("one", Path("forms.py"))
 NOISE = Differs("each worker draws its own noise", 0.5)

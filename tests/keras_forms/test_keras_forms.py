@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_forms import (
+
+from support.trainer.forms import (
     REFERENCE,
     Failure,
     Form,

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from support_processes import REPOSITORY
+from support.trainer.processes import REPOSITORY
 
 COMMAND = ["--kills", "4", "--steps", "400", "--kinds", "worker0,worker1,both", "--seed", "8"]
 """One moment lies within a start; all of them come before the last step, however fast steps are."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support_processes import REPOSITORY, Gang, jsonl
-
+from support.trainer.processes import REPOSITORY, Gang, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
 
 SCRIPT = REPOSITORY / "examples" / "custom_loop.py"

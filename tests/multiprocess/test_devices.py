@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support_processes import REPOSITORY, jsonl
+
+from support.trainer.processes import REPOSITORY, jsonl
 
 SCRIPT = Path(__file__).parent / "scripts" / "two_devices.py"
 
@@ -18,7 +19,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "two_devices.py"
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("output")
     quiet = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    support = {"PYTHONPATH": str(REPOSITORY / "tests" / "support")}
+    support = {"PYTHONPATH": str(REPOSITORY / "tests")}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder)],
         env={**os.environ, **quiet, **support},

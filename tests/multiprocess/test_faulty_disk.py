@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support_checkpoints import newest_step
-from support_processes import Gang
 
+from support.trainer.checkpoints import newest_step
+from support.trainer.processes import Gang
 from trainjob_trainer.errors import ExitCode
 
 SCRIPT = Path(__file__).parent / "scripts" / "faulty_disk.py"

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support_jobs import build_plain_job
-from support_plain import BOOTSTRAP
-from support_plain import SCRIPTS as PLAIN_SCRIPTS
-from support_processes import Gang
 
+from support.trainer.plain import BOOTSTRAP
+from support.trainer.plain import SCRIPTS as PLAIN_SCRIPTS
+from support.trainer.processes import Gang
+from support.world.jobs import build_plain_job
 from trainjob.api import parse
 from trainjob.core.manifests import build_pod
 from trainjob_trainer.checkpoint.store import CheckpointStore

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_processes import Gang
+
+from support.trainer.processes import Gang
 
 SCRIPT = Path(__file__).parent / "scripts" / "initial_values.py"
 BROADCASTS = {

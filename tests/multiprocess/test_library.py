@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support_checkpoints import final_variables, largest_difference
-from support_processes import DEADLINE_SECONDS, Gang, jsonl
 
+from support.trainer.checkpoints import final_variables, largest_difference
+from support.trainer.processes import DEADLINE_SECONDS, Gang, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.early_stopping import MONITORED, History
 from trainjob_trainer.errors import ExitCode

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support_processes import Gang
+
+from support.trainer.processes import Gang
 
 SCRIPT = Path(__file__).parent / "scripts" / "optimizer_settings.py"
 CLOSE = {"float16": 1e-2, "bfloat16": 1e-2}

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support_processes import DEADLINE_SECONDS, jsonl
-from support_run import SCRIPTS, processes_of, started_run, write_job
 
+from support.cli.running import SCRIPTS, processes_of, started_run, write_job
+from support.trainer.processes import DEADLINE_SECONDS, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
 
 STEPS, CHECKPOINT_EVERY = 1200, 100  # the latter is the script's

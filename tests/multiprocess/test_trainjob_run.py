@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_agent_job import until
-from support_checkpoints import newest_step
-from support_processes import jsonl
-from support_run import SCRIPTS, finished_run, pause, processes_of, started_run, write_job
+
+from support.agents.agent_job import until
+from support.cli.running import SCRIPTS, finished_run, pause, processes_of, started_run, write_job
+from support.trainer.checkpoints import newest_step
+from support.trainer.processes import jsonl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]

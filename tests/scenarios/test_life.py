@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_life import AGENT_KINDS, KINDS, Schedule, live, live_to_the_end, schedules
 
+from support.world.life import AGENT_KINDS, KINDS, Schedule, live, live_to_the_end, schedules
 from trainjob.core.observed import read_observed
 from trainjob.core.plan import plan
 

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import STRATEGY, examples, model, replica, train
 
+from support.trainer.alone import STRATEGY, examples, model, replica, train
 from trainjob_trainer import CheckpointMismatch, Run
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import FinalMarker

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_steps import Steps
 
+from support.trainer.steps import Steps
 from trainjob_trainer.engine.model_state import build_model
 
 BATCH, STEPS = 4, 7

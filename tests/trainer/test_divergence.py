@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import replica
 
+from support.trainer.alone import replica
 from trainjob_trainer import InvalidConfiguration, PeerLost, Preempted, Task, WeightsDiverged
 from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
 from trainjob_trainer.checkpoint_manager import CheckpointManager

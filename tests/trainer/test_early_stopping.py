@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from support_alone import STRATEGY, Killed, examples, record_writers, replica
-from support_processes import jsonl
 
+from support.trainer.alone import STRATEGY, Killed, examples, record_writers, replica
+from support.trainer.processes import jsonl
 from trainjob_trainer import InvalidConfiguration, OutputFinished, Preempted
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.early_stopping import Source, build_monitoring

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import Interrupting, Killed, record_writers
-from support_checkpoints import final_variables, largest_difference
 
+from support.trainer.alone import Interrupting, Killed, record_writers
+from support.trainer.checkpoints import final_variables, largest_difference
 from trainjob_trainer import Environment, Preempted, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.edge import StopRequest

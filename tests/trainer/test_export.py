@@ -12,8 +12,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import examples, replica, train
-from support_processes import jsonl
+
+from support.trainer.alone import examples, replica, train
+from support.trainer.processes import jsonl
 
 LOAD = """
 import json, sys

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_disk import FaultyFiles
 
+from support.trainer.disk import FaultyFiles
 from trainjob_trainer import Fenced, InvalidConfiguration, OutputTaken, OutputUnwritable
 from trainjob_trainer.checkpoint.fence import REVOCATION_SECONDS, Fence
 from trainjob_trainer.checkpoint.files import Files

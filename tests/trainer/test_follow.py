@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from support_disk import STALE, FaultyFiles
 
+from support.trainer.disk import STALE, FaultyFiles
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.evaluation import follow

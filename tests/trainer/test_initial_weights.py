@@ -7,8 +7,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from support_alone import model, train
 
+from support.trainer.alone import model, train
 from trainjob_trainer import InvalidConfiguration
 
 

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import model, train
 
+from support.trainer.alone import model, train
 from trainjob_trainer import InvalidConfiguration, Recipe
 from trainjob_trainer.engine.model_state import ScaledRate, scale_learning_rate
 

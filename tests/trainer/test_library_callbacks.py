@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import STRATEGY, Killed, record_writers, replica
-from support_checkpoints import final_variables
 
+from support.trainer.alone import STRATEGY, Killed, record_writers, replica
+from support.trainer.checkpoints import final_variables
 from trainjob_trainer import InvalidConfiguration, OutputFinished, Task
 from trainjob_trainer.checkpoint_manager import CheckpointManager
 from trainjob_trainer.data.source import as_function, with_class_weight

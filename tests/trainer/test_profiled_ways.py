@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from support_alone import STRATEGY, examples, model, replica, train
 
+from support.trainer.alone import STRATEGY, examples, model, replica, train
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.custom_loop import Run
 from trainjob_trainer.engine.metric_state import OverAll

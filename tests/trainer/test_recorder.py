@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support_alone import replica, train
-from support_events import read_events
 
+from support.trainer.alone import replica, train
+from support.trainer.events import read_events
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import Ending

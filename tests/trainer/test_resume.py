@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_disk import STALE, fail_reads, system_error
 
+from support.trainer.disk import STALE, fail_reads, system_error
 from trainjob_trainer import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_alone import STRATEGY, replica
 
+from support.trainer.alone import STRATEGY, replica
 from trainjob_trainer import Environment, InvalidConfiguration, Preempted, Recipe, Task
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support_steps import Steps
 from tensorflow.python.eager import context
 
+from support.trainer.steps import Steps
 from trainjob_trainer import InvalidConfiguration
 from trainjob_trainer.data.batches import worker_batches
 from trainjob_trainer.data.source import TrainingSource

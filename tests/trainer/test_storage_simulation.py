@@ -31,7 +31,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
-from support_filesystem import (
+
+from support.trainer.filesystem import (
     Bucket,
     BucketMount,
     Handle,
@@ -44,7 +45,6 @@ from support_filesystem import (
     fail,
     unpacked,
 )
-
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import RETRY_SECONDS
 from trainjob_trainer.checkpoint.snapshot import NamedArray

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from support_disk import STALE, FaultyFiles
 
+from support.trainer.disk import STALE, FaultyFiles
 from trainjob_trainer import (
     CheckpointMismatch,
     CheckpointUnavailable,

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support_filesystem import (
+
+from support.trainer.filesystem import (
     TENSORFLOW_ERRORS,
     Bucket,
     BucketMount,
@@ -19,7 +20,6 @@ from support_filesystem import (
     SimulatedFiles,
     Tree,
 )
-
 from trainjob_trainer.checkpoint.files import Files
 
 ROOT = Path("/")

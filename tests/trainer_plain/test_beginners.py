@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support_plain import SCRIPTS, run_job
+
+from support.trainer.plain import SCRIPTS, run_job
 
 SCRIPT = SCRIPTS / "beginners.py"
 IN_CALL = "ValueError: Exception encountered when calling Sequential.call()."

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support_plain import BOOTSTRAP, run_python
 
+from support.trainer.plain import BOOTSTRAP, run_python
 from trainjob_trainer.plain.install import PREPARATIONS
 from trainjob_trainer.plain.process import job_seed
 

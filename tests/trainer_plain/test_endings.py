@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support_plain import SCRIPTS, run_job
+
+from support.trainer.plain import SCRIPTS, run_job
 
 SCRIPT = SCRIPTS / "endings.py"
 COLD = {"PYTHONHASHSEED": "0"}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support_checkpoints import largest_difference
-from support_plain import SCRIPTS, run_job
-
+from support.trainer.checkpoints import largest_difference
+from support.trainer.plain import SCRIPTS, run_job
 from trainjob_trainer import ExitCode
 from trainjob_trainer.checkpoint.store import CheckpointStore
 

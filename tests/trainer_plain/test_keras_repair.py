@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support_plain import SCRIPTS, run_job
 
+from support.trainer.plain import SCRIPTS, run_job
 from trainjob_trainer.plain import keras_repair
 
 

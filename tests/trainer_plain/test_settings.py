@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from support_plain import SCRIPTS, Ended, run_job
 
+from support.trainer.plain import SCRIPTS, Ended, run_job
 from trainjob_trainer import ExitCode, InvalidConfiguration
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.plain.training import _reaction

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from support_plain import BOOTSTRAP, SCRIPTS
-from support_processes import Gang
 
+from support.trainer.plain import BOOTSTRAP, SCRIPTS
+from support.trainer.processes import Gang
 from trainjob_trainer.errors import ExitCode
 
 ENV = {"PYTHONPATH": str(BOOTSTRAP)}

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support_plain import BOOTSTRAP, SCRIPTS, run_job
 from testbed.ports import free_ports
+
+from support.trainer.plain import BOOTSTRAP, SCRIPTS, run_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_keras.py"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support_plain import SCRIPTS, Ended, run_job
+
+from support.trainer.plain import SCRIPTS, Ended, run_job
 
 SCRIPT = SCRIPTS / "two_models.py"
 STEPS = (3 + 1) * 7  # two fits with 203 examples in batches of 32

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 import pytest
-from support_answers import status_object
 
+from support.kube.responses import status_object
 from trainjob.cli.cluster.errors import (
     Exit,
     describe_problem,

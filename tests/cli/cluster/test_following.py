@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support_cli_jobs import stored_job
-from support_cli_requests import Answer, Asked, Break
-from support_cli_server import CliServer
 
+from support.cli.requests import Answer, Asked, Break
+from support.cli.server import CliServer
+from support.cli.stored_jobs import stored_job
 from trainjob.cli.cluster.jobs import follow, job_scope
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support_cli_jobs import RUNNING, ended, stored_pod
 
+from support.cli.stored_jobs import RUNNING, ended, stored_pod
 from trainjob.cli.cluster.job_logs import (
     FollowedPods,
     Wanted,

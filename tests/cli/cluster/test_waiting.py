@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from support_cli_jobs import stored_job
 
+from support.cli.stored_jobs import stored_job
 from trainjob.cli.wait import Reason, Waiting
 from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
 

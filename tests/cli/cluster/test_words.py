@@ -8,8 +8,8 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from support_cli_jobs import RUNNING, condition, ended, stored_job, stored_pod
 
+from support.cli.stored_jobs import RUNNING, condition, ended, stored_job, stored_pod
 from trainjob.cli.cluster.job_logs import own_pods
 from trainjob.cli.get import job_header, job_row
 from trainjob.cli.job import read_job

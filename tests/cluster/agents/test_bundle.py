@@ -13,8 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support_jobs import build_job
 
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster.agents import BundleMissing, build_bundle, bundle, lay_out, preview_source
 

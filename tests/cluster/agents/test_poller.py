@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support_fake_agents import FakeAgent, build_report, build_witness
-from support_kube import running, until
-from support_virtual_time import run_skipping_time
 
+from support.kube.fake_agents import FakeAgent, build_report, build_witness
+from support.kube.kube_cluster import running, until
+from support.world.virtual_time import run_skipping_time
 from trainjob.api import AGENT_PORT
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents import AgentRefused, AgentUnreachable

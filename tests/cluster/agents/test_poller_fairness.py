@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from support_fake_agents import build_report, build_witness
-from support_kube import running
-from support_virtual_time import run_skipping_time
 
+from support.kube.fake_agents import build_report, build_witness
+from support.kube.kube_cluster import running
+from support.world.virtual_time import run_skipping_time
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents import AgentUnreachable
 from trainjob.cluster.agents.poller import AgentPace, AgentPoller, AgentPolling

@@ -4,8 +4,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from support_fake_agents import build_report, build_witness
 
+from support.kube.fake_agents import build_report, build_witness
 from trainjob.cluster.agents import AgentRecord
 
 FIGURES_SECONDS = 5.0

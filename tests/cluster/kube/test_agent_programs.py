@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support_answers import failing
-from support_apirules import Seen
-from support_apiserver import FakeApiServer
-from support_jobs import build_job
-from support_kube import QUICK, open_client, open_kube, until
 
+from support.kube.apirules import Seen
+from support.kube.apiserver import FakeApiServer
+from support.kube.kube_cluster import QUICK, open_client, open_kube, until
+from support.kube.responses import failing
+from support.world.jobs import build_job
 from trainjob.cluster import Conflict, NotFound, ObjectRef, Refused
 from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.informer import Timeouts

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support_answers import status_object
 
+from support.kube.responses import status_object
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, NotFound, Refused, Unavailable
 from trainjob.cluster.kube.errors import Expired, Unauthorized, error_of
 

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support_answers import failing
-from support_apirules import Seen
-from support_apiserver import FakeApiServer
-from support_jobs import build_job
-from support_kube import open_client, running, until
 
+from support.kube.apirules import Seen
+from support.kube.apiserver import FakeApiServer
+from support.kube.kube_cluster import open_client, running, until
+from support.kube.responses import failing
+from support.world.jobs import build_job
 from trainjob.cluster.kube.events import MOST_WAITING, TRIES, EventSender
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support_answers import failing
-from support_apirules import Seen
-from support_apiserver import FakeApiServer
-from support_kube import QUICK, open_client, running, until
 
+from support.kube.apirules import Seen
+from support.kube.apiserver import FakeApiServer
+from support.kube.kube_cluster import QUICK, open_client, running, until
+from support.kube.responses import failing
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.informer import Informer, Scope, Timeouts
 from trainjob.cluster.kube.resources import PODS

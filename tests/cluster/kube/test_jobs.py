@@ -8,11 +8,11 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from support_answers import failing
-from support_apiserver import FakeApiServer
-from support_jobs import build_job
-from support_kube import open_client, running, until
 
+from support.kube.apiserver import FakeApiServer
+from support.kube.kube_cluster import open_client, running, until
+from support.kube.responses import failing
+from support.world.jobs import build_job
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.jobs import JobCache
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support_answers import failing
-from support_apiserver import FakeApiServer
-from support_havoc import Havoc
-from support_jobs import build_job
-from support_kube import QUICK, cached, open_kube, running, stored, until
-from support_kubelet import GhostAgents, Kubelet
 
+from support.kube.apiserver import FakeApiServer
+from support.kube.havoc import Havoc
+from support.kube.kube_cluster import QUICK, cached, open_kube, running, stored, until
+from support.kube.kubelet import GhostAgents, Kubelet
+from support.kube.responses import failing
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.cluster import KubeCluster

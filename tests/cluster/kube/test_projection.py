@@ -11,11 +11,11 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support_apiserver import FakeApiServer
-from support_jobs import build_job
-from support_kube import open_kube
-from support_life import AGENT_KINDS, KINDS, Schedule, live_to_the_end, schedules
 
+from support.kube.apiserver import FakeApiServer
+from support.kube.kube_cluster import open_kube
+from support.world.jobs import build_job
+from support.world.life import AGENT_KINDS, KINDS, Schedule, live_to_the_end, schedules
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents.poller import find_agents

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from support_kube import open_client, running, until
 
+from support.kube.kube_cluster import open_client, running, until
 from trainjob.cluster.kube.cluster import NAMESPACE_WRITES, KubeCluster
 from trainjob.core.names import job_labels
 

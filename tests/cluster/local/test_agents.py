@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_local import KEY, Lines, build_pod, ended, local_cluster, python, ref_of, until
-from support_local_agents import BUNDLE, TOKEN, build_agent_pod, build_token_secret
 
+from support.local.local_agents import BUNDLE, TOKEN, build_agent_pod, build_token_secret
+from support.local.local_cluster import KEY, Lines, build_pod, ended, local_cluster, python, ref_of, until
 from trainjob.cluster import AlreadyExists, JobKey, Refused, Snapshot
 from trainjob.cluster.agents.poller import AgentAddress
 from trainjob.cluster.local import LocalCluster

@@ -6,8 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_local import JOB, KEY, build_place, build_pod, ended, local_cluster, python, ref_of, until
 
+from support.local.local_cluster import (
+    JOB,
+    KEY,
+    build_place,
+    build_pod,
+    ended,
+    local_cluster,
+    python,
+    ref_of,
+    until,
+)
 from trainjob.cluster import (
     AlreadyExists,
     Cluster,

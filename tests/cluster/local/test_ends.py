@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support_local import (
+from support.local.local_cluster import (
     build_pod,
     ended,
     is_alive,
@@ -34,7 +34,7 @@ RUN = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from support_local import build_pod, local_cluster, python
+from support.local.local_cluster import build_pod, local_cluster, python
 from trainjob.cluster.local import LocalCluster
 
 async def main():
@@ -132,7 +132,7 @@ async def test_the_launcher_passes_sigterm_on(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
     code = STUBBORN + "\nprint('parent', os.getpid(), flush=True)\nwhile True: signal.pause()"
     (tmp_path / "code.py").write_text(code)
-    support = str(Path(__file__).parents[2] / "support")
+    support = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", RUN, str(tmp_path), support]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None

@@ -7,9 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_jobs import build_job
-from support_local import KEY, Lines, ended, is_alive, local_cluster, python, ref_of, state_of, until
 
+from support.local.local_cluster import (
+    KEY,
+    Lines,
+    ended,
+    is_alive,
+    local_cluster,
+    python,
+    ref_of,
+    state_of,
+    until,
+)
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import Manifest, Snapshot
 from trainjob.cluster.local import LocalCluster

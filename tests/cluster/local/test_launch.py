@@ -2,8 +2,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_local import build_place, build_pod
 
+from support.local.local_cluster import build_place, build_pod
 from trainjob.cluster.local import CannotRunHere, Launch, build_launch
 from trainjob.cluster.local.machine import ReplicaPorts
 

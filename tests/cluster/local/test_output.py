@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support_local import build_pod, ended, local_cluster, python
 
+from support.local.local_cluster import build_pod, ended, local_cluster, python
 from trainjob.cluster import Refused
 from trainjob.cluster.local import CannotRunHere, replica_log_path
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_local import (
+
+from support.local.local_cluster import (
     build_pod,
     ended,
     local_cluster,

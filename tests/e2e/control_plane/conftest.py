@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support_real_kube import grant, install_crd, open_admin
 from testbed import Cluster
 
+from support.kube.real_kube import grant, install_crd, open_admin
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
 

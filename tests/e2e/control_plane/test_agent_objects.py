@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support_jobs import build_job
-from support_kube import running
-from support_kubelet import GhostAgents
-from support_real_kube import RealKubelet, eventually, open_real, states
 
+from support.kube.kube_cluster import running
+from support.kube.kubelet import GhostAgents
+from support.kube.real_kube import RealKubelet, eventually, open_real, states
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster.agents import build_bundle
 from trainjob.cluster.kube.client import ApiClient

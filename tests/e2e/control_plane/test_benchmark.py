@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_real_kube import await_crd
 from testbed import Cluster
+
+from support.kube.real_kube import await_crd
 
 ROOT = Path(__file__).parents[3]
 GUARD_SECONDS = 300

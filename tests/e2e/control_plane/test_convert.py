@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support_real_kube import await_crd
-from support_tfjobs import SAMPLES, build_claim_mount, build_replicas, build_tfjob
 from testbed import Cluster
 
+from support.kube.real_kube import await_crd
+from support.world.tfjobs import SAMPLES, build_claim_mount, build_replicas, build_tfjob
 from trainjob.api import parse, read_documents
 from trainjob.cli import main
 from trainjob.core.manifests import build_pod

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support_chart import ROOT
-from support_helm import CRD, columns_of, later_chart, own_plane, run_installation, version_of
 from testbed import Cluster
+
+from support.kube.chart import ROOT
+from support.kube.helm import CRD, columns_of, later_chart, own_plane, run_installation, version_of
 
 COMMITTED = ROOT / "manifests/crd/crd.yaml"
 

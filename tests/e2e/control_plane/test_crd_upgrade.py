@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
-from support_api import change_job
-from support_chart import ROOT
-from support_helm import CRD, own_plane, run_installation
-from support_jobs import build_job
-from support_kube import running
-from support_mutations import FULL
-from support_real_kube import eventually, open_admin, open_real, states
 from testbed import Cluster, KubectlError
 
+from support.kube.chart import ROOT
+from support.kube.helm import CRD, own_plane, run_installation
+from support.kube.kube_cluster import running
+from support.kube.real_kube import eventually, open_admin, open_real, states
+from support.world.changes import change_job
+from support.world.jobs import build_job
+from support.world.mutations import FULL
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.cluster.kube.config import from_kubeconfig
 from trainjob.cluster.kube.resources import TRAINJOBS

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support_verdicts import judge_creations
 from testbed import Cluster
 
+from support.kube.verdicts import judge_creations
 from trainjob.api import parse
 from trainjob.api.constants import ADDED_VOLUMES
 from trainjob.core.manifests import build_network_policy, build_objects

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_jobs import build_job
-from support_real_kube import await_crd, install_crd
 from testbed import Cluster, KubectlError
 from testbed.waiting import until
+
+from support.kube.real_kube import await_crd, install_crd
+from support.world.jobs import build_job
 
 PAGE = (Path(__file__).parents[3] / "docs" / "install.md").read_text()
 

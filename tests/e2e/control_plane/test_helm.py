@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support_chart import CHART, ROOT
-from support_helm import CRD, Helm, columns_of, later_chart, own_plane, version_of
 from testbed import Cluster, KubectlError
+
+from support.kube.chart import CHART, ROOT
+from support.kube.helm import CRD, Helm, columns_of, later_chart, own_plane, version_of
 
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
 LATER = "99.0.0"

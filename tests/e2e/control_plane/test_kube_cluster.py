@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_jobs import build_job
-from support_kube import GUARD_SECONDS, running, until
-from support_real_kube import grant, open_real
 from testbed import Cluster
 
+from support.kube.kube_cluster import GUARD_SECONDS, running, until
+from support.kube.real_kube import grant, open_real
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, Conflict, JobKey, NotFound, ObjectRef, Refused, Snapshot
 from trainjob.cluster.kube.client import ApiClient

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support_havoc import Havoc
-from support_jobs import build_job
-from support_kube import running
-from support_kubelet import GhostAgents
-from support_proxy import FaultyProxy
-from support_real_kube import RealKubelet, open_real, states, through
 from testbed import Cluster
 
+from support.kube.havoc import Havoc
+from support.kube.kube_cluster import running
+from support.kube.kubelet import GhostAgents
+from support.kube.proxy import FaultyProxy
+from support.kube.real_kube import RealKubelet, open_real, states, through
+from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef
 from trainjob.cluster.kube.client import ApiClient

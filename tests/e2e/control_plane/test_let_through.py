@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support_api import errors_of
-from support_asked import Asked, ask_of_all
-from support_jobs import build_job
-from support_kube import running
-from support_real_kube import eventually, open_real
-from support_verdicts import judge_creations
 from testbed import Cluster
 
+from support.kube.judged_jobs import Asked, ask_of_all
+from support.kube.kube_cluster import running
+from support.kube.real_kube import eventually, open_real
+from support.kube.verdicts import judge_creations
+from support.world.changes import errors_of
+from support.world.jobs import build_job
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access

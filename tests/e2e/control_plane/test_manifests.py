@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from support_chart import NAMESPACE, Manifest, kustomize, render
-from support_helm import own_plane
-from support_real_kube import await_crd
 from testbed import Cluster, KubectlError
+
+from support.kube.chart import NAMESPACE, Manifest, kustomize, render
+from support.kube.helm import own_plane
+from support.kube.real_kube import await_crd
 
 FULL: dict[str, Any] = {
     "image": {"digest": "sha256:" + "a" * 64},

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_controller import ControllerProcess, run_controller
-from support_jobs import build_job
-from support_kube import running
-from support_real_kube import ACCOUNT, RealKubelet, grant, states
 from testbed import Cluster
 
+from support.kube.controller import ControllerProcess, run_controller
+from support.kube.kube_cluster import running
+from support.kube.real_kube import ACCOUNT, RealKubelet, grant, states
+from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
 from trainjob.cluster.kube.resources import BY_KIND, PODS, TRAINJOBS, Resource

@@ -8,13 +8,13 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from support_api import REMOVED, change_job, steps_of
-from support_asked import OF_CREATION, Asked, ask_of_all
-from support_mutations import FULL
-from support_verdicts import Verdict, judge_changes, judge_creations
-from support_wrong_jobs import ACCEPTED
 from testbed import Cluster
 
+from support.kube.judged_jobs import OF_CREATION, Asked, ask_of_all
+from support.kube.verdicts import Verdict, judge_changes, judge_creations
+from support.world.changes import REMOVED, change_job, steps_of
+from support.world.mutations import FULL
+from support.world.wrong_jobs import ACCEPTED
 from trainjob.api.errors import value_at
 from trainjob.api.rules import immutable
 

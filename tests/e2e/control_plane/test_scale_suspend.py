@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_controller import ControllerProcess, run_controller
-from support_jobs import build_plain_job
-from support_kube import running
-from support_real_kube import ACCOUNT, RealKubelet, eventually, grant
 from testbed import Cluster, KubectlError
 
+from support.kube.controller import ControllerProcess, run_controller
+from support.kube.kube_cluster import running
+from support.kube.real_kube import ACCOUNT, RealKubelet, eventually, grant
+from support.world.jobs import build_plain_job
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
 from trainjob.cluster.kube.resources import DEPENDENTS, PODS, TRAINJOBS

@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support_real_kube import install_crd
 from testbed import Cluster
+
+from support.kube.real_kube import install_crd
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = "benchmarks/tenants.py"

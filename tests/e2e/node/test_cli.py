@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support_cli import command, trainjob
-from support_pods import describe, script_job, touch, wait_for
 from testbed.claims import NodeCluster
 from testbed.waiting import until
+
+from support.cli.program import command, trainjob
+from support.kube.real_pods import describe, script_job, touch, wait_for
 
 SCORING = 'print("hello from", role, index)\nif role == "evaluator":\n    print("scored")\n'
 # The second worker fails in every attempt, when it is told to.

@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 import pytest
-from support_cli import trainjob
-from support_pods import condition, describe, script_job, touch, wait_for, wait_for_reason
 from testbed.claims import NodeCluster
 from testbed.waiting import until
 
+from support.cli.program import trainjob
+from support.kube.real_pods import condition, describe, script_job, touch, wait_for, wait_for_reason
 from trainjob.core.policies.success_policy import NO_STEPS
 
 SYSTEM = "trainjob-system"

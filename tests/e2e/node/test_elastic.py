@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support_cli import trainjob
-from support_pods import describe, script_job, touch, wait_for
 from testbed import KubectlError, images
 from testbed.claims import NodeCluster
 from testbed.waiting import until
+
+from support.cli.program import trainjob
+from support.kube.real_pods import describe, script_job, touch, wait_for
 
 MINUTES = 4
 """Against hanging only."""

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import support_faults as faults
-from support_faults import faulty_job, sight
-from support_pods import touch, wait_for
 from testbed.claims import NodeCluster
 from testbed.errors import TestbedError
 from testbed.waiting import until
+
+from support.kube import faults
+from support.kube.faults import faulty_job, sight
+from support.kube.real_pods import touch, wait_for
 
 PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
 SECONDS = 90

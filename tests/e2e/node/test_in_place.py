@@ -7,8 +7,9 @@ import hashlib
 import re
 from typing import Any
 
-from support_pods import describe, script_job, touch, wait_for
 from testbed.claims import NodeCluster
+
+from support.kube.real_pods import describe, script_job, touch, wait_for
 
 TRAIN = """
 pathlib.Path("/output", f"{role}-{index}.pid").write_text(str(os.getpid()))

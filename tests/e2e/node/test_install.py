@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from support_chart import CHART, ROOT
-from support_helm import CRD, columns_of, later_chart
 from testbed.claims import NodeCluster
 from testbed.waiting import until
+
+from support.kube.chart import CHART, ROOT
+from support.kube.helm import CRD, columns_of, later_chart
 
 SYSTEM = "trainjob-system"
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]

@@ -28,9 +28,9 @@ from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.engine.model_state import build_model, further_groups, variable_groups
 from trainjob_trainer.engine.not_finite import OnNan
 
-sys.path.append(str(Path(__file__).parents[2] / "support"))
+sys.path.append(str(Path(__file__).parents[2]))
 
-from support_steps import Steps
+from support.trainer.steps import Steps
 
 BATCH, STEPS = 8, 10
 BAD_STEP = 4

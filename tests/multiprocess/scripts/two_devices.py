@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from support_alone import replica
 
+from support.trainer.alone import replica
 from trainjob_trainer import Recipe, Task
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.library import _Request, _train

@@ -1,0 +1,115 @@
+"""Renders the chart and the kustomize bases, as objects."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from testbed.programs import program
+
+Manifest = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "charts/trainjob"
+# Helm would otherwise take the version of the Kubernetes libraries that it was built with.
+KUBERNETES = "1.34.1"
+NAMESPACE = "trainjob-system"
+NAMESPACED_KINDS = {
+    "ConfigMap", "Deployment", "Job", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding",
+    "Service", "ServiceAccount", "ServiceMonitor",
+}  # fmt: skip
+
+
+class Objects(list[Manifest]):
+    def one(self, kind: str, name: str | None = None) -> Manifest:
+        """The only object of this kind (and name)."""
+        (found,) = (o for o in self if o["kind"] == kind and name in (None, o["metadata"]["name"]))
+        return found
+
+    def names(self, kind: str | None = None) -> set[str]:
+        return {o["metadata"]["name"] for o in self if kind in (None, o["kind"])}
+
+    @property
+    def kinds(self) -> set[str]:
+        return {o["kind"] for o in self}
+
+
+class Release:
+    """A release as `helm template` shows it: what it is made of, and its hooks by event."""
+
+    def __init__(self, objects: Iterable[Manifest]) -> None:
+        self.everything = Objects(objects)
+        self.objects = Objects(o for o in self.everything if not events_of(o))
+
+    def hooks(self, event: str) -> Objects:
+        """In the order in which Helm creates them."""
+        found = [o for o in self.everything if event in events_of(o)]
+        return Objects(sorted(found, key=lambda o: int(o["metadata"]["annotations"]["helm.sh/hook-weight"])))
+
+    @property
+    def pod(self) -> Manifest:
+        """The controller's pod template."""
+        template: Manifest = self.objects.one("Deployment")["spec"]["template"]
+        return template
+
+    @property
+    def container(self) -> Manifest:
+        (container,) = self.pod["spec"]["containers"]
+        return dict(container)
+
+
+def events_of(manifest: Manifest) -> list[str]:
+    """The events of Helm that the object is a hook of."""
+    hook = (manifest["metadata"].get("annotations") or {}).get("helm.sh/hook", "")
+    return [event for event in hook.split(",") if event]
+
+
+def render(
+    values: Mapping[str, Any] | None = None, *, release: str = "trainjob", namespace: str = NAMESPACE
+) -> Release:
+    """The release with these values."""
+    answer = _template(release, namespace, json.dumps(values or {}))
+    assert answer.returncode == 0, answer.stderr
+    return Release(documents(answer.stdout))
+
+
+def refusal(values: Mapping[str, Any]) -> str:
+    """What Helm says to values that it must not take."""
+    answer = _template("trainjob", NAMESPACE, json.dumps(values))
+    assert answer.returncode != 0, "Helm takes these values"
+    return answer.stderr
+
+
+def kustomize(folder: str) -> Objects:
+    """What `kubectl apply -k` would send."""
+    answer = subprocess.run(
+        [program("kubectl"), "kustomize", ROOT / folder], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    return Objects(documents(answer.stdout))
+
+
+def documents(text: str) -> list[Manifest]:
+    return [document for document in yaml.load_all(text, Loader=_Strict) if document]
+
+
+@cache
+def _template(release: str, namespace: str, values: str) -> subprocess.CompletedProcess[str]:
+    command = [program("helm"), "template", release, CHART, "-n", namespace, "--kube-version", KUBERNETES]
+    return subprocess.run(
+        [*command, "--values", "-"], input=values, capture_output=True, text=True, check=False
+    )
+
+
+class _Strict(yaml.SafeLoader):
+    """Refuses a key that comes twice, as Kubernetes does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key comes twice: {keys}"
+        return super().construct_mapping(node, deep=deep)

@@ -1,0 +1,142 @@
+"""A job's agents on the fake cluster: what they would answer, without any process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.world.world import World
+
+
+@dataclass
+class Agents:
+    """Agents that start training once all are there, restart it in place, and tell the controller.
+
+    `failure` started the latest restart. Training goes on without a pod for the seats `away`; the leading
+    agent can't reach those `lost`, for so many seconds.
+    """
+
+    world: World
+    phase: str = "meeting"
+    attempt: int = 0
+    charged: int = 0
+    uncharged: int = 0
+    refunded: int = 0
+    failure: dict[str, Any] | None = None
+    lost: dict[str, float] = field(default_factory=dict)
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unreachable: float = 0.0
+    witness: dict[str, Any] | None = None
+    without: set[str] = field(default_factory=set)
+    away: set[str] = field(default_factory=set)
+
+    def meet(self, without: Collection[str] = ()) -> None:
+        """All that are wanted are there: training starts."""
+        self.without = set(without)
+        incarnations = [int(p["metadata"]["labels"]["trainjob.dev/incarnation"]) for p in self._pods()]
+        self.attempt = max(self.attempt + 1, *incarnations)
+        self.phase = "running"
+        self.tell()
+
+    def fail(self, seat: str, *, code: int = 1, message: str = "", charged: bool = True, **more: Any) -> None:
+        """A training process ends badly, and all are stopped to meet again."""
+        self.phase = "meeting"
+        self._count(seat, code=code, message=message, charged=charged, **more)
+
+    def fail_alone(self, seat: str, *, code: int = 1, message: str = "", **more: Any) -> None:
+        """A worker's training process ends badly, and is started again while the others train on."""
+        self.attempt += 1
+        self._count(seat, code=code, message=message, charged=True, alone=True, **more)
+
+    def _count(self, seat: str, *, code: int, message: str, charged: bool, **more: Any) -> None:
+        self.charged += int(charged)
+        self.uncharged += int(not charged)
+        self.failure = {
+            "seat": seat,
+            "pod": self._pod_of(seat)["metadata"]["name"],
+            "reason": "Crashed",
+            "exitCode": code,
+            "message": message,
+            "charged": charged,
+            **more,
+        }
+        self.tell()
+
+    def report(self, seat: str, **report: Any) -> None:
+        self.reports[seat] = report
+        self.tell()
+
+    def tell(self) -> None:
+        """The leading agent answers the controller."""
+        members = {_seat(pod): self._member(pod) for pod in self._pods()}
+        self.world.cluster.answer(
+            self.world.key,
+            {
+                "type": "report",
+                "role": "leader",
+                "phase": self.phase,
+                "attempt": self.attempt,
+                "world": dict(Counter(s.rpartition("-")[0] for s in self._trainees(members))),
+                "ledger": self.ledger,
+                "failure": self.failure,
+                "members": members,
+                "unreachableSeconds": self.unreachable,
+                "witness": self.witness,
+            },
+        )
+
+    def _trainees(self, members: Collection[str]) -> list[str]:
+        """Those of the attempt: beside parameter servers a worker that is away still belongs to it."""
+        if self.phase != "running" or not any(seat.startswith("ps-") for seat in members):
+            return sorted(set(members) - self.without)
+        return sorted({*members, *self.away} - self.without)
+
+    def words(self, *, gave_up: bool = True) -> dict[str, Any]:
+        """What every agent leaves behind when all have given up."""
+        return {"agent": 1, "gaveUp": gave_up, "failure": self.failure, "ledger": self.ledger}
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """What they know of restarts."""
+        counts = {"charged": self.charged, "uncharged": self.uncharged, "refunded": self.refunded}
+        return {"attempt": self.attempt, **counts}
+
+    def _member(self, pod: dict[str, Any]) -> dict[str, Any]:
+        seat = _seat(pod)
+        trains = self.phase == "running" and seat not in self.without
+        state = "lost" if seat in self.lost else "running" if trains else "idle"
+        return {
+            "pod": pod["metadata"]["name"],
+            "incarnation": int(pod["metadata"]["labels"]["trainjob.dev/incarnation"]),
+            "state": state,
+            "seconds": self.lost.get(seat, 1.0),
+            "report": self.reports.get(seat),
+        }
+
+    def _pod_of(self, seat: str) -> dict[str, Any]:
+        role, _, index = seat.rpartition("-")
+        return self.world.pod(role, int(index))
+
+    def _pods(self) -> list[dict[str, Any]]:
+        pods = [p for p in self.world.pods if p["metadata"]["labels"].get("trainjob.dev/live")]
+        return [p for p in pods if p["metadata"]["labels"]["trainjob.dev/role"] != "evaluator"]
+
+
+def _seat(pod: dict[str, Any]) -> str:
+    labels = pod["metadata"]["labels"]
+    return f"{labels['trainjob.dev/role']}-{labels['trainjob.dev/index']}"
+
+
+async def training(job: dict[str, Any]) -> tuple[World, Agents]:
+    """Take a job with agents to where it trains."""
+    world = World(job)
+    agents = Agents(world)
+    await world.settle()
+    world.each(world.cluster.run_pod)
+    agents.tell()
+    await world.settle()
+    agents.meet()
+    await world.settle()
+    return world, agents
