@@ -18,7 +18,7 @@ from measuring import GUARD_SECONDS
 
 from trainjob.api import AGENT_PORT
 from trainjob.cluster import ClusterError, Unavailable
-from trainjob.cluster.agents.protocol import (
+from trainjob.cluster.agents.wire import (
     GREETING,
     LARGEST_FIRST_FRAME,
     LENGTH_BYTES,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from testbed.ports import free_ports
 
-from trainjob.cluster.agents.protocol import GREETING, LARGEST_FRAME, NONCE_BYTES, Opener, Sealer, session_key
+from trainjob.cluster.agents.wire import GREETING, LARGEST_FRAME, NONCE_BYTES, Opener, Sealer, session_key
 from trainjob_trainer.agent import wire
 from trainjob_trainer.agent.log import Seldom
 from trainjob_trainer.agent.settings import Address

@@ -13,7 +13,7 @@ from support.world.jobs import build_job
 from trainjob.api import TrainJob
 from trainjob.api.errors import fields_by_alias
 from trainjob.api.fields import PRESERVED
-from trainjob.api.rules import immutable
+from trainjob.api.rules.spec import IMMUTABLE_RULES
 from trainjob.codegen.crd import RULES, crd, crd_text, object_schema, schema_at, walk
 from trainjob.codegen.reference import EXAMPLE
 
@@ -103,9 +103,9 @@ def test_rule_stands_at_a_field_and_names_one(rule: Any) -> None:
 
 def test_what_may_change() -> None:
     spec = schema_at(object_schema(), "spec")["properties"]
-    guarded = {rule.field_path.removeprefix(".") for rule in immutable.RULES if rule.at == "spec"}
+    guarded = {rule.field_path.removeprefix(".") for rule in IMMUTABLE_RULES if rule.at == "spec"}
     assert set(spec) - guarded == {"worker", "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"}
-    of_worker = {rule.field_path.removeprefix(".") for rule in immutable.RULES if rule.at == "spec.worker"}
+    of_worker = {rule.field_path.removeprefix(".") for rule in IMMUTABLE_RULES if rule.at == "spec.worker"}
     assert set(spec["worker"]["properties"]) - of_worker == {"replicas"}
 
 

@@ -6,7 +6,7 @@ import pytest
 from kubernetes.client import models
 
 from trainjob.api.fields import PRESERVED
-from trainjob.api.rules import immutable
+from trainjob.api.rules.spec import HOLDING_KUBERNETES_OBJECTS, IMMUTABLE_RULES
 from trainjob.codegen.crd import FIELDS, object_schema, schema_at, walk
 
 ONLY_PART_OF_IT_IS_TAKEN = "spec.template.metadata"
@@ -29,10 +29,10 @@ def test_no_object_of_the_spec_is_compared_without_them() -> None:
 
 
 def test_objects_are_compared_both_ways() -> None:
-    for rule in immutable.RULES:
+    for rule in IMMUTABLE_RULES:
         if rule.field_path:
             schema = schema_at(object_schema(), f"{rule.at}{rule.field_path}")
             is_kubernetes_own = any(part.get(PRESERVED) for _, part in walk(schema))
             name = rule.field_path.removeprefix(".")
-            assert (name in immutable.HOLDING_KUBERNETES_OBJECTS) == is_kubernetes_own
+            assert (name in HOLDING_KUBERNETES_OBJECTS) == is_kubernetes_own
             assert (f"oldSelf.{name} == self.{name}" in rule.cel) == is_kubernetes_own

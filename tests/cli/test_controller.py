@@ -14,7 +14,7 @@ from support.kube.controller import write_kubeconfig
 from trainjob.cli.controller import controller, read_settings
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.settings import Election, OperatorSettings
+from trainjob.controller.options import Election, OperatorSettings
 from trainjob.core.settings import Isolation
 
 POD = {"POD_NAME": "controller-0", "POD_NAMESPACE": "trainjob"}
@@ -127,7 +127,7 @@ def test_the_whole_controller_does_without_the_official_client() -> None:
     code = """
 import sys
 sys.modules["kubernetes"] = sys.modules["websocket"] = None
-from trainjob.controller.process import Operator
+from trainjob.controller.operator import Operator
 from trainjob.installation.__main__ import main
 """
     command = [sys.executable, "-c", code]

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cli import main
-from trainjob.cli.files import dump_stream
+from trainjob.cli.documents import dump_stream
 from trainjob.cluster.agents import preview_source
 from trainjob.core.manifests import build_objects
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
+from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.codegen import rbac
 from trainjob.codegen.__main__ import main
 from trainjob.codegen.files import GENERATED, drift, find_repository
@@ -66,7 +66,7 @@ def test_the_controller_is_granted_nothing_that_leads_further() -> None:
         assert permission.resource not in ("pods/exec", "serviceaccounts/token")
         assert not any("role" in word for word in (permission.resource, permission.group))
         assert "*" not in (permission.group, permission.resource, *permission.verbs)
-        if permission.scope is Scope.OPERATOR:
+        if permission.scope is PermissionScope.OPERATOR:
             assert permission.resource in ("leases", "secrets")
         elif permission.resource == "secrets":
             assert permission.verbs == ("create", "delete")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.agents.worker_group import Simulation
-from trainjob.cluster.agents import protocol as ours
+from trainjob.cluster.agents import wire as ours
 from trainjob.core.agent_reports import AgentReport, project_report
 from trainjob_trainer.agent import wire as theirs
 from trainjob_trainer.agent.budget import RestartCounts

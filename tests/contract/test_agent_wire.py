@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainjob.cluster.agents import AgentRefused, AgentUnreachable, sync
-from trainjob.cluster.agents import protocol as ours
+from trainjob.cluster.agents import wire as ours
 from trainjob_trainer.agent import wire as theirs
 
 TOKEN = "0123abcd"  # noqa: S105 - no password

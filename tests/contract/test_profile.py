@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from support.world.virtual_time import run_skipping_time
-from trainjob.cli.cluster.errors import ClusterProblem, TimeIsOver
-from trainjob.cli.profiling import request_files
-from trainjob.cli.profiling.asking import (
-    NO_ANSWER_SECONDS,
-    LocalProfileClient,
-    ProfileRequest,
-    ReplicaUnavailable,
-)
+from trainjob.cli import profile_requests
+from trainjob.cli.cluster.problems import ClusterProblem, TimeIsOver
+from trainjob.cli.profile import NO_ANSWER_SECONDS, LocalProfileClient, ProfileRequest, ReplicaUnavailable
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.reporting.profiler import Profiler
 
@@ -132,7 +127,7 @@ def test_somebody_else_asks_meanwhile(tmp_path: Path) -> None:
     def interfere() -> None:
         if job.done == 50 and not asked:
             asked.append(True)
-            request_files.ask(tmp_path / "profile", "worker-0", '{"id": "y", "first": 200, "last": 210}')
+            profile_requests.ask(tmp_path / "profile", "worker-0", '{"id": "y", "first": 200, "last": 210}')
         train()
 
     job.train = interfere  # type: ignore[method-assign]

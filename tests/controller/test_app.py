@@ -20,8 +20,8 @@ from trainjob.cluster.kube.config import Access
 from trainjob.controller import Controller
 from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import Elector, LeaseDurations
-from trainjob.controller.process import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
-from trainjob.controller.settings import Election, ExitCode, OperatorSettings
+from trainjob.controller.operator import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
+from trainjob.controller.options import Election, ExitCode, OperatorSettings
 from trainjob.core.settings import Settings
 
 KEY = KeyName("trainjob", "key")
@@ -112,7 +112,7 @@ async def test_orders_tell_how_often_the_lease_had_changed_hands(monkeypatch: py
             told.append(settings.lease)
             super().__init__(*given, settings=settings, **more)
 
-    monkeypatch.setattr("trainjob.controller.process.Controller", Told)
+    monkeypatch.setattr("trainjob.controller.operator.Controller", Told)
     async with ControllerServer().serve() as server:
         server.put(
             {

@@ -12,8 +12,8 @@ from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.protocol import DEEPEST_OBJECT, allow_deep_objects
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.process import Operator
-from trainjob.controller.settings import OperatorSettings
+from trainjob.controller.operator import Operator
+from trainjob.controller.options import OperatorSettings
 
 AROUND = 20
 """Levels of the job above the template's field, and of the event in which it comes."""

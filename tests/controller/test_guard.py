@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from trainjob.controller.election import LeaseDurations
-from trainjob.controller.process import CHECK_SECONDS, SLACK_SECONDS, guarded
+from trainjob.controller.operator import CHECK_SECONDS, SLACK_SECONDS, guarded
 
 
 def test_a_deadline_that_passes_unnoticed_ends_the_process() -> None:

@@ -19,8 +19,8 @@ from trainjob.api import parse
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.process import Operator
-from trainjob.controller.settings import ExitCode, OperatorSettings
+from trainjob.controller.operator import Operator
+from trainjob.controller.options import ExitCode, OperatorSettings
 from trainjob.core.manifests import build_objects
 
 NAMES = [f"job-{number}" for number in range(12)]

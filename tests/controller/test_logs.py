@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainjob.controller.logs import LogFormat, start_logging
+from trainjob.cli.controller import LogFormat, start_logging
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def _restored() -> Iterator[None]:
 def write(form: LogFormat) -> list[str]:
     stream = io.StringIO()
     start_logging(form, stream)
-    log = logging.getLogger("trainjob.controller.process")
+    log = logging.getLogger("trainjob.controller.operator")
     log.info("at work on %s", "päd")
     log.debug("nobody wants to know")
     try:
@@ -42,15 +42,15 @@ def test_lines_for_people() -> None:
     first, second, *traceback = write("plain")
     time, _, rest = first.partition(" ")
     assert (time[10], time[-5], time[-1]) == ("T", ".", "Z")
-    assert rest == "INFO    controller.process: at work on päd"
-    assert second.endswith("ERROR   controller.process: it failed")
+    assert rest == "INFO    controller.operator: at work on päd"
+    assert second.endswith("ERROR   controller.operator: it failed")
     assert traceback[-1] == "ValueError: a defect"
 
 
 def test_lines_for_machines() -> None:
     first, second = map(json.loads, write("json"))
     assert set(first) == {"time", "level", "logger", "message"}
-    assert (first["level"], first["logger"]) == ("info", "trainjob.controller.process")
+    assert (first["level"], first["logger"]) == ("info", "trainjob.controller.operator")
     assert first["message"] == "at work on päd"
     assert second["error"].endswith("ValueError: a defect")
 

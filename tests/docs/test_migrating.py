@@ -12,7 +12,7 @@ import pytest
 
 from trainjob.convert import PLACEHOLDER_CLAIM
 from trainjob.convert.policies import DEFAULT_RESTARTS, RunPolicy
-from trainjob.convert.roles import ROLES
+from trainjob.convert.replica_specs import ROLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "migrating-from-tfjob.md").read_text()

@@ -12,7 +12,7 @@ from trainjob.api import parse
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
 from trainjob.installation.check import EXAMPLE, check_api, check_ready
-from trainjob.installation.crd import InstallationFailed
+from trainjob.installation.crd_update import InstallationFailed
 
 
 class Answers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainjob.installation.crd import UNKNOWN, read_release
+from trainjob.installation.crd_update import UNKNOWN, read_release
 
 ASCENDING = [
     "0.1.0-alpha.1", "0.1.0a2", "0.1.0b1", "0.1.0-rc.1", "0.1.0rc2", "0.1.0", "0.1.1", "0.2.0", "0.10.0",

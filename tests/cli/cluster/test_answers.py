@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.kube.responses import status_object
-from trainjob.cli.cluster.errors import (
+from trainjob.cli.cluster.problems import (
     Exit,
     describe_problem,
     explain,
@@ -15,7 +15,7 @@ from trainjob.cli.cluster.errors import (
     lacks_api,
     no_such_job,
 )
-from trainjob.cluster.kube.errors import error_of, unreachable
+from trainjob.cluster.kube.responses import error_of, unreachable
 from trainjob.cluster.protocol import ClusterError, RequestFailure
 
 GET = RequestFailure("get", "trainjobs", "digits")

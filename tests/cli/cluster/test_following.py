@@ -11,8 +11,8 @@ from support.cli.stored_jobs import stored_job
 from trainjob.cli.cluster.jobs import follow, job_scope
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.errors import Unreachable
 from trainjob.cluster.kube.informer import Backoff, Change, Failed, Gone, Seen, Timeouts
+from trainjob.cluster.kube.responses import Unreachable
 from trainjob.cluster.protocol import Refused, Unavailable
 
 QUICK = Timeouts(first_retry=0.01, longest_retry=0.1)

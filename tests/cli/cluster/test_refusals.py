@@ -7,7 +7,7 @@ import pytest
 
 from trainjob.api import Document, read_documents
 from trainjob.cli.cluster.options import Duration, namespace_of
-from trainjob.cli.files import RefusedFile
+from trainjob.cli.documents import RefusedFile
 from trainjob.cli.submit import changed_fields, changes_told, describe_refusal, refusal_told
 from trainjob.cluster.protocol import RequestFailure
 

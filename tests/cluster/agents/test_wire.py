@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainjob.cluster.agents.protocol import (
+from trainjob.cluster.agents.wire import (
     LENGTH_BYTES,
     TAG_BYTES,
     FrameTooLarge,
@@ -100,7 +100,7 @@ def test_lengths_that_no_frame_has(length: int) -> None:
     ],
 )
 def test_content_that_is_no_json_object(payload: bytes) -> None:
-    from trainjob.cluster.agents import protocol as wire  # noqa: PLC0415
+    from trainjob.cluster.agents import wire  # noqa: PLC0415
 
     body = wire._tag(KEY, b"S", 0, payload) + payload
     with pytest.raises(InvalidFrame, match="no JSON"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.kube.responses import status_object
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, NotFound, Refused, Unavailable
-from trainjob.cluster.kube.errors import Expired, Unauthorized, error_of
+from trainjob.cluster.kube.responses import Expired, Unauthorized, error_of
 
 
 def told(code: int, reason: str = "", message: str = "said so", **details: Any) -> bytes:

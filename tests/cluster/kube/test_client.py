@@ -18,8 +18,8 @@ from support.kube.responses import failing
 from trainjob.cluster import AlreadyExists, Conflict, NotFound, Refused, Unavailable
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, read_token_file
-from trainjob.cluster.kube.errors import Expired
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.cluster.kube.responses import Expired
 from trainjob.cluster.kube.transport import Call
 
 

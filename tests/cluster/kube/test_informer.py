@@ -15,9 +15,9 @@ from support.kube.apiserver import FakeApiServer
 from support.kube.kube_cluster import QUICK, open_client, running, until
 from support.kube.responses import failing
 from trainjob.cluster import JobKey
+from trainjob.cluster.kube.cache import Store
 from trainjob.cluster.kube.informer import Informer, Scope, Timeouts
 from trainjob.cluster.kube.resources import PODS
-from trainjob.cluster.kube.store import Store
 
 LABEL = "trainjob.dev/job"
 

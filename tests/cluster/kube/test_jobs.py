@@ -14,7 +14,7 @@ from support.kube.kube_cluster import open_client, running, until
 from support.kube.responses import failing
 from support.world.jobs import build_job
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube.jobs import JobCache
+from trainjob.cluster.kube.informer import JobCache
 
 KEY = JobKey("default", "digits")
 PLACE = ("default", "digits")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainjob.cluster import Conflict, Unavailable
 from trainjob.cluster.kube.client import GarbledWatch, LineSplitter, LineTooLong, read_event
-from trainjob.cluster.kube.errors import Expired
+from trainjob.cluster.kube.responses import Expired
 
 
 @given(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
+from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 
 
 def test_no_resource_stands_twice_and_each_says_why() -> None:
@@ -16,9 +16,9 @@ def test_nothing_dangerous_is_asked_for() -> None:
 
 
 def test_the_jobs_secrets_are_made_and_never_read() -> None:
-    verbs = [p.verbs for p in PERMISSIONS if (p.resource, p.scope) == ("secrets", Scope.JOBS)]
+    verbs = [p.verbs for p in PERMISSIONS if (p.resource, p.scope) == ("secrets", PermissionScope.JOBS)]
     assert verbs == [("create", "delete")]
 
 
 def test_only_lease_and_key_are_needed_in_the_controllers_own_namespace() -> None:
-    assert [p.resource for p in PERMISSIONS if p.scope is Scope.OPERATOR] == ["leases", "secrets"]
+    assert [p.resource for p in PERMISSIONS if p.scope is PermissionScope.OPERATOR] == ["leases", "secrets"]

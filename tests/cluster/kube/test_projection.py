@@ -19,7 +19,7 @@ from support.world.life import AGENT_KINDS, KINDS, Schedule, live_to_the_end, sc
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents.poller import find_agents
-from trainjob.cluster.kube.store import Store, project
+from trainjob.cluster.kube.cache import Store, project
 from trainjob.core.manifests import build_pod
 from trainjob.core.observed import Observed, read_observed
 from trainjob.core.pods import read_pod

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube.store import MOST_TOMBSTONES, Store, is_newer
+from trainjob.cluster.kube.cache import MOST_TOMBSTONES, Store, is_newer
 
 KEY = JobKey("lab", "digits")
 

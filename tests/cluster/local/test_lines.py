@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.cluster.local.process import LineSplitter, LogTail
+from trainjob.cluster.local.process import LogTail, TextLines
 
 
 def _split(*chunks: bytes, longest: int = 40) -> list[str]:
-    splitter = LineSplitter(longest)
+    splitter = TextLines(longest)
     return [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.end()
 
 

@@ -25,7 +25,7 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access, build_tls, from_kubeconfig
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
+from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.cluster.kube.resources import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
@@ -156,7 +156,12 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
 ) -> None:
     """Under an account that has these permissions and no others, the calls made are those of the table."""
     calls: list[Call] = []
-    table = {(p.group, p.resource, verb) for p in PERMISSIONS if p.scope is Scope.JOBS for verb in p.verbs}
+    table = {
+        (p.group, p.resource, verb)
+        for p in PERMISSIONS
+        if p.scope is PermissionScope.JOBS
+        for verb in p.verbs
+    }
     # Nobody calls finalizers: the API server asks for it when an object with blockOwnerDeletion is created.
     expected = table - {("trainjob.dev", "trainjobs/finalizers", "update")}
 

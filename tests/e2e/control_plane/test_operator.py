@@ -19,7 +19,7 @@ from support.kube.kube_cluster import running
 from support.kube.real_kube import ACCOUNT, RealKubelet, grant, states
 from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
+from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.cluster.kube.resources import BY_KIND, PODS, TRAINJOBS, Resource
 from trainjob.controller.election import LEASES
 
@@ -73,7 +73,7 @@ class Place:
 
 @pytest.fixture
 def place(control_plane: Cluster, admin: ApiClient, namespace: str, tmp_path: Path) -> Place:
-    grant(control_plane, namespace, tmp_path, [replace(p, scope=Scope.JOBS) for p in PERMISSIONS])
+    grant(control_plane, namespace, tmp_path, [replace(p, scope=PermissionScope.JOBS) for p in PERMISSIONS])
     return Place(admin, namespace, tmp_path / f"{namespace}-{ACCOUNT}.kubeconfig")
 
 

@@ -16,7 +16,7 @@ from support.world.changes import REMOVED, change_job, steps_of
 from support.world.mutations import FULL
 from support.world.wrong_jobs import ACCEPTED
 from trainjob.api.errors import value_at
-from trainjob.api.rules import immutable
+from trainjob.api.rules.spec import IMMUTABLE_RULES
 
 Manifest = dict[str, Any]
 
@@ -106,7 +106,7 @@ def _may_become(before: Manifest, after: Manifest) -> bool:
 
 
 def _is_told_why(verdict: Verdict) -> bool:
-    sentences = {rule.message for rule in immutable.RULES}
+    sentences = {rule.message for rule in IMMUTABLE_RULES}
     return verdict.accepted or any(said in sentences for _, said in verdict.causes)
 
 

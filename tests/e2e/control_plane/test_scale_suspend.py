@@ -20,7 +20,7 @@ from support.kube.kube_cluster import running
 from support.kube.real_kube import ACCOUNT, RealKubelet, eventually, grant
 from support.world.jobs import build_plain_job
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.permissions import PERMISSIONS, Scope
+from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.cluster.kube.resources import DEPENDENTS, PODS, TRAINJOBS
 
 Manifest = dict[str, Any]
@@ -85,7 +85,7 @@ async def place(control_plane: Cluster, admin: ApiClient, namespace: str) -> Asy
 
 @pytest.fixture
 async def controller(place: Place, tmp_path: Path) -> AsyncIterator[ControllerProcess]:
-    everything = [replace(permission, scope=Scope.JOBS) for permission in PERMISSIONS]
+    everything = [replace(permission, scope=PermissionScope.JOBS) for permission in PERMISSIONS]
     grant(place.cluster, place.namespace, tmp_path, everything)
     kubeconfig = tmp_path / f"{place.namespace}-{ACCOUNT}.kubeconfig"
     async with at_work(kubeconfig, place.namespace, place.namespace) as process:

@@ -18,7 +18,7 @@ from trainjob.cluster import ClusterError
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access, from_kubeconfig
-from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, Scope
+from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, PermissionScope
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 
 Manifest = dict[str, Any]
@@ -52,7 +52,7 @@ def grant(
     rules = [
         {"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)}
         for p in permissions
-        if p.scope is Scope.JOBS
+        if p.scope is PermissionScope.JOBS
     ]
     rbac = "rbac.authorization.k8s.io"
     meta = {"name": ACCOUNT, "namespace": namespace}

@@ -10,7 +10,7 @@ import click
 
 from trainjob.api import Document, FieldError, dump_yaml
 from trainjob.cli.cluster.options import ends_quietly
-from trainjob.cli.files import RefusedFile, UnreadableFile, read_objects
+from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
 from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
 from trainjob.convert import convert as convert_tfjob
 
@@ -29,7 +29,7 @@ class Printed:
 
 
 @dataclass
-class Outcome:
+class ConvertedFiles:
     """The result for all files.
 
     Attributes:
@@ -60,7 +60,7 @@ def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
     Nothing is printed, and the exit code is 1, when a TFJob doesn't make a valid TrainJob; with --force all
     is printed. The exit code is 2 when a file can't be read.
     """
-    outcome = Outcome()
+    outcome = ConvertedFiles()
     problems: list[RefusedFile | UnreadableFile] = []
     for file in files:
         try:
@@ -78,7 +78,7 @@ def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
         raise SystemExit(code)
 
 
-def _convert_file(file: str, claim: str | None, outcome: Outcome) -> None:
+def _convert_file(file: str, claim: str | None, outcome: ConvertedFiles) -> None:
     documents = read_objects(file, expected=TFJOB)
     items = [(document, item) for document in documents for item in list_items(document.raw)]
     if not any(is_tfjob(item.raw) for _, item in items):

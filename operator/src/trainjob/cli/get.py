@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.cli.cluster.errors import Exit, describe_exits, describe_problem
 from trainjob.cli.cluster.job_logs import own_pods
 from trainjob.cli.cluster.jobs import find_job, follow, job_scope, list_objects, missing_job, pods_of
 from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
-from trainjob.cli.files import dump_stream
+from trainjob.cli.cluster.problems import Exit, describe_exits, describe_problem
+from trainjob.cli.documents import dump_stream
 from trainjob.cli.job import Job, read_job
 from trainjob.cli.presenter import column_widths, describe_job, format_count, layout
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen

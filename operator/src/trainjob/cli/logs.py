@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainjob.cli.cluster.errors import Exit, describe_exits
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
 from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
+from trainjob.cli.cluster.problems import Exit, describe_exits
 from trainjob.cli.screen import LogPrinter
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
 

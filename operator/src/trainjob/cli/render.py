@@ -6,7 +6,7 @@ import click
 
 from trainjob.api import Document, InvalidTrainJob, TrainJob
 from trainjob.cli.cluster.options import ends_quietly
-from trainjob.cli.files import RefusedFile, choose, dump_stream, read_trainjobs
+from trainjob.cli.documents import RefusedFile, choose, dump_stream, read_trainjobs
 from trainjob.cluster.agents import preview_source
 from trainjob.core.manifests import build_objects
 from trainjob.core.names import Replica, build_tf_config, desired_replicas

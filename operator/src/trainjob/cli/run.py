@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from trainjob.api import Document, InvalidTrainJob, TrainJob, parse
-from trainjob.cli.files import RefusedFile, choose, folder_of, read_trainjobs
+from trainjob.cli.documents import RefusedFile, choose, folder_of, read_trainjobs
 from trainjob.cli.job import Job, Outcome, read_run
 from trainjob.cli.presenter import Results, describe_end, describe_interruption
 from trainjob.cli.screen import LiveScreen, PlainScreen, Screen

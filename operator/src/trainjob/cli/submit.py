@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.api import Document
-from trainjob.cli.cluster.errors import Exit, describe_exits, describe_problem
 from trainjob.cli.cluster.job_logs import LogShowing, Wanted
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly, namespace_of
-from trainjob.cli.files import read_valid_trainjobs
+from trainjob.cli.cluster.problems import Exit, describe_exits, describe_problem
+from trainjob.cli.documents import read_valid_trainjobs
 from trainjob.cli.job import read_job
 from trainjob.cli.screen import LogPrinter
 from trainjob.cli.wait import wait_and_conclude

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from trainjob.api import Document, TrainJob
-from trainjob.cli.cluster.errors import Exit, describe_exits
 from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly, namespace_of
-from trainjob.cli.files import RefusedFile, UnreadableFile, read_valid_trainjobs
+from trainjob.cli.cluster.problems import Exit, describe_exits
+from trainjob.cli.documents import RefusedFile, UnreadableFile, read_valid_trainjobs
 from trainjob.core.names import replica_counts
 from trainjob.core.roles import count_gpus, role_template
 

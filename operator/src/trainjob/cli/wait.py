@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainjob.cli.cluster.errors import Exit, NoJob, TimeIsOver, describe_exits, describe_problem
 from trainjob.cli.cluster.jobs import conclude, find_job, follow, job_scope, missing_job
 from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
+from trainjob.cli.cluster.problems import Exit, NoJob, TimeIsOver, describe_exits, describe_problem
 from trainjob.cli.job import Job, read_job
 from trainjob.cli.presenter import describe_deletion, describe_progress
 from trainjob.cli.screen import ProgressLine

@@ -9,13 +9,13 @@ from pydantic import BaseModel
 
 from trainjob.api.constants import GROUP, KIND, LIST_KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from trainjob.api.fields import PRESERVED
-from trainjob.api.rules import immutable, output, size, spec, template
+from trainjob.api.rules import output, size, spec, template
 from trainjob.api.rules.rule import Rule
 from trainjob.api.rules.shape import LONGEST_TEXT
 from trainjob.api.rules.template import ROLES
 from trainjob.api.types import TrainJob
 from trainjob.api.yaml import dump_yaml
-from trainjob.installation.crd import VERSION_ANNOTATION
+from trainjob.installation.crd_update import VERSION_ANNOTATION
 
 # The field names of Kubernetes objects in a TrainJob, so that the API server compares all fields.
 #
@@ -238,7 +238,7 @@ RULES: tuple[Rule, ...] = (
     *output.RULES,
     *template.RULES,
     *size.RULES,
-    *immutable.RULES,
+    *spec.IMMUTABLE_RULES,
 )
 
 COLUMNS = (

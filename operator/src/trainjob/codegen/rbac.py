@@ -11,7 +11,7 @@ from typing import Any
 
 from trainjob.api.constants import GROUP, PLURAL
 from trainjob.api.yaml import dump_yaml
-from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, Scope
+from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, PermissionScope
 from trainjob.cluster.protocol import Manifest
 
 NAME = "trainjob"
@@ -27,7 +27,7 @@ _AGGREGATE = f"{_API_GROUP}/aggregate-to-"
 
 
 @dataclass(frozen=True)
-class Rule:
+class RbacRule:
     """One rule of a role, with its reason, and the name of the only object that it is for, if any."""
 
     group: str
@@ -38,37 +38,39 @@ class Rule:
 
 
 EDIT_RULES = (
-    Rule(
+    RbacRule(
         GROUP,
         (PLURAL,),
         ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"),
         "whoever may edit may run jobs; that is as much power as creating pods",
     ),
-    Rule(GROUP, (f"{PLURAL}/status",), ("get",), "the status is the controller's to write"),
-    Rule(GROUP, (f"{PLURAL}/scale",), ("get", "update", "patch"), "kubectl scale"),
+    RbacRule(GROUP, (f"{PLURAL}/status",), ("get",), "the status is the controller's to write"),
+    RbacRule(GROUP, (f"{PLURAL}/scale",), ("get", "update", "patch"), "kubectl scale"),
 )
 VIEW_RULES = (
-    Rule(GROUP, (PLURAL, f"{PLURAL}/status", f"{PLURAL}/scale"), ("get", "list", "watch"), "reading alone"),
+    RbacRule(
+        GROUP, (PLURAL, f"{PLURAL}/status", f"{PLURAL}/scale"), ("get", "list", "watch"), "reading alone"
+    ),
 )
 
 
-def controller_rules() -> tuple[Rule, ...]:
+def controller_rules() -> tuple[RbacRule, ...]:
     """Return the rules that the controller needs in each namespace with jobs."""
-    return _rules(p for p in PERMISSIONS if p.scope is Scope.JOBS)
+    return _rules(p for p in PERMISSIONS if p.scope is PermissionScope.JOBS)
 
 
-def own_rules(*, lease: str, key: str) -> tuple[Rule, ...]:
+def own_rules(*, lease: str, key: str) -> tuple[RbacRule, ...]:
     """Return the rules for the controller's own namespace; all but `create` are for these two objects."""
     names = {"leases": lease, "secrets": key}
     return tuple(
         rule
         for permission in PERMISSIONS
-        if permission.scope is Scope.OPERATOR
+        if permission.scope is PermissionScope.OPERATOR
         for rule in _for_one_object(permission, names[permission.resource])
     )
 
 
-def rules_text(rules: Iterable[Rule], *, has_header: bool = True) -> str:
+def rules_text(rules: Iterable[RbacRule], *, has_header: bool = True) -> str:
     """Return the list of rules as YAML, each with its reason."""
     rules = tuple(rules)
     header = _USER_HEADER if rules in (EDIT_RULES, VIEW_RULES) else _HEADER
@@ -104,20 +106,25 @@ def _own() -> tuple[str, str]:
     return _role("Role", name, rules, namespace=NAMESPACE), _binding("Role", name, namespace=NAMESPACE)
 
 
-def _for_one_object(permission: Permission, name: str) -> Iterable[Rule]:
+def _for_one_object(permission: Permission, name: str) -> Iterable[RbacRule]:
     # A create request has no name that RBAC could check.
     nameless = tuple(verb for verb in permission.verbs if verb == "create")
     named = tuple(verb for verb in permission.verbs if verb != "create")
-    yield Rule(permission.group, (permission.resource,), nameless, permission.why)
-    yield Rule(permission.group, (permission.resource,), named, "as above; this one alone", name)
+    yield RbacRule(permission.group, (permission.resource,), nameless, permission.why)
+    yield RbacRule(permission.group, (permission.resource,), named, "as above; this one alone", name)
 
 
-def _rules(permissions: Iterable[Permission]) -> tuple[Rule, ...]:
-    return tuple(Rule(p.group, (p.resource,), p.verbs, p.why) for p in permissions)
+def _rules(permissions: Iterable[Permission]) -> tuple[RbacRule, ...]:
+    return tuple(RbacRule(p.group, (p.resource,), p.verbs, p.why) for p in permissions)
 
 
 def _role(
-    kind: str, name: str, rules: Iterable[Rule], *, namespace: str = "", aggregate_to: tuple[str, ...] = ()
+    kind: str,
+    name: str,
+    rules: Iterable[RbacRule],
+    *,
+    namespace: str = "",
+    aggregate_to: tuple[str, ...] = (),
 ) -> str:
     labels = {f"{_AGGREGATE}{role}": "true" for role in aggregate_to}
     return _yaml(_head(kind, name, namespace, labels)) + "rules:\n" + rules_text(rules, has_header=False)
@@ -140,7 +147,7 @@ def _head(kind: str, name: str, namespace: str, labels: dict[str, str] | None = 
     }
 
 
-def _rule(rule: Rule) -> str:
+def _rule(rule: RbacRule) -> str:
     fields = {
         "apiGroups": [rule.group],
         "resources": rule.resources,

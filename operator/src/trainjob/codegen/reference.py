@@ -11,7 +11,7 @@ from trainjob.api.fields import PRESERVED
 from trainjob.api.rules.size import LARGEST_PART, LARGEST_PODS
 from trainjob.api.rules.spec import NAME_FORM
 from trainjob.codegen.crd import COLUMNS, RULES, Schema, object_schema, schema_at
-from trainjob.codegen.rbac import EDIT_RULES, VIEW_RULES, Rule, controller_rules, own_rules
+from trainjob.codegen.rbac import EDIT_RULES, VIEW_RULES, RbacRule, controller_rules, own_rules
 
 # The JSON schema for editors.
 
@@ -249,7 +249,7 @@ def permissions_text() -> str:
     )
 
 
-def _table(rules: Iterable[Rule]) -> str:
+def _table(rules: Iterable[RbacRule]) -> str:
     lines = ["| group | resources | verbs | why |", "|---|---|---|---|"]
     lines += [
         f"| {rule.group or 'core'} | {_resources(rule)} | {', '.join(rule.verbs)} | {rule.why} |"
@@ -258,5 +258,5 @@ def _table(rules: Iterable[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _resources(rule: Rule) -> str:
+def _resources(rule: RbacRule) -> str:
     return ", ".join(rule.resources) + (f" ({rule.name} only)" if rule.name else "")

@@ -3,7 +3,7 @@
 from trainjob.convert.conversion import TFJOB_KIND as TFJOB
 from trainjob.convert.conversion import Conversion, Item, convert, describe, is_tfjob, list_items
 from trainjob.convert.notes import Note
-from trainjob.convert.templates import PLACEHOLDER_CLAIM
+from trainjob.convert.pod_templates import PLACEHOLDER_CLAIM
 
 __all__ = [
     "PLACEHOLDER_CLAIM",

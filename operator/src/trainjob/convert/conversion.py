@@ -9,6 +9,7 @@ from typing import Any
 from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse
 from trainjob.api.errors import mapping_at, shown
 from trainjob.convert.notes import Note, Notes, Origins, Path
+from trainjob.convert.pod_templates import choose_output, convert_template, find_trainer, role_differences
 from trainjob.convert.policies import (
     RunPolicy,
     max_restarts,
@@ -17,8 +18,13 @@ from trainjob.convert.policies import (
     run_settings,
     set_priority_class,
 )
-from trainjob.convert.roles import ReplicaSet, assign_roles, note_dynamic_workers, note_success, read_replicas
-from trainjob.convert.templates import choose_output, convert_template, find_trainer, role_differences
+from trainjob.convert.replica_specs import (
+    ReplicaSet,
+    assign_roles,
+    note_dynamic_workers,
+    note_success,
+    read_replicas,
+)
 
 # The objects of a file, including those in lists, and which of them are TFJobs.
 

@@ -9,8 +9,8 @@ from typing import Any
 from trainjob.api.constants import INT32_MAX
 from trainjob.api.errors import mapping_at, shown, suggestion, value_at
 from trainjob.convert.notes import Notes, Path
-from trainjob.convert.roles import ReplicaSet
-from trainjob.convert.templates import find_trainer
+from trainjob.convert.pod_templates import find_trainer
+from trainjob.convert.replica_specs import ReplicaSet
 
 # Restarts of training: their number and strategy, from restartPolicy, backoffLimit and the commands.
 

@@ -13,7 +13,7 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.protocol import Manifest
 from trainjob.installation.check import check_api, check_ready
-from trainjob.installation.crd import InstallationFailed, install_crd
+from trainjob.installation.crd_update import InstallationFailed, install_crd
 
 
 @click.group()

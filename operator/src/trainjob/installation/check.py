@@ -12,7 +12,7 @@ from trainjob.api.constants import API_VERSION, KIND, TRAINER_CONTAINER
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import ClusterError
-from trainjob.installation.crd import InstallationFailed
+from trainjob.installation.crd_update import InstallationFailed
 
 _REQUEST_SECONDS = 10.0
 _POLL_SECONDS = 1.0

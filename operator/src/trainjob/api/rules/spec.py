@@ -1,4 +1,4 @@
-"""The job's name, its roles and their counts, `managedBy`, and fields that need agents."""
+"""The job's name, roles and counts, `managedBy`, fields that need agents, and what can't change."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainjob.api.errors import FieldError, value_at
+from pydantic import BaseModel
+
+from trainjob.api.errors import FieldError, fields_by_alias, value_at
 from trainjob.api.fields import as_whole_number
 from trainjob.api.rules.rule import Rule, fields_are, find_broken, text_is
-from trainjob.api.types import count_raw_roles, room_for_name
+from trainjob.api.types import TrainJobSpec, WorkerRole, count_raw_roles, room_for_name
+
+# The job's name, its roles and their counts, `managedBy`, and fields that need agents.
+
 
 NAME_FORM = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _FORM_MESSAGE = (
@@ -100,3 +105,45 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
             "spec.worker.minReplicas", f"{MIN_REPLICAS.message}, which is {counts.worker}; got {least}"
         )
     yield from find_broken(RULES, raw)
+
+
+# Immutability: after creation, only a few fields of the spec can change.
+
+
+# `worker` has its own rules: only `replicas` can change.
+_MUTABLE_IN_SPEC = frozenset({"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "worker"})
+_MUTABLE_IN_WORKER = frozenset({"replicas"})
+
+HOLDING_KUBERNETES_OBJECTS = frozenset(
+    {"template", "resources", "env", "tolerations", "affinity", "chief", "ps", "evaluator", "output"}
+)
+"""Compared both ways: `==` ignores fields of its left side that the schema lacks (`codegen/crd.py`)."""
+
+IMMUTABLE = "is immutable; delete the job and create it anew"
+
+
+def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iterator[Rule]:
+    # The API server's cost estimate for `self.?x == oldSelf.?x` is over its limit. So an optional field is
+    # compared only if both objects have it, and one more rule forbids to add or remove such fields.
+    fixed = {name: field for name, field in fields_by_alias(model).items() if name not in mutable}
+    optional = [name for name, field in fixed.items() if field.default is None]
+    for name in fixed:
+        absent = f"!has(self.{name}) || !has(oldSelf.{name}) || " if name in optional else ""
+        same = f"self.{name} == oldSelf.{name}"
+        if name in HOLDING_KUBERNETES_OBJECTS:
+            same += f" && oldSelf.{name} == self.{name}"
+        yield Rule(at=at, cel=f"{absent}{same}", message=IMMUTABLE, field_path=f".{name}")
+    now, before = (
+        f"[{', '.join(f'has({owner}.{field})' for field in optional)}]" for owner in ("self", "oldSelf")
+    )
+    yield Rule(
+        at=at,
+        cel=f"{now} == {before}",
+        message=f"{', '.join(optional)} can't be added or removed; delete the job and create it anew",
+    )
+
+
+IMMUTABLE_RULES = (
+    *_unchanged("spec", TrainJobSpec, _MUTABLE_IN_SPEC),
+    *_unchanged("spec.worker", WorkerRole, _MUTABLE_IN_WORKER),
+)

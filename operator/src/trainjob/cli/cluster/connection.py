@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob.cli.cluster.errors import NoCluster, explain
 from trainjob.cli.cluster.options import ClusterOptions, Result
+from trainjob.cli.cluster.problems import NoCluster, explain
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.protocol import ClusterError, allow_deep_objects

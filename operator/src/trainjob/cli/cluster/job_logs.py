@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainjob.cli.cluster.errors import Exit, NoJob, describe_problem
 from trainjob.cli.cluster.jobs import conclude, find_job, follow, job_scope, pod_scope, pods_of
 from trainjob.cli.cluster.pod_log import LogLine, LogLost, LogSource, PodLog
+from trainjob.cli.cluster.problems import Exit, NoJob, describe_problem
 from trainjob.cli.job import Job, Outcome, read_job, why_no_log
 from trainjob.cli.presenter import describe_deletion, describe_state
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen

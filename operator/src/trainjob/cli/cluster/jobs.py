@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.cli.cluster.errors import Exit, NoJob, is_missing, is_passing, no_such_job
+from trainjob.cli.cluster.problems import Exit, NoJob, is_missing, is_passing, no_such_job
 from trainjob.cli.job import Job, Outcome
 from trainjob.cli.presenter import describe_end, results_on_cluster
 from trainjob.cluster.kube import informer
-from trainjob.cluster.kube.errors import Expired
+from trainjob.cluster.kube.cache import version_of
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Scope, Seen, Timeouts
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
-from trainjob.cluster.kube.store import version_of
+from trainjob.cluster.kube.responses import Expired
 from trainjob.cluster.protocol import ClusterError, Manifest
 from trainjob.core.names import LABEL_JOB
 from trainjob.core.wording import printable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trainjob.api import Document
-from trainjob.cli.cluster.errors import Exit
-from trainjob.cli.files import RefusedFile
+from trainjob.cli.cluster.problems import Exit
+from trainjob.cli.documents import RefusedFile
 
 if TYPE_CHECKING:
     from trainjob.cli.cluster.connection import Connection

@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.cli.cluster.errors import is_missing, is_passing
+from trainjob.cli.cluster.problems import is_missing, is_passing
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.cluster.kube.resources import PODS
-from trainjob.cluster.local.process import LineSplitter
+from trainjob.cluster.local.process import TextLines
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.pods import read_pod
 
@@ -120,7 +120,7 @@ def _nanoseconds(found: re.Match[bytes]) -> int:
 
 
 def _clean(text: bytes) -> str:
-    return "".join(LineSplitter(_LONGEST).feed(text + b"\n"))
+    return "".join(TextLines(_LONGEST).feed(text + b"\n"))
 
 
 # A log may be silent; a new request costs little and detects dead connections.

@@ -10,8 +10,8 @@ from trainjob.cluster.agents.bundle import (
     lay_out,
     preview_source,
 )
-from trainjob.cluster.agents.protocol import AgentError, AgentRefused, AgentUnreachable, largest_report, sync
 from trainjob.cluster.agents.record import AgentRecord, Report
+from trainjob.cluster.agents.wire import AgentError, AgentRefused, AgentUnreachable, largest_report, sync
 
 __all__ = [
     "AgentError",

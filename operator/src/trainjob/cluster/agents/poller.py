@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from trainjob.api import AGENT_PORT
-from trainjob.cluster.agents.protocol import AgentRefused, AgentUnreachable, largest_report, sync
 from trainjob.cluster.agents.record import AgentRecord, Report
+from trainjob.cluster.agents.wire import AgentRefused, AgentUnreachable, largest_report, sync
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.protocol import Manifest, happens_within
 from trainjob.core.agent import job_token
@@ -126,7 +126,7 @@ Outcome = Literal["answered", "unreachable", "refused"]
 
 
 class Sync(Protocol):
-    """One call to an agent; see `trainjob.cluster.agents.protocol.sync`."""
+    """One call to an agent; see `trainjob.cluster.agents.wire.sync`."""
 
     def __call__(
         self, host: str, port: int, token: str, target: Target, *, timeout: float, largest: int

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from trainjob.cluster.kube.cache import NamespacedName, namespaced_name
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Scope, Seen, list_all
 from trainjob.cluster.kube.resources import CONFIG_MAPS
-from trainjob.cluster.kube.store import NamespacedName, namespaced_name
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
 from trainjob.core.agent import PROGRAM_PREFIX, build_program, programs_in_use
 from trainjob.core.names import LABEL_PROGRAM

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from trainjob.cluster.kube.config import Access
-from trainjob.cluster.kube.errors import Expired, error_of_status
 from trainjob.cluster.kube.resources import ANY_TEXT, JSON, MERGE_PATCH, PODS, Request, Resource
+from trainjob.cluster.kube.responses import Expired, error_of_status
 from trainjob.cluster.kube.transport import OnCall, Transport, ignore
 from trainjob.cluster.protocol import Manifest
 

@@ -13,10 +13,10 @@ from typing import Any
 from trainjob.cluster.agents.poller import AgentPoller, AgentPolling
 from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
+from trainjob.cluster.kube.cache import NamespacedName, Store, namespaced_name, project
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.events import EventSender
-from trainjob.cluster.kube.informer import Informer, Scope, Timeouts
-from trainjob.cluster.kube.jobs import JobCache
+from trainjob.cluster.kube.informer import Informer, JobCache, Scope, Timeouts
 from trainjob.cluster.kube.resources import (
     BY_KIND,
     CLAIMS,
@@ -29,7 +29,6 @@ from trainjob.cluster.kube.resources import (
     UNREAD,
     Resource,
 )
-from trainjob.cluster.kube.store import NamespacedName, Store, namespaced_name, project
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.names import LABEL_JOB, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
@@ -82,7 +81,7 @@ all other namespaces, however many connections are left for them.
 
 
 @dataclass(frozen=True)
-class Health:
+class CacheHealth:
     """Whether the caches are alive.
 
     Attributes:
@@ -183,10 +182,10 @@ class KubeCluster:
         """Return the keys of all known jobs."""
         return tuple(JobKey(*namespaced_name(job)) for job in self.jobs())
 
-    def health(self) -> Health:
+    def health(self) -> CacheHealth:
         """Return the state of the caches."""
         now = _time()
-        return Health(
+        return CacheHealth(
             self._jobs.synced.is_set() and all(i.synced.is_set() for i in self._informers.values()),
             {
                 resource.plural: now - informer.active_at if informer.active_at is not None else 0.0

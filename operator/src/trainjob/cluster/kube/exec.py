@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from trainjob.cluster.kube.config import Access, Token
-from trainjob.cluster.kube.errors import error_of, unreachable
 from trainjob.cluster.kube.resources import PODS
+from trainjob.cluster.kube.responses import error_of, unreachable
 from trainjob.cluster.protocol import RequestFailure
 
 _SECONDS = 30.0

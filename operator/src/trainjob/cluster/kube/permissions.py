@@ -11,7 +11,7 @@ from enum import Enum
 from trainjob.api.constants import GROUP, PLURAL
 
 
-class Scope(Enum):
+class PermissionScope(Enum):
     """Where a permission is needed."""
 
     JOBS = "jobs"
@@ -37,7 +37,7 @@ class Permission:
     resource: str
     verbs: tuple[str, ...]
     why: str
-    scope: Scope = Scope.JOBS
+    scope: PermissionScope = PermissionScope.JOBS
 
 
 _READ = ("get", "list", "watch")
@@ -89,13 +89,13 @@ PERMISSIONS: tuple[Permission, ...] = (
         "leases",
         ("get", "create", "update"),
         "which of the controller's replicas is at work",
-        Scope.OPERATOR,
+        PermissionScope.OPERATOR,
     ),
     Permission(
         "",
         "secrets",
         ("get", "create"),
         "the controller's own key, from which the jobs' tokens are derived",
-        Scope.OPERATOR,
+        PermissionScope.OPERATOR,
     ),
 )

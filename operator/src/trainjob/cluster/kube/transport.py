@@ -17,8 +17,8 @@ import aiohttp
 from yarl import URL
 
 from trainjob.cluster.kube.config import Access, Token, build_tls
-from trainjob.cluster.kube.errors import Unauthorized, error_of, unreachable
 from trainjob.cluster.kube.resources import Request
+from trainjob.cluster.kube.responses import Unauthorized, error_of, unreachable
 from trainjob.cluster.protocol import ClusterError, RequestFailure
 
 # Finished requests, for metrics and for the test of the permissions.

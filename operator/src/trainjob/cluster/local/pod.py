@@ -21,7 +21,7 @@ from trainjob.cluster.local.machine import (
     is_free,
     port_in_use_message,
 )
-from trainjob.cluster.local.process import Exit, LogTail, ReplicaLog, ReplicaProcess
+from trainjob.cluster.local.process import LogTail, ProcessExit, ReplicaLog, ReplicaProcess
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.agent_reports import Report, keep
 from trainjob.core.exits import OUTPUT_UNWRITABLE, PORT_IN_USE
@@ -340,7 +340,7 @@ class LocalPod:
                 raise _NotStarted(_CANNOT_START, message) from error
         self.launch.termination_log.touch()
 
-    def _termination_message(self, end: Exit) -> str:
+    def _termination_message(self, end: ProcessExit) -> str:
         """Return the termination message, by the rule of `FallbackToLogsOnError`."""
         said = read_termination_log(self.launch.termination_log)
         if said or not end.code:
@@ -362,9 +362,9 @@ class LocalPod:
     def _set_not_started(self, started: datetime, code: int, message: str) -> None:
         if not self.tail.lines:
             self._take_line(f"trainjob: {message}")
-        self._set_terminated(started, Exit(code, None, self.setting.clock()), message)
+        self._set_terminated(started, ProcessExit(code, None, self.setting.clock()), message)
 
-    def _set_terminated(self, started: datetime, end: Exit, message: str) -> None:
+    def _set_terminated(self, started: datetime, end: ProcessExit, message: str) -> None:
         status = terminated_status(
             self._image,
             exit_code=end.code,

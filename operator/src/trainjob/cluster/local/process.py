@@ -31,7 +31,7 @@ _TERMINAL_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class LineSplitter:
+class TextLines:
     """Splits a stream of bytes into lines; replaces invalid UTF-8, and removes colours and cursor moves.
 
     A progress bar that redraws itself with carriage returns counts as one line: its last state.
@@ -140,7 +140,7 @@ class LogReader:
     def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
         self._fd = fd
         self._on_line = on_line
-        self._splitter = LineSplitter()
+        self._splitter = TextLines()
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         os.set_blocking(fd, False)
@@ -233,7 +233,7 @@ _LAST_WORDS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Exit:
+class ProcessExit:
     """How a replica ended.
 
     Attributes:
@@ -298,7 +298,7 @@ class ReplicaProcess:
         self._reader = LogReader(self._log, on_line)
         self._exit = asyncio.ensure_future(self._follow())
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         """Return its exit once all its processes have ended; cancelling this call does not end it."""
         return await asyncio.shield(self._exit)
 
@@ -317,7 +317,7 @@ class ReplicaProcess:
             except BrokenPipeError:
                 return  # it has just ended
 
-    async def _follow(self) -> Exit:
+    async def _follow(self) -> ProcessExit:
         reported = await self._read_reports()
         self._shim.wait()
         os.close(self._control)
@@ -325,10 +325,10 @@ class ReplicaProcess:
         if reported is None and self._pid is not None:
             _kill_group(self._pid)
         await self._reader.wait_ended(_LAST_WORDS_SECONDS)
-        return reported or Exit(128 + signal.SIGKILL, signal.SIGKILL, datetime.now(UTC))
+        return reported or ProcessExit(128 + signal.SIGKILL, signal.SIGKILL, datetime.now(UTC))
 
-    async def _read_reports(self) -> Exit | None:
-        found: Exit | None = None
+    async def _read_reports(self) -> ProcessExit | None:
+        found: ProcessExit | None = None
         reader, transport = await _open_reader(self._status)
         try:
             while line := await reader.readline():
@@ -336,7 +336,7 @@ class ReplicaProcess:
                 self._pid = report.get("pid", self._pid)
                 if "exitCode" in report:
                     time = datetime.fromtimestamp(report["time"], UTC)
-                    found = Exit(report["exitCode"], report["signal"], time)
+                    found = ProcessExit(report["exitCode"], report["signal"], time)
         finally:
             transport.close()
         return found

@@ -11,7 +11,7 @@ from trainjob.api import PORT, TRAINER_CONTAINER
 from trainjob.api.constants import RESERVED_ENV_NAME, RESERVED_ENV_PREFIX
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.convert.notes import Notes, Path
-from trainjob.convert.roles import PATH, ReplicaSet
+from trainjob.convert.replica_specs import PATH, ReplicaSet
 
 # The trainer container: `tensorflow` in a TFJob, `trainer` in a TrainJob.
 

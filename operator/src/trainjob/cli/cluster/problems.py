@@ -14,6 +14,7 @@ from trainjob.api.constants import API_VERSION, PLURAL
 if TYPE_CHECKING:
     from trainjob.cluster.protocol import ClusterError
 
+
 # Exit codes of all commands for a cluster, as docs/cli.md lists them.
 
 
