@@ -69,7 +69,8 @@ def test_a_writer_without_a_fence_leaves_its_successors_checkpoints_alone(tmp_pa
             old["worker-0"].kill(18)  # SIGCONT
 
             check_ended(old, "OutputTaken", "holds checkpoints that this process has not written")
-            assert published(output) == before
+            # One of its own may still be published: it stopped between its look at the folder and the rename.
+            assert before.items() <= published(output).items()
 
 
 @pytest.mark.parametrize("refusals", [2, 1000], ids=["for a while", "for good"])
