@@ -56,8 +56,8 @@ class Chaos:
     def strike(self) -> None:
         """Wait for the next moment, and kill something."""
         self._wait()
-        kind, seat = self._random.choice(self._kinds), self._random.choice(WORKERS)
-        pids = self._run.until("somebody to kill", lambda: self._targets(kind, seat))
+        kind, replica = self._random.choice(self._kinds), self._random.choice(WORKERS)
+        pids = self._run.until("somebody to kill", lambda: self._targets(kind, replica))
         number = {"stop": signal.SIGSTOP, "term": signal.SIGTERM}.get(kind, signal.SIGKILL)
         steps = [self._run.stamp(one).get("step") for one in WORKERS]
         before = self._run.processes_of(WORKERS)
@@ -71,15 +71,15 @@ class Chaos:
         else:
             self._before = before
 
-    def _targets(self, kind: str, seat: str) -> list[int]:
-        """The processes to kill; none while a seat has none, as between two starts."""
+    def _targets(self, kind: str, replica: str) -> list[int]:
+        """The processes to kill; none while a replica has none, as between two starts."""
         pids = {
             "worker0": [self._run.pid(WORKERS[0])],
             "worker1": [self._run.pid(WORKERS[1])],
             "both": [self._run.pid(one) for one in WORKERS],
-            "agent": [self._run.agent(seat)],
-            "stop": [self._run.pid(seat)],
-            "term": [self._run.agent(seat)],
+            "agent": [self._run.agent(replica)],
+            "stop": [self._run.pid(replica)],
+            "term": [self._run.agent(replica)],
         }[kind]
         return [pid for pid in pids if pid]
 

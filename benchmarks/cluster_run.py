@@ -52,23 +52,23 @@ class ClusterRun(TrainingRun):
         """Delete it and all of its pods."""
         self._kubectl("delete", "trainjob", JOB, "--cascade=foreground")
 
-    def stamp(self, seat: str) -> dict[str, Any]:
+    def stamp(self, replica: str) -> dict[str, Any]:
         """Read from the volume."""
-        folder = _EVALUATOR if seat == EVALUATOR else _STAMPS
-        found: dict[str, Any] = self._looking.ask(f"json {folder}/{seat}.json")["found"]
+        folder = _EVALUATOR if replica == EVALUATOR else _STAMPS
+        found: dict[str, Any] = self._looking.ask(f"json {folder}/{replica}.json")["found"]
         return found
 
     def clock(self) -> float:
         """The observing pod's."""
         return float(self._looking.ask(_RESULTS)["time"])
 
-    def send(self, seats: Sequence[str], number: int) -> float:
+    def send(self, replicas: Sequence[str], number: int) -> float:
         """From inside the containers."""
         with ExitStack() as stack:
             strikers = []
-            for seat in seats:
-                order = ("signal", str(int(number)), str(self.stamp(seat)["pid"]))
-                strikers.append(stack.enter_context(Observer(self._kubectl, self._name(seat), *order)))
+            for replica in replicas:
+                order = ("signal", str(int(number)), str(self.stamp(replica)["pid"]))
+                strikers.append(stack.enter_context(Observer(self._kubectl, self._name(replica), *order)))
             # Whoever is late would find a process that its agent has ended, because another one is gone.
             for striker in strikers:
                 striker.ask("ready")
@@ -76,16 +76,16 @@ class ClusterRun(TrainingRun):
                 striker.say("now")
             return min(float(striker.answer()["time"]) for striker in strikers)
 
-    def kill_agent(self, seat: str) -> float:
+    def kill_agent(self, replica: str) -> float:
         """From outside its container: inside, nobody can kill the first process."""
-        pod = self._pod(seat)
+        pod = self._pod(replica)
         killer_pod = self._killer_on(pod["spec"]["nodeName"])
         (told,) = self._kubectl.tell([(killer_pod, "kill-agent", pod["metadata"]["name"])])
         return float(told["time"])
 
-    def delete_pod(self, seat: str) -> float:
+    def delete_pod(self, replica: str) -> float:
         """With the grace that the job gives."""
-        name = self._name(seat)
+        name = self._name(replica)
         begin = self.clock()
         self._kubectl("delete", "pod", name, "--wait=false")
         return begin
@@ -96,7 +96,7 @@ class ClusterRun(TrainingRun):
 
     def standbys(self) -> Mapping[str, float]:
         """By pod and process."""
-        orders = [(self._name(seat), "standbys", str(self.stamp(seat)["pid"])) for seat in WORKERS]
+        orders = [(self._name(replica), "standbys", str(self.stamp(replica)["pid"])) for replica in WORKERS]
         said = self._kubectl.tell(orders)
         return {f"{pod}/{pid}": used for (pod, *_), told in zip(orders, said, strict=True)
                 for pid, used in told.items()}  # fmt: skip
@@ -126,17 +126,17 @@ class ClusterRun(TrainingRun):
             )
         )
 
-    def _pod(self, seat: str) -> dict[str, Any]:
-        """Return the seat's pod that training counts on."""
-        role, _, index = seat.rpartition("-")
+    def _pod(self, replica: str) -> dict[str, Any]:
+        """Return the replica's pod that training counts on."""
+        role, _, index = replica.rpartition("-")
         labels = {LABEL_JOB: JOB, LABEL_ROLE: role, LABEL_INDEX: index, LABEL_LIVE: "true"}
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
         (found,) = self._kubectl.get("pods", "-l", selector)["items"]
         pod: dict[str, Any] = found
         return pod
 
-    def _name(self, seat: str) -> str:
-        return str(self._pod(seat)["metadata"]["name"])
+    def _name(self, replica: str) -> str:
+        return str(self._pod(replica)["metadata"]["name"])
 
     def _killer_on(self, node: str) -> str:
         """Return a pod that sees the node's processes: nobody inside a container can kill its first one."""

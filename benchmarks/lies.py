@@ -25,7 +25,7 @@ def _report(pod: str, number: int, **more: Any) -> dict[str, Any]:
         "phase": "running",
         "attempt": 1,
         "world": {"worker": 1},
-        "ledger": {"attempt": 1},
+        "restarts": {"attempt": 1},
         "failure": None,
         "members": {"worker-0": {**member, "report": {"state": "training", "step": number}}},
         **more,
@@ -38,10 +38,10 @@ def _long(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
 
     def answer(_order: Mapping[str, Any]) -> bytes:
         number = next(numbers)
-        failure = {"seat": "worker-0", "pod": pod, "reason": "Crashed", "charged": False, "exitCode": 1}
+        failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "charged": False, "exitCode": 1}
         failure |= {"message": "m" * 400_000, "logTail": "l" * 600_000, "step": number}
-        ledger = {"attempt": number, "uncharged": number}
-        return json.dumps(_report(pod, number, attempt=number, failure=failure, ledger=ledger)).encode()
+        restarts = {"attempt": number, "uncharged": number}
+        return json.dumps(_report(pod, number, attempt=number, failure=failure, restarts=restarts)).encode()
 
     return answer
 
@@ -82,7 +82,7 @@ def _types(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
         number = next(numbers)
         wrong = values[number % len(values)]
         report = _report(
-            pod, number, attempt=wrong, failure=wrong, ledger={"attempt": wrong, "charged": wrong}
+            pod, number, attempt=wrong, failure=wrong, restarts={"attempt": wrong, "charged": wrong}
         )
         report |= (
             {"phase": wrong, "world": wrong, "role": wrong} if number % 2 else {"world": {"worker": wrong}}
@@ -107,15 +107,15 @@ def _paint(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
     def answer(_order: Mapping[str, Any]) -> bytes:
         number = next(numbers)
         failure = {
-            "seat": f"{PAINT}-0",
+            "replica": f"{PAINT}-0",
             "pod": PAINT,
             "reason": f"Bad{PAINT}",
             "message": PAINT,
             "logTail": PAINT,
         }
-        seats = (failure["seat"], "worker-0", "worker-7")
-        failure |= {"seat": seats[number % len(seats)], "charged": False, "exitCode": 1}
-        report = _report(pod, number, failure=failure, ledger={"attempt": number, "uncharged": number})
+        replicas = (failure["replica"], "worker-0", "worker-7")
+        failure |= {"replica": replicas[number % len(replicas)], "charged": False, "exitCode": 1}
+        report = _report(pod, number, failure=failure, restarts={"attempt": number, "uncharged": number})
         figures = {"state": PAINT, "step": number, "totalSteps": 1, "stoppedEarly": PAINT}
         figures |= {
             "metrics": {PAINT: 1.0, "\u202eloss": 0.5},
@@ -134,10 +134,14 @@ def _huge(pod: str) -> Callable[[Mapping[str, Any]], bytes]:
 
     def answer(_order: Mapping[str, Any]) -> bytes:
         number, most = next(numbers), 2**63 - 1
-        failure = {"seat": "worker-0", "pod": pod, "reason": "Crashed", "exitCode": most, "step": most}
-        ledger = dict.fromkeys(("charged", "uncharged", "refunded", "sinceProgress", "furthestStep"), most)
+        failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "exitCode": most, "step": most}
+        restarts = dict.fromkeys(("charged", "uncharged", "refunded", "sinceProgress", "furthestStep"), most)
         report = _report(
-            pod, number, failure=failure, ledger={"attempt": most - number, **ledger}, world={"worker": most}
+            pod,
+            number,
+            failure=failure,
+            restarts={"attempt": most - number, **restarts},
+            world={"worker": most},
         )
         figures = {
             "step": most,

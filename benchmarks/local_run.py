@@ -65,11 +65,11 @@ class LocalRun(TrainingRun):
         for pid in self.processes():
             kill(pid)
 
-    def stamp(self, seat: str) -> dict[str, Any]:
+    def stamp(self, replica: str) -> dict[str, Any]:
         """Read it from the file."""
-        folder = self._evaluator if seat == EVALUATOR else self._stamps
+        folder = self._evaluator if replica == EVALUATOR else self._stamps
         try:
-            text = (folder / f"{seat}.json").read_text()
+            text = (folder / f"{replica}.json").read_text()
         except FileNotFoundError:
             return {}
         told: dict[str, Any] = json.loads(text)
@@ -79,15 +79,15 @@ class LocalRun(TrainingRun):
         """This machine's."""
         return time.time()
 
-    def send(self, seats: Sequence[str], number: int) -> float:
+    def send(self, replicas: Sequence[str], number: int) -> float:
         """Found by their stamps."""
-        return self._strike([self.pid(seat) for seat in seats], number)
+        return self._strike([self.pid(replica) for replica in replicas], number)
 
-    def kill_agent(self, seat: str) -> float:
+    def kill_agent(self, replica: str) -> float:
         """Found as the parent of the training process."""
-        return self._strike([self.agent(seat)], signal.SIGKILL)
+        return self._strike([self.agent(replica)], signal.SIGKILL)
 
-    def delete_pod(self, seat: str) -> float:
+    def delete_pod(self, replica: str) -> float:
         """There is none here."""
         raise NotImplementedError("there are no pods on this machine")
 
@@ -100,7 +100,7 @@ class LocalRun(TrainingRun):
 
     def standbys(self) -> Mapping[str, float]:
         """By process."""
-        training = {self.pid(seat) for seat in (*WORKERS, EVALUATOR)}
+        training = {self.pid(replica) for replica in (*WORKERS, EVALUATOR)}
         waiting = set(self.processes()) - training
         # One that has had its turn keeps the mark.
         marked = [pid for pid in waiting if b"\0TRAINJOB_STANDBY=1\0" in _environment(pid)]
@@ -115,14 +115,14 @@ class LocalRun(TrainingRun):
             raise SystemExit("TensorFlow and Keras can't be imported")
         return round(time.perf_counter() - begin, 2)
 
-    def pid(self, seat: str) -> int:
-        """The seat's training process, if it is this run's and lives; else 0."""
-        pid = int(self.stamp(seat).get("pid", 0))
+    def pid(self, replica: str) -> int:
+        """The replica's training process, if it is this run's and lives; else 0."""
+        pid = int(self.stamp(replica).get("pid", 0))
         return pid if pid and self._is_mine(pid) else 0
 
-    def agent(self, seat: str) -> int:
+    def agent(self, replica: str) -> int:
         """The process above the training process, which looks after it."""
-        pid = self.pid(seat)
+        pid = self.pid(replica)
         parent = int(_stat(pid)[1]) if pid else 0
         return parent if parent and self._is_mine(parent) else 0
 

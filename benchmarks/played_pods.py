@@ -278,7 +278,7 @@ def honest_answer(kubelet: Kubelet, job: str) -> Answer:
             "phaseSeconds": 1.0,
             "attempt": attempt,
             "world": order["world"],
-            "ledger": {"attempt": attempt},
+            "restarts": {"attempt": attempt},
             "failure": None,
             "members": members,
         }

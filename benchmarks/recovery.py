@@ -84,25 +84,27 @@ class Rounds:
 
     def _strike(self) -> float:
         """Do it, and return when."""
-        seat = self._random.choice(WORKERS)
+        replica = self._random.choice(WORKERS)
         if self._kind == "agent":
-            return self._run.kill_agent(seat)
+            return self._run.kill_agent(replica)
         if self._kind == "pod":
-            return self._run.delete_pod(seat)
-        seats = {"worker0": WORKERS[:1], "both": WORKERS}.get(self._kind, (seat,))
-        return self._run.send(seats, signal.SIGSTOP if self._kind == "stop" else signal.SIGKILL)
+            return self._run.delete_pod(replica)
+        replicas = {"worker0": WORKERS[:1], "both": WORKERS}.get(self._kind, (replica,))
+        return self._run.send(replicas, signal.SIGSTOP if self._kind == "stop" else signal.SIGKILL)
 
     def _measure_evaluator(self) -> dict[str, Any]:
-        attempts = [self._run.stamp(seat)["attempt"] for seat in WORKERS]
+        attempts = [self._run.stamp(replica)["attempt"] for replica in WORKERS]
         begin = self._run.send([EVALUATOR], signal.SIGKILL)
         results = self._run.results()  # of the one that is gone
         self._run.until("a new result", lambda: self._run.results() > results or None)
-        same = attempts == [self._run.stamp(seat)["attempt"] for seat in WORKERS]
+        same = attempts == [self._run.stamp(replica)["attempt"] for replica in WORKERS]
         return {"seconds": round(self._run.clock() - begin, 2), "training_went_on": same, "steps_lost": 0}
 
     def _settle(self) -> None:
         """Wait for a new checkpoint and, with --warm, for standbys that have imported everything."""
-        target = max(int(self._run.stamp(seat).get("step", 0)) for seat in WORKERS) + CHECKPOINT_EVERY + 5
+        target = (
+            max(int(self._run.stamp(replica).get("step", 0)) for replica in WORKERS) + CHECKPOINT_EVERY + 5
+        )
         self._run.until(
             "progress",
             lambda: all(int(self._run.stamp(s).get("step", 0)) >= target for s in WORKERS) or None,

@@ -89,24 +89,24 @@ class TrainingRun(ABC):
         """End it; nothing of it is left."""
 
     @abstractmethod
-    def stamp(self, seat: str) -> dict[str, Any]:
-        """What the seat's training process has said last; nothing before its first word."""
+    def stamp(self, replica: str) -> dict[str, Any]:
+        """What the replica's training process has said last; nothing before its first word."""
 
     @abstractmethod
     def clock(self) -> float:
         """Return the time."""
 
     @abstractmethod
-    def send(self, seats: Sequence[str], number: int) -> float:
+    def send(self, replicas: Sequence[str], number: int) -> float:
         """Send a signal to these training processes; return when the first was sent it."""
 
     @abstractmethod
-    def kill_agent(self, seat: str) -> float:
+    def kill_agent(self, replica: str) -> float:
         """Send SIGKILL to the process that looks after the training process; return when."""
 
     @abstractmethod
-    def delete_pod(self, seat: str) -> float:
-        """Have the seat's pod deleted; return when that was asked for."""
+    def delete_pod(self, replica: str) -> float:
+        """Have the replica's pod deleted; return when that was asked for."""
 
     @abstractmethod
     def results(self) -> int:
@@ -141,17 +141,18 @@ class TrainingRun(ABC):
             time.sleep(self.look_seconds)
         raise SystemExit(f"{what}: not seen\n{self.tail()}")
 
-    def processes_of(self, seats: Sequence[str]) -> dict[str, float]:
+    def processes_of(self, replicas: Sequence[str]) -> dict[str, float]:
         """What tells these training processes from later ones: when each has begun."""
-        return {seat: self.stamp(seat).get("began", 0.0) for seat in seats}
+        return {replica: self.stamp(replica).get("began", 0.0) for replica in replicas}
 
-    def until_stepping(self, seats: Sequence[str], after: Mapping[str, float]) -> list[dict[str, Any]]:
-        """Return the stamps once each seat has a process later than `after` that has taken a step."""
+    def until_stepping(self, replicas: Sequence[str], after: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Return the stamps once each replica has a process later than `after` that has taken a step."""
 
         def look() -> list[dict[str, Any]] | None:
-            stamps = [self.stamp(seat) for seat in seats]
+            stamps = [self.stamp(replica) for replica in replicas]
             new = all(
-                s.get("began", 0.0) > after.get(seat, 0.0) for seat, s in zip(seats, stamps, strict=True)
+                s.get("began", 0.0) > after.get(replica, 0.0)
+                for replica, s in zip(replicas, stamps, strict=True)
             )
             return stamps if new and all("first_step" in s for s in stamps) else None
 

@@ -17,26 +17,26 @@ def test_a_leaving_agent_lets_the_writer_save_first(leaving: str, tmp_path: Path
         job.wait_started(1)
         job.agents[leaving].kill(signal.SIGTERM)
         assert job.agents[leaving].wait() == 86
-        assert job.events("terminated")[0]["seat"] == "worker-0"
+        assert job.events("terminated")[0]["replica"] == "worker-0"
         assert not job.termination_message(leaving)["gaveUp"]
 
         job.start(leaving, incarnation=2)
         job.wait_started(2)
 
-        assert job.ask()["ledger"]["charged"] == 0
+        assert job.ask()["restarts"]["charged"] == 0
 
 
 def test_all_are_asked_to_leave(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 3, "evaluator": 1}) as job:
         job.start()
         starts = job.wait_started(1)
-        until(lambda: any(e["seat"] == "evaluator-0" for e in job.events()), "the evaluator's start")
+        until(lambda: any(e["replica"] == "evaluator-0" for e in job.events()), "the evaluator's start")
         job.leave_with("evaluator-0", 143)
         for agent in job.agents.values():
             agent.kill(signal.SIGTERM)
 
         assert job.codes() == {"worker-0": 86, "worker-1": 86, "worker-2": 86, "evaluator-0": 143}
-        assert "worker-0" in {event["seat"] for event in job.events("terminated")}
+        assert "worker-0" in {event["replica"] for event in job.events("terminated")}
         assert not any(map(is_alive, pids(starts)))
 
 
@@ -70,10 +70,10 @@ def test_a_larger_world_by_target(tmp_path: Path) -> None:
         job.start("worker-2")
         starts = job.wait_started(2)
 
-        assert [e["seat"] for e in job.events("terminated")] == ["worker-0", "worker-1"]
+        assert [e["replica"] for e in job.events("terminated")] == ["worker-0", "worker-1"]
         assert all(start["cluster"] == job.cluster for start in starts.values())
         report = job.ask(world={"worker": 3})
-        assert (report["world"], report["failure"], report["ledger"]["charged"]) == ({"worker": 3}, None, 0)
+        assert (report["world"], report["failure"], report["restarts"]["charged"]) == ({"worker": 3}, None, 0)
 
 
 def test_a_smaller_world_by_target(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_member_reports_its_state_to_the_controller(tmp_path: Path) -> None:
         job.start("worker-1")
         until(lambda: "waiting" in job.agents["worker-1"].output, "its complaint")
         report = job.ask("worker-1", world={"worker": 1})
-        assert (report["role"], report["seat"], report["child"]) == ("member", "worker-1", "idle")
+        assert (report["role"], report["replica"], report["child"]) == ("member", "worker-1", "idle")
         assert report["leaderLostSeconds"] > 0
 
         job.start("worker-0")

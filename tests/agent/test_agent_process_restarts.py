@@ -26,7 +26,7 @@ def test_no_replica_starts_before_all_are_present(tmp_path: Path) -> None:
 
 
 def killed(replica: str, attempt: int) -> dict[str, Any]:
-    return {"seat": replica, "attempt": attempt, "reason": "Killed", "exitCode": 137, "signal": 9}
+    return {"replica": replica, "attempt": attempt, "reason": "Killed", "exitCode": 137, "signal": 9}
 
 
 def shown(failure: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_all_restart_in_place_when_one_is_killed(tmp_path: Path) -> None:
             first, job.cluster
         )
         assert not any(map(is_alive, pids(first)))
-        assert report["ledger"] == {
+        assert report["restarts"] == {
             "attempt": 2,
             "charged": 1,
             "uncharged": 0,
@@ -87,7 +87,7 @@ def test_a_member_is_killed_and_returns_in_another_pod(tmp_path: Path) -> None:
         second = job.wait_started(2)
 
         assert {start["epoch"] for start in second.values()} == {"1.2"}
-        counts = job.ask()["ledger"]
+        counts = job.ask()["restarts"]
         assert (counts["charged"], counts["uncharged"]) == (0, 0)  # the controller knows what it was
 
 
@@ -104,7 +104,7 @@ def test_a_frozen_agent_rejoins(tmp_path: Path) -> None:
         job.wait_started(2)
 
         assert not is_alive(first["worker-1"]["pid"])
-        assert job.ask()["ledger"]["uncharged"] == 1
+        assert job.ask()["restarts"]["uncharged"] == 1
 
 
 def test_a_leader_that_was_frozen(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_process_that_lost_its_peer_is_not_to_blame(tmp_path: Path) -> None:
         job.wait_started(2)
 
         report = job.ask()
-        assert (report["failure"]["seat"], report["failure"]["reason"]) == ("worker-2", "OutputUnwritable")
-        assert (report["ledger"]["charged"], report["ledger"]["uncharged"]) == (1, 0)
+        assert (report["failure"]["replica"], report["failure"]["reason"]) == ("worker-2", "OutputUnwritable")
+        assert (report["restarts"]["charged"], report["restarts"]["uncharged"]) == (1, 0)
 
 
 def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_process_that_stands_still_is_found_and_blamed(tmp_path: Path) -> None
         job.wait_started(2)
 
         failure = job.ask()["failure"]
-        expected = {"seat": "worker-1", "reason": "Stalled", "exitCode": None, "step": 7, "charged": True}
+        expected = {"replica": "worker-1", "reason": "Stalled", "exitCode": None, "step": 7, "charged": True}
         assert shown(failure, expected) == expected
         assert failure["message"] == "no progress for 1 s; its process is stopped"
         assert "most recent call last" in failure["logTail"]
@@ -159,10 +159,10 @@ def test_progress_resets_counted_restarts(tmp_path: Path) -> None:
         job.kill_child("worker-0")
         job.wait_started(2)
         job.report("worker-0", step=12, checkpointStep=8, resumedFrom=8)
-        counts = job.wait_report("worker-0", step=12)["ledger"]
+        counts = job.wait_report("worker-0", step=12)["restarts"]
         assert (counts["furthestStep"], counts["sinceProgress"], counts["refunded"]) == (10, 0, 0)
         job.report("worker-0", step=13, checkpointStep=12, resumedFrom=8)
-        assert job.wait_report("worker-0", checkpointStep=12)["ledger"]["refunded"] == 1
+        assert job.wait_report("worker-0", checkpointStep=12)["restarts"]["refunded"] == 1
         job.kill_child("worker-0")
         job.wait_started(3)
 

@@ -22,7 +22,7 @@ def test_a_report() -> None:
         "phaseSeconds": 5.0,
         "attempt": 0,
         "world": {"worker": 2},
-        "ledger": simulation.group.budget.counts.to_json(),
+        "restarts": simulation.group.budget.counts.to_json(),
         "failure": None,
         "members": {
             "worker-0": _member("pod-worker-0-1", 1, "idle"),

@@ -48,7 +48,7 @@ BEATS = st.fixed_dictionaries(
         | JSON,
         "beatAge": JSON,
         "failure": st.dictionaries(
-            st.sampled_from(["seat", "reason", "exitCode", "message", "logTail", "time"]), JSON
+            st.sampled_from(["replica", "reason", "exitCode", "message", "logTail", "time"]), JSON
         )
         | JSON,
         "stopped": JSON,
@@ -68,7 +68,7 @@ def test_no_message_of_a_member_upsets_the_leading_agent(messages: list[dict[str
         simulation.tick(1.0)
 
 
-@given(JSON | st.fixed_dictionaries({}, optional={"world": JSON, "incarnations": JSON, "ledger": JSON}))
+@given(JSON | st.fixed_dictionaries({}, optional={"world": JSON, "incarnations": JSON, "restarts": JSON}))
 def test_no_target_upsets_the_leading_agent(raw: Any) -> None:
     simulation = Simulation({"worker": 2})
     with contextlib.suppress(MalformedMessage):
@@ -79,7 +79,7 @@ def test_members_messages() -> None:
     beat = read_member_message(7, {"type": "beat", "child": "running", "attempt": 2, "report": {"step": 1}})
     assert beat == Beat(7, "running", 2, {"step": 1})
     assert read_member_message(7, {"type": "leaving"}) == Leaving(7)
-    failed = read_member_message(7, {"type": "failed", "attempt": 2, "failure": {"seat": "worker-1"}})
+    failed = read_member_message(7, {"type": "failed", "attempt": 2, "failure": {"replica": "worker-1"}})
     assert isinstance(failed, Failed)
     assert failed.failure.reason == "Crashed"
     assert read_member_message(7, {"type": "of a later version"}) is None
@@ -87,10 +87,17 @@ def test_members_messages() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"seat": "x"}, {"seat": 3}, {"incarnation": -1}, {"pod": ""}, {"child": "lazy"}, {"attempt": "1"}],
+    [{"replica": "x"}, {"replica": 3}, {"incarnation": -1}, {"pod": ""}, {"child": "lazy"}, {"attempt": "1"}],
 )
 def test_an_incomplete_join_is_refused(changes: dict[str, Any]) -> None:
-    join = {"seat": "worker-1", "incarnation": 1, "pod": "p", "address": "a:1", "child": "idle", "attempt": 0}
+    join = {
+        "replica": "worker-1",
+        "incarnation": 1,
+        "pod": "p",
+        "address": "a:1",
+        "child": "idle",
+        "attempt": 0,
+    }
     assert read_join(1, join).replica == "worker-1"
     with pytest.raises(MalformedMessage):
         read_join(1, {**join, **changes})
@@ -103,7 +110,7 @@ def test_a_target() -> None:
         "incarnations": {"worker-0": 3},
         "maxRestarts": 5,
         "stallTimeoutSeconds": 30,
-        "ledger": {"charged": 1},
+        "restarts": {"charged": 1},
     }
     target = read_target(raw)
     assert (target.world, target.incarnations, target.max_restarts) == ({"worker": 2}, {"worker-0": 3}, 5)

@@ -97,7 +97,7 @@ class Case:
                 "attempt": attempt,
                 "epoch": f"1.{attempt}",
                 "tfConfig": {"cluster": cluster, "task": {"type": "worker", "index": 1}},
-                "ledger": {"attempt": attempt},
+                "restarts": {"attempt": attempt},
             }
         )
 
@@ -190,8 +190,8 @@ async def test_stacks_come_before_the_end() -> None:
     assert (case.child.stacks, case.child.stops) == (1, [0.0])
     case.child.end(137)
     failed, beat = case.sent[-2:]
-    reported = {key: failed["failure"][key] for key in ("seat", "reason", "exitCode", "logTail")}
-    assert reported == {"seat": "worker-1", "reason": "Stalled", "exitCode": None, "logTail": "the stack"}
+    reported = {key: failed["failure"][key] for key in ("replica", "reason", "exitCode", "logTail")}
+    assert reported == {"replica": "worker-1", "reason": "Stalled", "exitCode": None, "logTail": "the stack"}
     assert beat["child"] == "idle"
 
 
@@ -270,9 +270,9 @@ async def test_an_agent_that_leaves_after_the_leader_has_its_grace() -> None:
 async def test_the_end() -> None:
     case = Case()
     case.start()
-    failure = {"seat": "worker-0", "pod": "q", "reason": "Killed", "exitCode": 137}
+    failure = {"replica": "worker-0", "pod": "q", "reason": "Killed", "exitCode": 137}
     case.agent.handle(
-        {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "ledger": {"charged": 3}}
+        {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "restarts": {"charged": 3}}
     )
     departure = await case.agent.departure
     assert (departure.code, departure.gave_up, case.agent.counts.counted) == (85, True, 3)
@@ -284,7 +284,7 @@ async def test_the_end() -> None:
 async def test_stacks_are_left_when_the_agents_give_up_for_a_stall(reason: str, stacks: int) -> None:
     case = Case()
     case.start()
-    failure = {"seat": "worker-0", "pod": "q", "reason": reason, "exitCode": None}
+    failure = {"replica": "worker-0", "pod": "q", "reason": reason, "exitCode": None}
     case.agent.handle({"type": "end", "code": 85, "verdict": "failed", "failure": failure})
     await case.agent.departure
     assert (case.child.stacks, case.child.stops) == (stacks, [0.0])
@@ -294,7 +294,7 @@ async def test_stacks_are_left_when_the_agents_give_up_for_a_stall(reason: str, 
 async def test_the_blamed_replica_reports_its_stack(replica: str, log: str) -> None:
     case = Case()
     case.start()
-    failure = {"seat": replica, "pod": "q", "attempt": 1, "reason": "Stalled", "exitCode": None}
+    failure = {"replica": replica, "pod": "q", "attempt": 1, "reason": "Stalled", "exitCode": None}
     case.agent.handle({"type": "end", "code": 88, "verdict": "failed", "failure": failure})
     departure = await case.agent.departure
     assert departure.failure is not None

@@ -11,7 +11,7 @@ import pytest
 from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
 
 AGENT = {
-    "seat": "worker-1",
+    "replica": "worker-1",
     "incarnation": 3,
     "pod": "digits-worker-1-ab12cd34",
     "address": "digits-worker-1.digits.default.svc:2223",
@@ -20,7 +20,7 @@ AGENT = {
     "stallTimeoutSeconds": None,
     "warmStandby": False,
     "graceSeconds": 30,
-    "ledger": {"attempt": 2, "charged": 1},
+    "restarts": {"attempt": 2, "charged": 1},
 }
 CLUSTER = {"worker": ["w0:2222", "w1:2224"], "evaluator": ["e0:2222"]}
 
@@ -63,7 +63,7 @@ def test_all_settings_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_which_agent_leads(replica: str, cluster: Any, leads: bool, tmp_path: Path) -> None:
-    assert read(tmp_path, seat=replica, cluster=cluster).is_leader == leads
+    assert read(tmp_path, replica=replica, cluster=cluster).is_leader == leads
 
 
 def test_an_ipv6_address(tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_an_ipv6_address(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         (
-            {"seat": "boss-0"},
-            "TRAINJOB_AGENT.seat: must be a role and an index, such as worker-0, got 'boss-0'",
+            {"replica": "boss-0"},
+            "TRAINJOB_AGENT.replica: must be a role and an index, such as worker-0, got 'boss-0'",
         ),
-        ({"seat": "worker-01"}, "TRAINJOB_AGENT.seat"),
-        ({"seat": None}, "TRAINJOB_AGENT.seat: must be a text, got None"),
+        ({"replica": "worker-01"}, "TRAINJOB_AGENT.replica"),
+        ({"replica": None}, "TRAINJOB_AGENT.replica: must be a text, got None"),
         ({"incarnation": "3"}, "TRAINJOB_AGENT.incarnation: must be a number from 0, got '3'"),
         ({"graceSeconds": -1}, "TRAINJOB_AGENT.graceSeconds"),
         ({"address": "nowhere"}, "TRAINJOB_AGENT.address: must be host:port, got 'nowhere'"),

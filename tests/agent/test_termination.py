@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from trainjob_trainer.agent.termination import MAX_CHARACTERS, termination_message, write_termination
 
-FAILURE = {"seat": "worker-1", "reason": "Crashed", "exitCode": 1, "message": "boom", "logTail": "a\nboom\n"}
+FAILURE = {
+    "replica": "worker-1",
+    "reason": "Crashed",
+    "exitCode": 1,
+    "message": "boom",
+    "logTail": "a\nboom\n",
+}
 COUNTS = {"attempt": 3, "charged": 2}
 REPORT = {"state": "failed", "step": 7, "metrics": {"accuracy": 0.5}, "time": 1.5, "totalSteps": 9}
 
@@ -30,7 +36,7 @@ def test_it_holds_what_ended_the_container(tmp_path: Path) -> None:
         "agent": 1,
         "gaveUp": True,
         "failure": FAILURE,
-        "ledger": COUNTS,
+        "restarts": COUNTS,
         "report": kept,
     }
 
@@ -50,7 +56,7 @@ def test_the_end_of_a_long_log_is_kept(letter: str) -> None:
     kept = json.loads(text)["failure"]
     assert kept["logTail"].endswith("the end")
     assert kept["message"] == failure["message"]
-    assert kept["seat"] == "worker-1"
+    assert kept["replica"] == "worker-1"
 
 
 def test_a_long_report_goes_before_the_log() -> None:
@@ -72,7 +78,7 @@ JSON = st.recursive(
     report=st.none() | st.dictionaries(st.sampled_from([*REPORT, "other"]), JSON),
 )
 def test_it_is_always_short_ascii_json(failure: Any, counts: Any, report: Any) -> None:
-    text = termination_message({"agent": 1, "gaveUp": True, "failure": failure, "ledger": counts}, report)
+    text = termination_message({"agent": 1, "gaveUp": True, "failure": failure, "restarts": counts}, report)
     assert text.isascii()
     assert len(text) <= MAX_CHARACTERS
     assert json.loads(text)["gaveUp"] is True

@@ -60,7 +60,7 @@ def test_two_processes_of_one_pod_have_different_identities(kubeconfig: Path) ->
         (["--http-address=[::]:9090"], {"host": "::", "port": 9090}),
         (["--http-address=:9090"], {"host": "0.0.0.0", "port": 9090}),  # noqa: S104
         (["--workers=3"], {"workers": 3}),
-        (["--watch-silence=5"], {"pace": Timeouts(inactivity=5.0)}),
+        (["--watch-silence=5"], {"timeouts": Timeouts(inactivity=5.0)}),
     ],
 )
 def test_options(kubeconfig: Path, arguments: list[str], expected: dict[str, Any]) -> None:

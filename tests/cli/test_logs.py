@@ -22,13 +22,13 @@ def at(second: int, text: str, fraction: int = 0) -> str:
     return f"2026-01-02T03:04:{second:02}.{fraction:09}Z {text}"
 
 
-def put_running(api: CliServer, *seats: tuple[str, int], incarnation: int = 1) -> None:
-    for role, index in seats:
+def put_running(api: CliServer, *replicas: tuple[str, int], incarnation: int = 1) -> None:
+    for role, index in replicas:
         api.put(stored_pod(role, index, incarnation, container=RUNNING))
 
 
-def end(api: CliServer, *seats: tuple[str, int], incarnation: int = 1, code: int = 0) -> None:
-    for role, index in seats:
+def end(api: CliServer, *replicas: tuple[str, int], incarnation: int = 1, code: int = 0) -> None:
+    for role, index in replicas:
         pod = stored_pod(role, index, incarnation, container=ended(code))
         api.put(pod)
         api.write_log(pod["metadata"]["name"], whole=True)

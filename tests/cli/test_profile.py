@@ -17,7 +17,7 @@ import pytest
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, call, ended, stored_job, stored_pod
-from trainjob.cli import profile as asking
+from trainjob.cli import profile
 from trainjob.cli.profile import choose
 
 WRITTEN = {"state": "written", "first": 96, "last": 130, "folder": "/output/digits/logs/train"}
@@ -25,8 +25,8 @@ WRITTEN = {"state": "written", "first": 96, "last": 130, "folder": "/output/digi
 
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_SECONDS_BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(asking, "NO_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(profile, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(profile, "NO_ANSWER_SECONDS", 0.5)
 
 
 class Pod:
@@ -197,7 +197,7 @@ def test_a_job_that_ends_meanwhile(api: CliServer, tmp_path: Path) -> None:
 def test_which_replica(spec: dict[str, Any], worker: int | None, chosen: str) -> None:
     try:
         told = choose(spec, worker).name
-    except asking.ClusterProblem as problem:
+    except profile.ClusterProblem as problem:
         told = problem.message
     assert chosen in told
 

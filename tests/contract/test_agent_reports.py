@@ -98,10 +98,10 @@ def test_nothing_of_a_members_report_is_lost() -> None:
         report = {
             "type": "report",
             "role": "member",
-            "seat": "worker-1",
+            "replica": "worker-1",
             "pod": "digits-worker-1-ab12cd34",
             "incarnation": 2,
-            "ledger": RestartCounts(attempt=3, counted=2, furthest_step=40).to_json(),
+            "restarts": RestartCounts(attempt=3, counted=2, furthest_step=40).to_json(),
             "child": "running",
             "attempt": 3,
             "report": readable_report(PROGRESS.to_json()),
@@ -130,12 +130,17 @@ def test_a_report_fits_with_the_largest_progress_reports(workers: int) -> None:
 
 def test_what_no_agent_of_ours_reports_is_not_kept() -> None:
     member = {"pod": "p" * 999, "incarnation": 1, "state": ["running"], "seconds": 1e999, "x": 1}
-    failure = {"seat": "worker-0", "reason": "boom\x1b[31m", "logTail": 9999 * "é", "message": "a\nb\u202ec"}
+    failure = {
+        "replica": "worker-0",
+        "reason": "boom\x1b[31m",
+        "logTail": 9999 * "é",
+        "message": "a\nb\u202ec",
+    }
     report = {
         "phase": "running" + 999 * "!",
         "attempt": 10**30,
         "world": {"worker": 2, "root": 1},
-        "ledger": {"attempt": 2**62, "charged": -5, "more": {}},
+        "restarts": {"attempt": 2**62, "charged": -5, "more": {}},
         "failure": failure,
         "members": {"worker-0": member, "worker-7": member, "\x1b]0;title\x07": {}},
         "anything": [[]] * 100,
@@ -144,7 +149,7 @@ def test_what_no_agent_of_ours_reports_is_not_kept() -> None:
         "phase": "running" + 25 * "!",
         "attempt": None,
         "world": {"worker": 2},
-        "ledger": {"attempt": 2**31 - 1, "charged": 0},
-        "failure": {"seat": "worker-0", "reason": "Crashed", "logTail": 2048 * "é", "message": "a bc"},
+        "restarts": {"attempt": 2**31 - 1, "charged": 0},
+        "failure": {"replica": "worker-0", "reason": "Crashed", "logTail": 2048 * "é", "message": "a bc"},
         "members": {"worker-0": {"pod": "p" * 253, "incarnation": 1, "state": "", "seconds": None}},
     }

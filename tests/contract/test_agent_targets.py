@@ -19,7 +19,7 @@ BEFORE: dict[str, Any] = {
     "incarnations": {"worker-0": 1, "worker-1": 1},
     "maxRestarts": 3,
     "stallTimeoutSeconds": None,
-    "ledger": {
+    "restarts": {
         "attempt": 0,
         "charged": 0,
         "uncharged": 0,

@@ -27,7 +27,7 @@ NAMES = [f"job-{number}" for number in range(12)]
 DELETED = set(NAMES[:4])
 FAULTS = 120
 GUARD_SECONDS = 120
-PACE = Timeouts(watch=2.0, inactivity=0.3, resync=0.5, sweep=0.3, first_retry=0.01, longest_retry=0.1)
+TIMEOUTS = Timeouts(watch=2.0, inactivity=0.3, resync=0.5, sweep=0.3, first_retry=0.01, longest_retry=0.1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -59,7 +59,9 @@ async def test_every_job_ends_and_none_is_made_up(seed: int) -> None:
 async def _operator(server: ControllerServer) -> AsyncIterator[Operator]:
     """Run the operator; it must be there until it is asked to stop."""
     operator = Operator(
-        OperatorSettings(Access(server.url), "me", KeyName("trainjob"), host="127.0.0.1", port=0, pace=PACE),
+        OperatorSettings(
+            Access(server.url), "me", KeyName("trainjob"), host="127.0.0.1", port=0, timeouts=TIMEOUTS
+        ),
         leave_within=lambda _seconds, _code: None,
     )
     task = asyncio.create_task(operator.run())

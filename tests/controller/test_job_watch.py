@@ -115,8 +115,8 @@ async def test_an_error_in_the_watch_is_got_over(code: int) -> None:
 
 
 async def test_a_frozen_watch_is_opened_anew() -> None:
-    pace = Timeouts(inactivity=0.5)
-    async with ControllerServer().serve() as server, watching(server, pace=pace) as (heard, _):
+    timeouts = Timeouts(inactivity=0.5)
+    async with ControllerServer().serve() as server, watching(server, timeouts=timeouts) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.freeze_watches()
         server.put(build_job(name="unheard"))
@@ -227,7 +227,12 @@ async def test_every_session_is_closed_however_often_it_is_cancelled(
 
 
 def _build_watch(server: ControllerServer, heard: Heard, **options: Any) -> JobWatch:
-    given = {"access": Access(server.url), "namespace": None, "pace": Timeouts(inactivity=30.0), **options}
+    given = {
+        "access": Access(server.url),
+        "namespace": None,
+        "timeouts": Timeouts(inactivity=30.0),
+        **options,
+    }
     return JobWatch(
         given.pop("access"),
         heard.take,

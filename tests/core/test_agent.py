@@ -77,12 +77,12 @@ def test_arguments_stay_arguments() -> None:
 @pytest.mark.parametrize("role", ["worker", "evaluator"])
 def test_an_agent_knows_its_place(role: str) -> None:
     place = agent_of(pod_of(role, incarnation=3, maxRestarts=5, stallTimeoutSeconds=60))
-    assert place["seat"] == f"{role}-0"
+    assert place["replica"] == f"{role}-0"
     assert place["incarnation"] == 3
     assert place["address"] == f"digits-{role}-0.digits.default.svc:2223"
     assert place["leader"] == "digits-worker-0.digits.default.svc:2223"
     assert (place["maxRestarts"], place["stallTimeoutSeconds"], place["graceSeconds"]) == (5, 60, 30)
-    assert place["ledger"]["attempt"] == 0
+    assert place["restarts"]["attempt"] == 0
 
 
 def test_the_chief_leads_where_there_is_one() -> None:
@@ -94,9 +94,9 @@ def test_a_new_pods_agent_knows_what_the_job_has_spent() -> None:
     restarts = job.status.restarts.model_copy(update={"charged": 2, "uncharged": 4, "furthest_step": 70})
     status = job.status.model_copy(update={"attempt": 7, "restarts": restarts})
     later = job.model_copy(update={"status": status})
-    ledger = agent_of(build_pod(later, role="worker", index=0, incarnation=7, attempt=7))["ledger"]
-    assert (ledger["attempt"], ledger["charged"], ledger["uncharged"]) == (6, 2, 4)
-    assert ledger["furthestStep"] == 70
+    counts = agent_of(build_pod(later, role="worker", index=0, incarnation=7, attempt=7))["restarts"]
+    assert (counts["attempt"], counts["charged"], counts["uncharged"]) == (6, 2, 4)
+    assert counts["furthestStep"] == 70
 
 
 def test_a_pod_has_program_token_and_room_for_reports() -> None:

@@ -230,7 +230,7 @@ async def test_the_budget_holds_while_the_controller_and_the_leading_pod_are_gon
     await world.settle()
     restarts = world.status.restarts
     assert (restarts.charged, restarts.uncharged, world.status.attempt) == (2, 1, 4)
-    assert target_of(world)["ledger"]["charged"] == 2
+    assert target_of(world)["restarts"]["charged"] == 2
 
 
 async def test_restarts_that_nobody_saw_are_counted_in_a_job_that_has_failed() -> None:

@@ -71,7 +71,7 @@ async def test_a_workers_pod_is_replaced_while_the_others_train_on() -> None:
     assert "the others train on until it is back (not counted against maxRestarts)" in message
     assert kept < names_of(world)
     assert len(names_of(world)) == len(kept) + 1
-    await world.pass_time(300)  # far beyond the time that a gang has to get together
+    await world.pass_time(300)  # far beyond the time that a worker group has to get together
     assert kept < names_of(world)
     assert world.status.restarts.steps_lost == 0
     agents.attempt += 1

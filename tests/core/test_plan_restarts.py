@@ -1,4 +1,4 @@
-"""What failed, and what happens next: restarts of the gang, on a cluster in memory."""
+"""What failed, and what happens next: restarts of the worker group, on a cluster in memory."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_metrics_that_would_swell_the_status_are_left_out() -> None:
 odd = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just({"a": [1]})
 progress = st.dictionaries(st.sampled_from(KEYS), odd, max_size=3)
 failures = st.fixed_dictionaries(
-    {"seat": st.just("worker-0")},
+    {"replica": st.just("worker-0")},
     optional=dict.fromkeys(("pod", "reason", "exitCode", "message", "logTail", "step", "charged"), odd),
 )
 members = st.dictionaries(
@@ -113,7 +113,7 @@ nested = st.fixed_dictionaries(
     optional={
         "phase": odd,
         "world": st.just({"worker": 2, "x": 1}) | odd,
-        "ledger": ledgers | odd,
+        "restarts": ledgers | odd,
         "failure": failures | odd,
         "members": members | odd,
         "x": odd,
@@ -139,4 +139,4 @@ def test_what_is_kept_of_progress_says_the_same(raw: dict[str, Any]) -> None:
 
 
 def test_a_seat_with_a_number_that_python_would_not_read_is_none() -> None:
-    assert AgentReport.model_validate({"failure": {"seat": "worker-" + 5000 * "9"}}).failure is None
+    assert AgentReport.model_validate({"failure": {"replica": "worker-" + 5000 * "9"}}).failure is None

@@ -31,12 +31,12 @@ BOTH = f"worker-0's and worker-1's weights differ from each other's at step 30 (
     ],
 )
 def test_whose_weights_they_are_stands_in_the_sentence(text: str, names: list[str]) -> None:
-    assert [seat.name for seat in named_replicas(text)] == names
+    assert [replica.name for replica in named_replicas(text)] == names
 
 
-async def diverge(world: World, agents: Agents, message: str, step: int, seat: str = "worker-1") -> str:
+async def diverge(world: World, agents: Agents, message: str, step: int, replica: str = "worker-1") -> str:
     """Their weights come apart, training starts again, and this is the event's sentence."""
-    agents.fail(seat, code=91, reason="WeightsDiverged", message=message, step=step)
+    agents.fail(replica, code=91, reason="WeightsDiverged", message=message, step=step)
     await world.settle()
     agents.meet()
     await world.settle()

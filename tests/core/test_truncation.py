@@ -65,7 +65,7 @@ progress = some_of(
     evaluation=some_of(step=numbers, metrics=metrics),
     stoppedEarly=texts,
 )
-ledger = some_of(
+restarts = some_of(
     attempt=numbers,
     charged=numbers,
     uncharged=numbers,
@@ -75,7 +75,7 @@ ledger = some_of(
 )
 replicas = st.sampled_from(["worker-0", "worker-1", "worker-99999999999", "root-0", "\x1b[31m-1"])
 failure = some_of(
-    seat=replicas,
+    replica=replicas,
     pod=texts,
     reason=texts,
     exitCode=numbers,
@@ -88,7 +88,7 @@ failure = some_of(
 reports = some_of(
     phase=st.sampled_from(["meeting", "running", "stopping", "finished", "failed"]),
     world=st.dictionaries(st.sampled_from(["worker", "chief", "\x1b"]), numbers, max_size=2),
-    ledger=ledger,
+    restarts=restarts,
     failure=failure,
     members=st.dictionaries(
         replicas,
@@ -104,7 +104,7 @@ reports = some_of(
     witness=some_of(leaderLostSeconds=numbers),
 )
 agents_words = some_of(
-    agent=st.just(1), gaveUp=st.booleans(), failure=failure, ledger=ledger, report=progress
+    agent=st.just(1), gaveUp=st.booleans(), failure=failure, restarts=restarts, report=progress
 )
 terminations = st.one_of(texts, progress.map(json.dumps), agents_words.map(json.dumps))
 running = st.just({"containerStatuses": [{"name": "trainer", "state": {"running": {}}, "ready": True}]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.trainer.processes import REPOSITORY, Gang, jsonl
+from support.trainer.processes import REPOSITORY, WorkerGroup, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
 
 SCRIPT = REPOSITORY / "examples" / "custom_loop.py"
@@ -12,9 +12,9 @@ SCRIPT = REPOSITORY / "examples" / "custom_loop.py"
 
 def test_two_workers_and_an_evaluator(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    with Gang(SCRIPT, output, workers=2, evaluator=True) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
-        assert gang.progress("worker-0")["loss"] < 1
+    with WorkerGroup(SCRIPT, output, workers=2, evaluator=True) as group:
+        assert set(group.wait().values()) == {0}, group.report
+        assert group.progress("worker-0")["loss"] < 1
 
     last = list(jsonl(output / "evaluator" / "evaluations.jsonl"))[-1]
     assert (last["step"], last["final"]) == (200, True)

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from support.trainer.checkpoints import newest_step
-from support.trainer.processes import Gang
+from support.trainer.processes import WorkerGroup
 from trainjob_trainer.errors import ExitCode
 
 SCRIPT = Path(__file__).parent / "scripts" / "faulty_disk.py"
 EVER = "1000000"
 
 
-def training(output: Path, *, fault: str = "", epoch: str = "") -> Gang:
+def training(output: Path, *, fault: str = "", epoch: str = "") -> WorkerGroup:
     env = {
         **({"DISK_FAULT": fault} if fault else {}),
         **({"TRAINJOB_EPOCH": epoch} if epoch else {}),
     }
-    return Gang(SCRIPT, output, workers=1, env=env, arguments=("--epochs", EVER))
+    return WorkerGroup(SCRIPT, output, workers=1, env=env, arguments=("--epochs", EVER))
 
 
 def published(output: Path) -> Mapping[str, str]:
@@ -30,28 +30,28 @@ def published(output: Path) -> Mapping[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def check_ended(gang: Gang, reason: str, words: str) -> None:
-    assert gang.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, gang.report
-    error = gang.progress("worker-0")["error"]
+def check_ended(group: WorkerGroup, reason: str, words: str) -> None:
+    assert group.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, group.report
+    error = group.progress("worker-0")["error"]
     assert error["reason"] == reason
     assert words in error["message"]
 
 
 def test_a_folder_that_cannot_be_listed_is_neither_empty_nor_damaged(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    with training(output) as gang:
-        gang["worker-0"].wait_for_line("accuracy", times=3)
+    with training(output) as group:
+        group["worker-0"].wait_for_line("accuracy", times=3)
     before, step = published(output), newest_step(output)
 
-    with training(output, fault=f"listdir EIO 2 {EVER} /checkpoints$") as gang:
+    with training(output, fault=f"listdir EIO 2 {EVER} /checkpoints$") as group:
         check_ended(
-            gang, "CheckpointUnavailable", "/checkpoints: Input/output error. Nothing has been changed"
+            group, "CheckpointUnavailable", "/checkpoints: Input/output error. Nothing has been changed"
         )
     assert published(output) == before
 
-    with training(output, fault="listdir ESTALE 1 1 /checkpoints$") as gang:
-        gang["worker-0"].wait_for_line(f"resumed from step {step} ")
-        gang["worker-0"].wait_for_line("accuracy", times=2)  # the second waits for the first to be saved
+    with training(output, fault="listdir ESTALE 1 1 /checkpoints$") as group:
+        group["worker-0"].wait_for_line(f"resumed from step {step} ")
+        group["worker-0"].wait_for_line("accuracy", times=2)  # the second waits for the first to be saved
     assert newest_step(output) > step
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from support.trainer.plain import BOOTSTRAP
 from support.trainer.plain import SCRIPTS as PLAIN_SCRIPTS
-from support.trainer.processes import Gang
+from support.trainer.processes import WorkerGroup
 from support.world.jobs import build_plain_job
 from trainjob.api import parse
 from trainjob.core.manifests import build_pod
@@ -43,9 +43,9 @@ PUBLISHED = "step-*/*"
 def test_a_writer_that_wakes_up_late_changes_nothing_and_says_why(
     script: Path, arguments: tuple[str, ...], line: str, env: Mapping[str, str], tmp_path: Path
 ) -> None:
-    def start(attempt: int) -> Gang:
+    def start(attempt: int) -> WorkerGroup:
         with_generation = {**env, **generation_of(attempt)}
-        return Gang(script, tmp_path / "output", workers=1, env=with_generation, arguments=arguments)
+        return WorkerGroup(script, tmp_path / "output", workers=1, env=with_generation, arguments=arguments)
 
     checkpoints = tmp_path / "output" / "checkpoints"
     with start(1) as old:
@@ -69,15 +69,15 @@ def test_a_writer_that_wakes_up_late_changes_nothing_and_says_why(
     assert CheckpointStore(tmp_path / "volume" / "checkpoints").latest() is not None
 
 
-def check_unmounted(gang: Gang, output: Path, volume: Path) -> None:
+def check_unmounted(group: WorkerGroup, output: Path, volume: Path) -> None:
     """Leave a stopped writer with an empty folder where its volume was mounted: it writes nothing there."""
     output.rename(volume)
     output.mkdir()
     before = contents(volume / "checkpoints", PUBLISHED)
 
-    gang["worker-0"].kill(signal.SIGCONT)
+    group["worker-0"].kill(signal.SIGCONT)
 
-    assert gang.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, gang.report
-    assert gang.progress("worker-0")["error"]["reason"] == "OutputUnwritable"
+    assert group.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, group.report
+    assert group.progress("worker-0")["error"]["reason"] == "OutputUnwritable"
     assert list(output.rglob("*")) == []
     assert contents(volume / "checkpoints", PUBLISHED) == before

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.trainer.processes import Gang
+from support.trainer.processes import WorkerGroup
 
 SCRIPT = Path(__file__).parent / "scripts" / "initial_values.py"
 BROADCASTS = {
@@ -27,8 +27,8 @@ BROADCASTS = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each worker tells, by case."""
     folder = tmp_path_factory.mktemp("initial")
-    with Gang(SCRIPT, folder / "output", arguments=(str(folder),)) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
+    with WorkerGroup(SCRIPT, folder / "output", arguments=(str(folder),)) as group:
+        assert set(group.wait().values()) == {0}, group.report
     return [json.loads((folder / f"worker-{index}.json").read_text()) for index in (0, 1)]
 
 

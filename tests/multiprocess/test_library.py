@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from support.trainer.checkpoints import final_variables, largest_difference
-from support.trainer.processes import DEADLINE_SECONDS, Gang, jsonl
+from support.trainer.processes import DEADLINE_SECONDS, WorkerGroup, jsonl
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.early_stopping import MONITORED, History
 from trainjob_trainer.errors import ExitCode
@@ -26,10 +26,10 @@ SCRIPT = Path(__file__).parent / "scripts" / "library_run.py"
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of two workers and an evaluator that nothing disturbed."""
     output = tmp_path_factory.mktemp("two") / "output"
-    with Gang(SCRIPT, output, workers=2, evaluator=True) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
-        assert gang.progress("worker-1")["state"] == "finished"
-        assert gang.progress("evaluator-0")["evaluation"]["final"] is True
+    with WorkerGroup(SCRIPT, output, workers=2, evaluator=True) as group:
+        assert set(group.wait().values()) == {0}, group.report
+        assert group.progress("worker-1")["state"] == "finished"
+        assert group.progress("evaluator-0")["evaluation"]["final"] is True
     return output
 
 
@@ -37,21 +37,21 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output of one worker."""
     output = tmp_path_factory.mktemp("one") / "output"
-    with Gang(SCRIPT, output, workers=1) as gang:
-        assert gang.wait() == {"worker-0": 0}, gang.report
+    with WorkerGroup(SCRIPT, output, workers=1) as group:
+        assert group.wait() == {"worker-0": 0}, group.report
     return output
 
 
-def wait_for_step(gang: Gang, replica: str, step: int) -> dict[str, Any]:
+def wait_for_step(group: WorkerGroup, replica: str, step: int) -> dict[str, Any]:
     """The first report of a replica that has come so far."""
     until = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(FileNotFoundError):
-            report = gang.progress(replica)
+            report = group.progress(replica)
             if report.get("step", 0) >= step:
                 return report
         time.sleep(0.05)
-    raise AssertionError(f"{replica} never came to step {step}:\n{gang.report}")
+    raise AssertionError(f"{replica} never came to step {step}:\n{group.report}")
 
 
 def test_two_workers_equal_one(two_workers: Path, one_worker: Path) -> None:
@@ -87,32 +87,32 @@ def _true_accuracy(output: Path) -> float:
 
 def test_a_killed_worker_ends_the_other_and_a_restart_changes_no_weight(tmp_path: Path) -> None:
     dropout = ("--dropout", "0.3", "--epochs", "40")
-    with Gang(SCRIPT, tmp_path / "whole", arguments=dropout) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
-    with Gang(SCRIPT, tmp_path / "cut", arguments=(*dropout, "--kill-worker-1-after", "12")) as gang:
-        codes = gang.wait()
-        assert codes == {"worker-0": ExitCode.PEER_LOST, "worker-1": -signal.SIGKILL}, gang.report
-        error = gang.progress("worker-0")["error"]
+    with WorkerGroup(SCRIPT, tmp_path / "whole", arguments=dropout) as group:
+        assert set(group.wait().values()) == {0}, group.report
+    with WorkerGroup(SCRIPT, tmp_path / "cut", arguments=(*dropout, "--kill-worker-1-after", "12")) as group:
+        codes = group.wait()
+        assert codes == {"worker-0": ExitCode.PEER_LOST, "worker-1": -signal.SIGKILL}, group.report
+        error = group.progress("worker-0")["error"]
         assert error["reason"] == "PeerLost"
         assert error["message"].startswith("worker-0 lost worker-1")
-    with Gang(SCRIPT, tmp_path / "cut", attempt=2, arguments=dropout) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
-        assert "trainjob: resumed from step" in gang["worker-0"].output
-        assert gang.progress("worker-0")["resumedFrom"] >= 12
+    with WorkerGroup(SCRIPT, tmp_path / "cut", attempt=2, arguments=dropout) as group:
+        assert set(group.wait().values()) == {0}, group.report
+        assert "trainjob: resumed from step" in group["worker-0"].output
+        assert group.progress("worker-0")["resumedFrom"] >= 12
 
     assert largest_difference(tmp_path / "whole", tmp_path / "cut") < 1e-6
 
 
 def test_a_finished_output_is_not_trained_again_but_for_more_epochs(one_worker: Path) -> None:
-    with Gang(SCRIPT, one_worker, workers=1, uid="another") as gang:
-        assert gang.wait() == {"worker-0": ExitCode.OUTPUT_FINISHED}, gang.report
-        assert "finished at step 36" in gang.progress("worker-0")["error"]["message"]
-    with Gang(SCRIPT.with_name("join.py"), one_worker, workers=1) as gang:
-        assert gang.wait() == {"worker-0": 0}, gang.report
-        assert "has finished before" in gang["worker-0"].output
-    with Gang(SCRIPT, one_worker, workers=1, uid="third", arguments=("--epochs", "8")) as gang:
-        assert gang.wait() == {"worker-0": 0}, gang.report
-        assert "resumed from step 36" in gang["worker-0"].output
+    with WorkerGroup(SCRIPT, one_worker, workers=1, uid="another") as group:
+        assert group.wait() == {"worker-0": ExitCode.OUTPUT_FINISHED}, group.report
+        assert "finished at step 36" in group.progress("worker-0")["error"]["message"]
+    with WorkerGroup(SCRIPT.with_name("join.py"), one_worker, workers=1) as group:
+        assert group.wait() == {"worker-0": 0}, group.report
+        assert "has finished before" in group["worker-0"].output
+    with WorkerGroup(SCRIPT, one_worker, workers=1, uid="third", arguments=("--epochs", "8")) as group:
+        assert group.wait() == {"worker-0": 0}, group.report
+        assert "resumed from step 36" in group["worker-0"].output
     final = CheckpointStore(one_worker / "checkpoints").final()
     assert final is not None
     assert (final.step, final.job_uid) == (48, "third")
@@ -122,8 +122,8 @@ def test_the_evaluators_word_ends_training_on_all_workers_and_the_best_checkpoin
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "output"
-    with Gang(SCRIPT.with_name("early_stopping.py"), output, evaluator=True) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
+    with WorkerGroup(SCRIPT.with_name("early_stopping.py"), output, evaluator=True) as group:
+        assert set(group.wait().values()) == {0}, group.report
         final = CheckpointStore(output / "checkpoints").final()
         assert final is not None
         scored = list(jsonl(output / "evaluator" / "evaluations.jsonl"))
@@ -135,9 +135,9 @@ def test_the_evaluators_word_ends_training_on_all_workers_and_the_best_checkpoin
         assert (scored[-1]["step"], scored[-1]["final"]) == (final.step, True)
         handed_over = f"handed over {final.step} with {final.step} of"
         for worker in ("worker-0", "worker-1"):
-            assert f"{handed_over} {final.ended_at}\n" in gang[worker].output
-        assert f"{handed_over} {final.step}\n" in gang["evaluator-0"].output
-        why = gang.progress("worker-0")["stoppedEarly"]
+            assert f"{handed_over} {final.ended_at}\n" in group[worker].output
+        assert f"{handed_over} {final.step}\n" in group["evaluator-0"].output
+        why = group.progress("worker-0")["stoppedEarly"]
         assert why == final.stopped_early
         assert why.startswith("val_steps_taken has not improved for ")
 
@@ -154,13 +154,13 @@ def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_
     output = tmp_path / "output"
     slow = ("--epochs", "100000", "--examples", "3200", "--slow-worker-1", "0.001")
     # As under an agent, which waits while there is grace: without one a slow machine runs out of patience.
-    with Gang(SCRIPT, output, arguments=slow, env={"TRAINJOB_STATE_DIR": str(tmp_path)}) as gang:
-        waiting, busy = (wait_for_step(gang, f"worker-{index}", 20) for index in (0, 1))
-        for process in gang.processes.values():
+    with WorkerGroup(SCRIPT, output, arguments=slow, env={"TRAINJOB_STATE_DIR": str(tmp_path)}) as group:
+        waiting, busy = (wait_for_step(group, f"worker-{index}", 20) for index in (0, 1))
+        for process in group.processes.values():
             process.kill(signal.SIGTERM)
-        assert set(gang.wait().values()) == {ExitCode.PREEMPTED}, gang.report
+        assert set(group.wait().values()) == {ExitCode.PREEMPTED}, group.report
         saved = CheckpointStore(output / "checkpoints").steps()[-1]
-        assert f"saved step {saved}" in gang["worker-0"].output
+        assert f"saved step {saved}" in group["worker-0"].output
     assert busy["stepSeconds"] < 2 * busy["workSeconds"]
     assert waiting["stepSeconds"] > 2 * waiting["workSeconds"] > 0
     assert busy["workSeconds"] > 2 * waiting["workSeconds"]
@@ -168,10 +168,10 @@ def test_sigterm_saves_where_it_stands_and_a_slow_worker_is_known_till_then(tmp_
 
 def test_nan_ends_all_workers_with_the_step_and_the_worker_and_no_checkpoint_has_it(tmp_path: Path) -> None:
     # Example 107 is in the fourth batch of 32, and workers take every other one.
-    with Gang(SCRIPT, tmp_path / "output", arguments=("--nan-example", "107")) as gang:
-        assert set(gang.wait().values()) == {ExitCode.NOT_FINITE}, gang.report
+    with WorkerGroup(SCRIPT, tmp_path / "output", arguments=("--nan-example", "107")) as group:
+        assert set(group.wait().values()) == {ExitCode.NOT_FINITE}, group.report
         for worker in ("worker-0", "worker-1"):
-            error = gang.progress(worker)["error"]
+            error = group.progress(worker)["error"]
             assert error["reason"] == "NotFinite"
             assert error["message"].startswith("step 4: the loss or a gradient of worker-1 is NaN")
     assert CheckpointStore(tmp_path / "output" / "checkpoints").steps() == []
@@ -199,14 +199,14 @@ def skipping(tmp_path_factory: pytest.TempPathFactory) -> Skipping:
     """Nothing is shuffled. Each worker takes 16 examples a step, of which 120 are in the first part."""
     folder = tmp_path_factory.mktemp("skipping")
     options = ("--nan-example", "75", "--on-nan", "skip", "--first-part", "120", "--epochs")
-    with Gang(SCRIPT, folder / "two", arguments=(*options, "2")) as gang:
-        assert set(gang.wait().values()) == {0}, gang.report
-        printed = gang["worker-0"].output
-        metrics = [gang.progress(worker)["metrics"] for worker in ("worker-0", "worker-1")]
+    with WorkerGroup(SCRIPT, folder / "two", arguments=(*options, "2")) as group:
+        assert set(group.wait().values()) == {0}, group.report
+        printed = group["worker-0"].output
+        metrics = [group.progress(worker)["metrics"] for worker in ("worker-0", "worker-1")]
     # Its only part is what the two read together: twice as many examples, so these are as many steps.
-    with Gang(SCRIPT, folder / "one", workers=1, arguments=(*options, "1")) as gang:
-        assert gang.wait() == {"worker-0": 0}, gang.report
-        assert np.isfinite(gang.progress("worker-0")["loss"])
+    with WorkerGroup(SCRIPT, folder / "one", workers=1, arguments=(*options, "1")) as group:
+        assert group.wait() == {"worker-0": 0}, group.report
+        assert np.isfinite(group.progress("worker-0")["loss"])
     return Skipping(folder / "two", folder / "one", printed, metrics)
 
 
@@ -223,12 +223,12 @@ def test_unequal_parts_are_read_in_turn_and_the_weights_are_those_of_one_worker(
 
 
 def test_an_early_operation_is_explained_with_its_line(tmp_path: Path) -> None:
-    with Gang(SCRIPT, tmp_path / "output", workers=1, arguments=("--operation-first",)) as gang:
-        assert gang.wait() == {"worker-0": ExitCode.INVALID_CONFIGURATION}, gang.report
+    with WorkerGroup(SCRIPT, tmp_path / "output", workers=1, arguments=("--operation-first",)) as group:
+        assert group.wait() == {"worker-0": ExitCode.INVALID_CONFIGURATION}, group.report
         line = next(
             i for i, text in enumerate(SCRIPT.read_text().splitlines(), 1) if "tf.constant(1) + 1" in text
         )
-        assert f"{SCRIPT}:{line}: tf.constant(1) + 1" in gang.progress("worker-0")["error"]["message"]
+        assert f"{SCRIPT}:{line}: tf.constant(1) + 1" in group.progress("worker-0")["error"]["message"]
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
@@ -236,6 +236,6 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with Gang(SCRIPT, tmp_path / "output", workers=1, ports=(port,)) as gang:
-            assert gang.wait() == {"worker-0": ExitCode.PORT_IN_USE}, gang.report
-            assert f"127.0.0.1:{port}" in gang.progress("worker-0")["error"]["message"]
+        with WorkerGroup(SCRIPT, tmp_path / "output", workers=1, ports=(port,)) as group:
+            assert group.wait() == {"worker-0": ExitCode.PORT_IN_USE}, group.report
+            assert f"127.0.0.1:{port}" in group.progress("worker-0")["error"]["message"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.trainer.processes import Gang
+from support.trainer.processes import WorkerGroup
 
 SCRIPT = Path(__file__).parent / "scripts" / "optimizer_settings.py"
 CLOSE = {"float16": 1e-2, "bfloat16": 1e-2}
@@ -66,17 +66,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Res
     alone = {"one process": (*NUMBERS, *LIMITS), "two devices": ON_DEVICES}
     together = {"two workers": (*NUMBERS, *LIMITS, OWN_STATE)}
     with _gang(folder, 1, alone) as one, _gang(folder, 2, together) as two:  # none waits for the other
-        for gang in (one, two):
-            assert set(gang.wait(GUARD_SECONDS).values()) == {0}, gang.report
+        for group in (one, two):
+            assert set(group.wait(GUARD_SECONDS).values()) == {0}, group.report
     return {
         who: {file.stem: dict(np.load(file)) for file in (folder / who).glob("*.npz")}
         for who in (*alone, *together)
     }
 
 
-def _gang(folder: Path, workers: int, cases: Mapping[str, Sequence[str]]) -> Gang:
+def _gang(folder: Path, workers: int, cases: Mapping[str, Sequence[str]]) -> WorkerGroup:
     output = folder / f"output-of-{workers}"
-    return Gang(SCRIPT, output, workers=workers, arguments=(str(folder), json.dumps(cases)))
+    return WorkerGroup(SCRIPT, output, workers=workers, arguments=(str(folder), json.dumps(cases)))
 
 
 COMPARED = [one for one in (*NUMBERS, *LIMITS) if one not in ("stop", "ignore")]

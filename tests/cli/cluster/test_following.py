@@ -21,10 +21,10 @@ Changes = AsyncGenerator[Change]
 
 
 @asynccontextmanager
-async def following(pace: Timeouts = QUICK) -> AsyncIterator[tuple[CliServer, Changes]]:
+async def following(timeouts: Timeouts = QUICK) -> AsyncIterator[tuple[CliServer, Changes]]:
     with CliServer().serve() as server:
         async with ApiClient(Access(server.url)) as api:
-            yield server, follow(api, job_scope("default"), pace)
+            yield server, follow(api, job_scope("default"), timeouts)
 
 
 def told(change: Change) -> tuple[str, str]:
@@ -122,8 +122,8 @@ async def test_what_is_refused_for_good_is_raised() -> None:
 
 
 async def test_a_watch_that_ends_at_once_is_not_asked_without_end() -> None:
-    pace = Timeouts(first_retry=0.1, longest_retry=0.4)
-    async with following(pace) as (api, found):
+    timeouts = Timeouts(first_retry=0.1, longest_retry=0.4)
+    async with following(timeouts) as (api, found):
         api.ends_watches_at_once = True
         assert await take(found, 2) == [("Listed", "")] * 2  # listed again after some failures
         assert api.count("watch") < 10

@@ -63,7 +63,7 @@ def test_the_newest_of_each_replica(wanted: Wanted, expected: list[str]) -> None
         # An evaluator lives through restarts of the training.
         ([("evaluator", 0, 1), ("worker", 0, 3)], 3, []),
         ([("evaluator", 0, 1), ("evaluator", 0, 2)], 3, ["evaluator-0-1"]),
-        # In place each seat counts its own.
+        # In place each replica counts its own.
         ([("worker", 0, 1), ("worker", 1, 2)], None, []),
         ([("worker", 0, 1), ("worker", 1, 2), ("worker", 1, 4)], None, ["worker-1-2"]),
     ],
@@ -106,7 +106,7 @@ def test_causes_are_told_together() -> None:
     )
 
 
-def seats(*manifests: dict[str, Any]) -> FollowedPods:
+def replicas(*manifests: dict[str, Any]) -> FollowedPods:
     made = FollowedPods(UID, Wanted())
     for manifest in manifests:
         see(made, manifest)
@@ -118,7 +118,9 @@ def see(made: FollowedPods, manifest: dict[str, Any]) -> None:
 
 
 def test_nothing_is_read_before_all_that_is_there_has_been_seen() -> None:
-    made = seats(stored_pod(incarnation=1, container=ended(1)), stored_pod(incarnation=2, container=RUNNING))
+    made = replicas(
+        stored_pod(incarnation=1, container=ended(1)), stored_pod(incarnation=2, container=RUNNING)
+    )
     assert made.due() == ()
     made.begin()
     assert names(made.due()) == ["worker-0-2"]
@@ -126,7 +128,7 @@ def test_nothing_is_read_before_all_that_is_there_has_been_seen() -> None:
 
 
 def test_a_pod_is_read_as_soon_as_it_has_a_log() -> None:
-    made = seats(stored_pod())
+    made = replicas(stored_pod())
     made.begin()
     assert made.due() == ()
     see(made, stored_pod(container=RUNNING))
@@ -135,7 +137,7 @@ def test_a_pod_is_read_as_soon_as_it_has_a_log() -> None:
 
 
 def test_a_pod_that_is_succeeded_before_anybody_looked_is_read_all_the_same() -> None:
-    made = seats()
+    made = replicas()
     made.begin()
     see(made, stored_pod(incarnation=1, container=ended(1)))
     see(made, stored_pod(incarnation=2, container=RUNNING))
@@ -145,7 +147,7 @@ def test_a_pod_that_is_succeeded_before_anybody_looked_is_read_all_the_same() ->
 
 
 def test_a_pod_that_is_gone_is_not_read() -> None:
-    made = seats()
+    made = replicas()
     made.begin()
     pod = stored_pod(container=RUNNING)
     see(made, pod)
@@ -154,7 +156,7 @@ def test_a_pod_that_is_gone_is_not_read() -> None:
 
 
 def test_what_is_waited_for_is_told_once() -> None:
-    made = seats(stored_pod())
+    made = replicas(stored_pod())
     made.begin()
     assert made.new_waits() == {"worker 0": "waiting for a node"}
     assert made.new_waits() == {}

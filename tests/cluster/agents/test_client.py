@@ -177,8 +177,8 @@ async def test_a_question_can_be_given_up() -> None:
         await reader.read()
 
     async with serving(serve) as port:
-        asking = asyncio.ensure_future(sync("127.0.0.1", port, TOKEN, TARGET))
+        request = asyncio.ensure_future(sync("127.0.0.1", port, TOKEN, TARGET))
         await arrived.wait()
-        asking.cancel()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await request

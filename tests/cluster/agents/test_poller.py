@@ -18,15 +18,15 @@ from support.world.virtual_time import run_skipping_time
 from trainjob.api import AGENT_PORT
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents import AgentRefused, AgentUnreachable
-from trainjob.cluster.agents.poller import CALLS, AgentPace, AgentPoller, AgentPolling, pod_address
-from trainjob.cluster.local.cluster import AGENT_PACE as LOCAL_PACE
+from trainjob.cluster.agents.poller import CALLS, AgentIntervals, AgentPoller, AgentPolling, pod_address
+from trainjob.cluster.local.cluster import AGENT_INTERVALS as LOCAL_INTERVALS
 
 KEY = JobKey("default", "digits")
 TARGET = {"world": {"worker": 2}, "incarnations": {"worker-0": 1, "worker-1": 1}}
 NEVER = 10_000.0
 
-QUICK = AgentPace(steady=0.01, hasty=0.01, hasty_for=NEVER, witness=NEVER)
-ONCE = AgentPace(steady=NEVER, hasty=NEVER, witness=NEVER)
+QUICK = AgentIntervals(steady=0.01, hasty=0.01, hasty_for=NEVER, witness=NEVER)
+ONCE = AgentIntervals(steady=NEVER, hasty=NEVER, witness=NEVER)
 """One call, and no other one for time alone."""
 
 
@@ -59,7 +59,7 @@ class World:
             "token_of": lambda uid: f"token of {uid}",
             "address_of": partial(pod_address, port=port),
             "on_call": self._count,
-            "pace": QUICK,
+            "intervals": QUICK,
             **polling,
         }
         self.poller = AgentPoller(
@@ -119,7 +119,7 @@ async def polling(world: World) -> AsyncIterator[World]:
 
 async def test_an_agent_is_told_the_order_and_its_answer_is_known() -> None:
     agent = FakeAgent("token of uid-1")
-    async with agent.serve() as port, polling(World(port=port, pace=ONCE)) as world:
+    async with agent.serve() as port, polling(World(port=port, intervals=ONCE)) as world:
         world.poller.set_target(KEY, TARGET)
         await until(lambda: world.told[KEY] == 1)
         report = dict(world.agent_report())
@@ -145,7 +145,7 @@ async def test_an_agent_with_another_key_is_no_end_and_told_once(caplog: pytest.
 def test_a_refusal_after_a_long_silence_is_logged_once_until_an_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The pace and the message of the local cluster."""
+    """The intervals and the message of the local cluster."""
     calls, warned_at = Calls(), list[float]()
 
     async def poll_for(world: World, seconds: int) -> None:
@@ -156,7 +156,7 @@ def test_a_refusal_after_a_long_silence_is_logged_once_until_an_answer(
             caplog.clear()
 
     async def main() -> None:
-        async with polling(World(sync=calls, pace=LOCAL_PACE, refusal="%(error)s")) as world:
+        async with polling(World(sync=calls, intervals=LOCAL_INTERVALS, refusal="%(error)s")) as world:
             for _ in range(2):
                 calls.answers["127.0.0.1"] = AgentRefused("another token")
                 world.poller.set_target(KEY, TARGET)
@@ -188,7 +188,7 @@ async def test_of_a_report_what_is_known_is_kept_of_replicas_that_are() -> None:
     agent.report = build_report()
     agent.report["members"] |= {"evaluator-0": member, "worker-7": member, "root": [1]}
     agent.report |= {"more": ["of"] * 100}
-    async with agent.serve() as port, polling(World(port=port, pace=ONCE)) as world:
+    async with agent.serve() as port, polling(World(port=port, intervals=ONCE)) as world:
         evaluator = build_pod()
         evaluator["metadata"]["labels"]["trainjob.dev/role"] = "evaluator"
         world.pods[KEY].append(evaluator)
@@ -200,9 +200,9 @@ async def test_of_a_report_what_is_known_is_kept_of_replicas_that_are() -> None:
 
 async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
     leader, member = FakeAgent("token of uid-1"), FakeAgent("token of uid-1", build_witness(11.0))
-    pace = replace(QUICK, witness=0.05, timeout=0.05)
+    intervals = replace(QUICK, witness=0.05, timeout=0.05)
     async with leader.serve() as port, member.serve("127.0.0.2", port), polling(
-        World(port=port, pace=pace)
+        World(port=port, intervals=intervals)
     ) as world:  # fmt: skip
         world.pods[KEY].append(build_pod(1, host="127.0.0.2"))
         world.poller.set_target(KEY, TARGET)
@@ -220,9 +220,9 @@ async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
 async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_answer() -> None:
     agent, tarpit = FakeAgent("token of uid-1"), FakeAgent("another")
     tarpit.is_mute = True
-    pace = replace(QUICK, timeout=NEVER)
+    intervals = replace(QUICK, timeout=NEVER)
     async with agent.serve() as port, tarpit.serve("127.0.0.2", port), polling(
-        World(port=port, pace=pace)
+        World(port=port, intervals=intervals)
     ) as world:  # fmt: skip
         for key in [JobKey("theirs", f"silent-{number}") for number in range(200)]:
             world.uids[key], world.pods[key] = key.name, [build_pod(host="127.0.0.2")]
@@ -237,7 +237,7 @@ async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_an
 async def test_the_same_order_is_no_reason_to_ask_another_one_is() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
-    async with polling(World(sync=calls, pace=ONCE)) as world:
+    async with polling(World(sync=calls, intervals=ONCE)) as world:
         world.poller.set_target(KEY, TARGET)
         await until(lambda: world.told[KEY] == 1)
         world.poller.set_target(KEY, dict(TARGET))
@@ -251,7 +251,7 @@ async def test_an_order_that_changes_during_a_call_is_told_after_it() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
     calls.held = asyncio.Event()
-    async with polling(World(sync=calls, pace=ONCE)) as world:
+    async with polling(World(sync=calls, intervals=ONCE)) as world:
         world.poller.set_target(KEY, TARGET)
         await until(lambda: calls.open == 1)
         world.poller.set_target(KEY, {**TARGET, "maxRestarts": 7})
@@ -262,8 +262,8 @@ async def test_an_order_that_changes_during_a_call_is_told_after_it() -> None:
 async def test_a_change_of_the_pods_makes_it_ask_more_often() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
-    pace = AgentPace(steady=NEVER, hasty=0.02, hasty_for=0.5)
-    async with polling(World(sync=calls, pace=pace)) as world:
+    intervals = AgentIntervals(steady=NEVER, hasty=0.02, hasty_for=0.5)
+    async with polling(World(sync=calls, intervals=intervals)) as world:
         world.poller.set_target(KEY, TARGET)
         await until(lambda: len(calls.made) >= 2)
         before = world.poller._watched[KEY]
@@ -360,8 +360,10 @@ async def test_no_more_calls_at_once_than_allowed(namespaces: int) -> None:
 async def test_no_more_calls_a_second_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, times = asyncio.get_running_loop(), list[float]()
     monkeypatch.setattr("trainjob.cluster.agents.poller.CALLS_A_SECOND", 1000.0)
-    pace = replace(QUICK, hasty=0.0, steady=0.0)
-    async with polling(World(pace=pace, sync=Calls(), on_call=lambda *_: times.append(loop.time()))) as world:
+    intervals = replace(QUICK, hasty=0.0, steady=0.0)
+    async with polling(
+        World(intervals=intervals, sync=Calls(), on_call=lambda *_: times.append(loop.time()))
+    ) as world:
         begun = loop.time()
         world.poller.set_target(KEY, TARGET)
         await until(lambda: len(times) >= 3 * CALLS)

@@ -14,7 +14,7 @@ from support.kube.kube_cluster import running
 from support.world.virtual_time import run_skipping_time
 from trainjob.cluster import JobKey
 from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.agents.poller import AgentPace, AgentPoller, AgentPolling
+from trainjob.cluster.agents.poller import AgentIntervals, AgentPoller, AgentPolling
 from trainjob.core.failure import UNREACHABLE
 
 TARGET = {"world": {"worker": 4}}
@@ -110,13 +110,13 @@ def play(network: Network, seconds: float, then: Callable[[float], None] = lambd
     ],
 )
 def test_how_long_after_one_call_the_next_is_due(is_hasty: bool, silent: float, wait: float) -> None:
-    assert AgentPace().wait(is_hasty=is_hasty, silent=silent) == wait
+    assert AgentIntervals().wait(is_hasty=is_hasty, silent=silent) == wait
 
 
 def test_who_is_silent_is_asked_as_ever_until_it_is_known_whether_its_node_is_gone() -> None:
-    pace = AgentPace()
-    assert pace.patience >= UNREACHABLE.total_seconds() + pace.steady + pace.timeout
-    assert pace.patience >= pace.witness + pace.steady + pace.timeout
+    intervals = AgentIntervals()
+    assert intervals.patience >= UNREACHABLE.total_seconds() + intervals.steady + intervals.timeout
+    assert intervals.patience >= intervals.witness + intervals.steady + intervals.timeout
 
 
 @pytest.mark.parametrize("namespace", ["theirs", "ours"])
@@ -148,10 +148,10 @@ def test_an_agent_with_news_at_each_call_is_soon_asked_at_most_twice_as_often_as
         network.poller.set_target(key, {**TARGET, "attempt": len(network.calls.get("job-0", []))})
 
     play(network, 200.0, then)
-    calls, pace = network.calls["job-0"], AgentPace()
-    assert sum(moment < 20.0 for moment in calls) > pace.hasty_calls
+    calls, intervals = network.calls["job-0"], AgentIntervals()
+    assert sum(moment < 20.0 for moment in calls) > intervals.hasty_calls
     late = [moment for moment in calls if moment >= 50.0]
-    assert len(late) <= 2 * 150.0 / pace.steady
+    assert len(late) <= 2 * 150.0 / intervals.steady
 
 
 def test_silent_jobs_are_asked_again_and_again_but_not_as_often() -> None:
@@ -184,6 +184,6 @@ def test_a_node_that_is_gone_is_found_out_as_soon_as_ever(others: int) -> None:
 
     play(network, dies + 60.0, then)
     print(f"beside {others} silent jobs the node is given up after {min(found):.1f} s")
-    pace = AgentPace()
-    usual = pace.steady + pace.timeout + pace.witness + pace.steady + pace.timeout
+    intervals = AgentIntervals()
+    usual = intervals.steady + intervals.timeout + intervals.witness + intervals.steady + intervals.timeout
     assert min(found) < usual

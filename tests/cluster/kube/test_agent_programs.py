@@ -206,8 +206,8 @@ async def test_it_looks_now_and_then_whatever_the_api_server_says() -> None:
         garbled = web.json_response({"items": [{"metadata": "?"}]})
         ills = iter((failing(503, "ServiceUnavailable"), failing(403, "Forbidden"), garbled))
         server.fault = lambda seen: next(ills, None) if seen.kind == "ConfigMap" else None
-        pace = Timeouts(watch=QUICK.watch, inactivity=QUICK.inactivity, first_retry=0.01, collect=0.01)
-        async with open_kube(server.url, pace=pace) as cluster:
+        timeouts = Timeouts(watch=QUICK.watch, inactivity=QUICK.inactivity, first_retry=0.01, collect=0.01)
+        async with open_kube(server.url, timeouts=timeouts) as cluster:
             collecting = asyncio.ensure_future(cluster.collect_programs(NOW))
             await until(lambda: not server.all("ConfigMap"))
             assert not collecting.done()

@@ -126,11 +126,11 @@ async def test_a_request_that_is_cancelled_is_not_taken_for_a_silent_server() ->
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         async with open_client(f"http://127.0.0.1:{port}", on_call=calls.append) as api:
-            asking = asyncio.ensure_future(api.list(PODS, None))
+            request = asyncio.ensure_future(api.list(PODS, None))
             await asked.wait()
-            asking.cancel()
+            request.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asking
+                await request
     assert calls == []
 
 

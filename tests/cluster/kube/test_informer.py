@@ -63,7 +63,7 @@ class Watched:
 
 @asynccontextmanager
 async def open_informer(
-    prepare: Callable[[FakeApiServer], object] = lambda _server: None, pace: Timeouts = QUICK
+    prepare: Callable[[FakeApiServer], object] = lambda _server: None, timeouts: Timeouts = QUICK
 ) -> AsyncIterator[Watched]:
     async with FakeApiServer().serve() as server:
         prepare(server)
@@ -72,7 +72,7 @@ async def open_informer(
             restarts: list[None] = []
             store = Store(job_of, told.append)
             scope = Scope(PODS, None, LABEL)
-            informer = Informer(api, scope, store, restarted=lambda: restarts.append(None), pace=pace)
+            informer = Informer(api, scope, store, restarted=lambda: restarts.append(None), timeouts=timeouts)
             async with running(informer.run()):
                 yield Watched(server, store, informer, told, restarts)
 

@@ -26,7 +26,7 @@ from trainjob.cluster import (
     Snapshot,
     Unavailable,
 )
-from trainjob.cluster.agents.poller import AgentPace, AgentPolling, pod_address
+from trainjob.cluster.agents.poller import AgentIntervals, AgentPolling, pod_address
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.core.manifests import build_objects
 
@@ -259,7 +259,7 @@ async def test_one_namespace_only() -> None:
 async def test_restarts_and_silence_are_told_by_resource() -> None:
     async with FakeApiServer().serve() as server:
         restarts: list[str] = []
-        async with open_kube(server.url, on_restart=restarts.append, pace=QUICK) as cluster:
+        async with open_kube(server.url, on_restart=restarts.append, timeouts=QUICK) as cluster:
             await until(lambda: sum(server.open_watches().values()) == 5)
             server.send_line("Pod", b"garbage\n")
             await until(lambda: restarts == ["pods"])
@@ -295,9 +295,9 @@ async def test_a_secret_is_created_and_never_read() -> None:
         assert [seen.verb for seen in server.seen if seen.kind == "Secret"] == ["create", "create"]
 
 
-def build_polling(port: int, pace: AgentPace) -> AgentPolling:
+def build_polling(port: int, intervals: AgentIntervals) -> AgentPolling:
     address_of = partial(pod_address, port=port)
-    return AgentPolling(token_of=lambda uid: f"token of {uid}", address_of=address_of, pace=pace)
+    return AgentPolling(token_of=lambda uid: f"token of {uid}", address_of=address_of, intervals=intervals)
 
 
 async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> None:
@@ -307,14 +307,14 @@ async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> N
         assert job["metadata"]["uid"] == "uid-1"
         pods = [server.put(m) for m in objects_of(job) if m["kind"] == "Pod"]
         # Once the first haste is over, only a change of the pod is a reason to look for its agent again.
-        pace = AgentPace(steady=10_000.0, hasty=0.01, hasty_for=0.05)
+        intervals = AgentIntervals(steady=10_000.0, hasty=0.01, hasty_for=0.05)
         loop = asyncio.get_running_loop()
-        asking = build_polling(port, pace)
-        async with open_kube(server.url, asking=asking) as cluster:
+        polling = build_polling(port, intervals)
+        async with open_kube(server.url, polling=polling) as cluster:
             told: list[JobKey] = []
             await cluster.synced()
             cluster.set_target(KEY, {"world": {"worker": 2}})
-            over = loop.time() + 2 * pace.hasty_for
+            over = loop.time() + 2 * intervals.hasty_for
             await until(lambda: loop.time() > over)
             assert (await look(cluster)).agent_report is None
             state = {
@@ -347,13 +347,13 @@ async def test_a_pod_that_only_has_the_jobs_labels_hears_no_order(owners: list[d
     agent, foreign = FakeAgent("token of uid-1"), FakeAgent("token of uid-1")
     async with FakeApiServer().serve() as server, agent.serve() as port, foreign.serve("127.0.0.2", port):
         job = server.put(build_job())
-        asking = build_polling(port, AgentPace(0.01, 0.01))
+        polling = build_polling(port, AgentIntervals(0.01, 0.01))
         pod = next(m for m in objects_of(job) if m["metadata"]["name"].startswith("digits-worker-0-"))
         status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
         labels = {**pod["metadata"]["labels"], "trainjob.dev/incarnation": "9"}
         forged = {**pod["metadata"], "name": "forged", "labels": labels, "ownerReferences": owners}
         server.put({**pod, "metadata": forged, "status": {**status, "podIP": "127.0.0.2"}})
-        async with open_kube(server.url, asking=asking) as cluster:
+        async with open_kube(server.url, polling=polling) as cluster:
             await cluster.synced()
             cluster.set_target(KEY, {"world": {"worker": 1}})
             server.put({**pod, "status": {**status, "podIP": "127.0.0.1"}})

@@ -49,7 +49,7 @@ async def open_controller(
     **options: Any,
 ) -> AsyncIterator[KubeCluster]:
     agents = agents or GhostAgents(lambda: server.uncopied("Pod"))
-    async with open_kube(server.url, asking=agents.asking, **options) as cluster:
+    async with open_kube(server.url, polling=agents.polling, **options) as cluster:
         settings = Settings(isolation=Isolation(), bundle=BUNDLE)
         controller = Controller(cluster, workers=4, settings=settings, on_reconciled=on_reconciled)
         async with running(controller.run()):
@@ -166,7 +166,7 @@ async def test_a_restart_in_place_is_told_and_takes_no_pod() -> None:
             await until(lambda: state(server) == "Running")
             culprit = next(p for p in server.all("Pod") if "-worker-1-" in p["metadata"]["name"])
             failure = {
-                "seat": "worker-1",
+                "replica": "worker-1",
                 "pod": culprit["metadata"]["name"],
                 "incarnation": 1,
                 "attempt": 1,
@@ -175,10 +175,10 @@ async def test_a_restart_in_place_is_told_and_takes_no_pod() -> None:
                 "signal": 9,
                 "charged": True,
             }
-            ledger = {"attempt": 2, "charged": 1, "sinceProgress": 1}
-            agents.more = {"attempt": 2, "ledger": ledger, "failure": failure}
+            restarts = {"attempt": 2, "charged": 1, "sinceProgress": 1}
+            agents.more = {"attempt": 2, "restarts": restarts, "failure": failure}
             await until(lambda: any(event["reason"] == "Restarted" for event in server.all("Event")))
-            await until(lambda: agents.targets["digits"]["ledger"]["charged"] == 1)
+            await until(lambda: agents.targets["digits"]["restarts"]["charged"] == 1)
             job = server.find("TrainJob", "digits")
             assert job is not None
             assert job["status"]["restarts"]["charged"] == 1
@@ -227,13 +227,15 @@ async def test_a_finished_job_goes_after_its_time_by_a_permission_of_the_table()
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_it_converges_whatever_goes_wrong_and_keeps_no_ghosts(seed: int) -> None:
-    pace = Timeouts(watch=2.0, inactivity=0.2, resync=1.0, sweep=0.2, first_retry=0.01, longest_retry=0.05)
+    timeouts = Timeouts(
+        watch=2.0, inactivity=0.2, resync=1.0, sweep=0.2, first_retry=0.01, longest_retry=0.05
+    )
     async with FakeApiServer().serve() as server:
         server.page_limit = 3
         havoc = Havoc(server, seed, faults=60)
         kubelet = Kubelet(server, lambda _pod: 0)
         async with (
-            open_controller(server, pace=pace) as cluster,
+            open_controller(server, timeouts=timeouts) as cluster,
             running(kubelet.run()),
         ):
             names = [f"job-{number}" for number in range(6)]
@@ -267,7 +269,7 @@ async def test_a_token_that_is_rotated_stops_nothing(tmp_path: Any) -> None:
         server.tokens = {"one"}
         kubelet = Kubelet(server, lambda _pod: 0)
         async with (
-            open_controller(server, access={"read_token": partial(read_token_file, token)}, pace=QUICK),
+            open_controller(server, access={"read_token": partial(read_token_file, token)}, timeouts=QUICK),
             running(kubelet.run()),
         ):
             server.put(build_job())

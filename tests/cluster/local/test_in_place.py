@@ -103,12 +103,12 @@ async def test_a_killed_process_starts_anew_in_its_pod(tmp_path: Path) -> None:
         assert not set(first) & set(second)
         snapshot = await until(cluster, lambda s: report_of(s).get("attempt") == 2)
         said = report_of(snapshot)
-        assert (said["failure"]["seat"], said["failure"]["reason"], said["failure"]["signal"]) == (
+        assert (said["failure"]["replica"], said["failure"]["reason"], said["failure"]["signal"]) == (
             "worker-1",
             "Killed",
             9,
         )
-        assert said["ledger"]["charged"] == 1
+        assert said["restarts"]["charged"] == 1
         for pid in second:
             os.kill(pid, signal.SIGUSR1)
         for index in range(2):
@@ -132,7 +132,7 @@ signal.pause()
             words = json.loads(state["message"])
             failure = words["failure"]
             assert (words["agent"], words["gaveUp"]) == (1, True)
-            assert (failure["seat"], failure["step"], failure["message"]) == (
+            assert (failure["replica"], failure["step"], failure["message"]) == (
                 "worker-1",
                 30,
                 "ValueError: boom",
@@ -157,7 +157,7 @@ async def test_a_deleted_pod_saves_and_its_successor_meets_the_others(tmp_path: 
         await cluster.create(job.pod(1, 2))
         for name in (job.name(0), job.name(1, 2)):
             assert (await ended(cluster, name))["exitCode"] == 0
-        assert report_of(cluster.snapshot())["ledger"]["charged"] == 0
+        assert report_of(cluster.snapshot())["restarts"]["charged"] == 0
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -149,7 +149,7 @@ async def test_a_pod_deleted_before_its_start_never_runs(tmp_path: Path) -> None
         assert not (tmp_path / "ran").exists()
 
 
-async def test_a_successor_waits_for_the_seat(tmp_path: Path) -> None:
+async def test_a_successor_waits_for_the_old_one_to_end(tmp_path: Path) -> None:
     code = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -51,11 +51,11 @@ async def controller(
     namespace: str,
     kubelet: RealKubelet,
     bundle: Bundle = BUNDLE,
-    pace: Timeouts | None = None,
+    timeouts: Timeouts | None = None,
 ) -> AsyncIterator[None]:
     """The controller of one version, and a kubelet."""
     agents = GhostAgents(lambda: kubelet.pods)
-    async with open_real(access, namespace, asking=agents.asking, pace=pace or Timeouts()) as kube:
+    async with open_real(access, namespace, polling=agents.polling, timeouts=timeouts or Timeouts()) as kube:
         working = Controller(kube, settings=Settings(isolation=Isolation(), bundle=bundle))
         async with running(working.run(), kube.collect_programs(bundle), kubelet.run()):
             yield
@@ -159,7 +159,7 @@ async def test_a_job_of_the_version_before_goes_on_through_the_upgrade(
         await admin.create(PODS if manifest["kind"] == "Pod" else SERVICES, manifest)
     before = set(await sources(admin, namespace))
     kubelet = RealKubelet(admin, namespace, lambda _pod: None)
-    async with controller(access, namespace, kubelet, pace=QUICK):
+    async with controller(access, namespace, kubelet, timeouts=QUICK):
         await reach(admin, namespace, "Running")
         assert set(await sources(admin, namespace)) == before
         assert await replace_a_worker(admin, namespace) == source
@@ -175,10 +175,10 @@ async def test_a_running_job_keeps_its_version_and_both_go_when_nobody_needs_the
     access: Access, admin: ApiClient, namespace: str
 ) -> None:
     kubelet = RealKubelet(admin, namespace, lambda _pod: None)
-    async with controller(access, namespace, kubelet, pace=QUICK):
+    async with controller(access, namespace, kubelet, timeouts=QUICK):
         await admin.create(TRAINJOBS, build_job(namespace=namespace))
         await reach(admin, namespace, "Running")
-    async with controller(access, namespace, kubelet, NEWER, pace=QUICK):
+    async with controller(access, namespace, kubelet, NEWER, timeouts=QUICK):
         replaced = await replace_a_worker(admin, namespace)
         assert replaced is not None
         assert replaced.digest == BUNDLE.digest

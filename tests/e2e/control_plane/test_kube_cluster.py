@@ -285,7 +285,7 @@ async def test_watches_go_on_after_their_time(access: Access, admin: ApiClient, 
     async with open_real(
         access,
         namespace,
-        pace=Timeouts(watch=1.0),
+        timeouts=Timeouts(watch=1.0),
         on_call=lambda call: watches.append(call.resource) if call.verb == "watch" else None,
     ) as kube:
         await kube.synced()

@@ -56,7 +56,7 @@ async def open_controller(
     **options: Any,
 ) -> AsyncIterator[KubeCluster]:
     agents = GhostAgents(lambda: kubelet.pods if kubelet is not None else [])
-    async with open_real(access, namespace, asking=agents.asking, **options) as kube:
+    async with open_real(access, namespace, polling=agents.polling, **options) as kube:
         settings = Settings(isolation=Isolation(), bundle=BUNDLE)
         controller = Controller(kube, workers=8, settings=settings, on_reconciled=on_reconciled)
         async with running(controller.run(), kube.collect_programs(BUNDLE)):
@@ -169,8 +169,10 @@ async def test_the_table_of_permissions_is_what_is_really_asked_for(
         return {(call.group, call.resource, call.verb) for call in calls}
 
     kubelet = RealKubelet(admin, namespace, lambda _pod: 0)
-    pace = Timeouts(collect=0.2)
-    async with open_controller(access, namespace, kubelet=kubelet, on_call=calls.append, pace=pace) as kube:
+    timeouts = Timeouts(collect=0.2)
+    async with open_controller(
+        access, namespace, kubelet=kubelet, on_call=calls.append, timeouts=timeouts
+    ) as kube:
         await admin.create(TRAINJOBS, build_job(namespace=namespace, output={"claim": {"size": "1Gi"}}))
         async with running(kubelet.run()):
             await reach(admin, namespace, {"digits": "Complete"})
@@ -279,7 +281,7 @@ def cached(kube: KubeCluster) -> dict[str, set[tuple[str, str]]]:
 async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
     access: Access, admin: ApiClient, control_plane: Cluster, namespace: str, seed: int
 ) -> None:
-    pace = Timeouts(watch=3.0, inactivity=2.0, resync=2.0, sweep=1.0, first_retry=0.05, longest_retry=0.2)
+    timeouts = Timeouts(watch=3.0, inactivity=2.0, resync=2.0, sweep=1.0, first_retry=0.05, longest_retry=0.2)
     owner = from_kubeconfig(control_plane.kubeconfig)
     # The proxy knows the API server, and speaks with the tokens of those behind it only.
     tls = build_tls(replace(owner, certificate_file=None))
@@ -288,7 +290,9 @@ async def test_it_converges_behind_a_faulty_proxy_and_keeps_no_ghosts(
     async with FaultyProxy(owner.server, tls).serve() as proxy:
         havoc = Havoc(proxy, seed, faults=80)
         async with (
-            open_controller(through(proxy.url, access), namespace, kubelet=kubelet, pace=pace) as kube,
+            open_controller(
+                through(proxy.url, access), namespace, kubelet=kubelet, timeouts=timeouts
+            ) as kube,
             running(kubelet.run()),
         ):
             for name in names:

@@ -234,8 +234,8 @@ def _assert_one_pod_a_replica(pods: list[Manifest], jobs: set[str]) -> None:
         (label["trainjob.dev/job"], label["trainjob.dev/role"], label["trainjob.dev/index"])
         for label in labels
     )
-    seats = (("worker", "0"), ("worker", "1"), ("evaluator", "0"))
-    assert found == Counter((job, *seat) for job in jobs for seat in seats)
+    replicas = (("worker", "0"), ("worker", "1"), ("evaluator", "0"))
+    assert found == Counter((job, *replica) for job in jobs for replica in replicas)
 
 
 FOREIGN_CRD: Manifest = {

@@ -19,7 +19,7 @@ from support.kube.real_pods import describe, script_job, touch, wait_for
 MINUTES = 4
 """Against hanging only."""
 
-SEAT = "example.com/seat"
+SEAT = "example.com/replica"
 """A resource that the test gives the node, one for each worker that there shall be room for."""
 
 RUNNING = "jsonpath={.status.state}=Running"
@@ -84,9 +84,9 @@ def shortage(installed: NodeCluster, restricted_module: str) -> Iterator[None]:
     make_room(installed, node, None)
 
 
-def make_room(cluster: NodeCluster, node: str, seats: int | None) -> None:
-    """Let the node have so many seats, or none and not even the name."""
-    room = {SEAT: None if seats is None else str(seats)}
+def make_room(cluster: NodeCluster, node: str, replicas: int | None) -> None:
+    """Let the node have so many replicas, or none and not even the name."""
+    room = {SEAT: None if replicas is None else str(replicas)}
     status = json.dumps({"status": {"capacity": room, "allocatable": room}})
     cluster.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", status)
 

@@ -127,8 +127,8 @@ def test_agents_are_asked_by_the_replica_at_work(installed: NodeCluster, restric
         "pods", namespace="trainjob-system", selector="app.kubernetes.io/component=controller"
     )
     pages = [_metrics(installed, pod["metadata"]["name"]) for pod in pods["items"]]
-    asking = [page for page in pages if 'trainjob_agent_calls_total{outcome="answered"}' in page]
-    assert [("trainjob_leader 1.0" in page) for page in asking] == [True]
+    leading = [page for page in pages if 'trainjob_agent_calls_total{outcome="answered"}' in page]
+    assert [("trainjob_leader 1.0" in page) for page in leading] == [True]
     finish(installed, restricted)
 
 

@@ -39,7 +39,7 @@ replica = f"{config['task']['type']}-{config['task']['index']}"
 attempt = os.environ.get("TRAINJOB_ATTEMPT", "")
 
 def log_event(**what):
-    line = json.dumps({"seat": replica, "attempt": attempt, "pid": os.getpid(), **what}) + chr(10)
+    line = json.dumps({"replica": replica, "attempt": attempt, "pid": os.getpid(), **what}) + chr(10)
     with open(folder / "events.jsonl", "a") as file:
         file.write(line)
 
@@ -167,14 +167,14 @@ class Job:
         state.mkdir()
         self.termination_log(replica, incarnation).touch()
         agent = {
-            "seat": replica,
+            "replica": replica,
             "incarnation": incarnation,
             "pod": f"job-{replica}-{incarnation}",
             "address": f"127.0.0.1:{self.agent_port[replica]}",
             "leader": f"127.0.0.1:{self.agent_port[self.leader]}",
             "stallTimeoutSeconds": None,
             "warmStandby": False,
-            "ledger": {"attempt": incarnation - 1},
+            "restarts": {"attempt": incarnation - 1},
             **self._settings,
             **settings,
         }
@@ -216,7 +216,7 @@ class Job:
 
     def started(self, attempt: int) -> dict[str, dict[str, Any]]:
         """The starts of an attempt, by replica."""
-        return {e["seat"]: e for e in self.events() if e["attempt"] == str(attempt)}
+        return {e["replica"]: e for e in self.events() if e["attempt"] == str(attempt)}
 
     def wait_started(self, attempt: int, *replicas: str) -> dict[str, dict[str, Any]]:
         wanted = set(replicas or [s for s in self.tf_address if not s.startswith("evaluator")])
@@ -224,7 +224,7 @@ class Job:
         return self.started(attempt)
 
     def kill_child(self, replica: str, number: int = signal.SIGKILL) -> None:
-        os.kill([e for e in self.events() if e["seat"] == replica][-1]["pid"], number)
+        os.kill([e for e in self.events() if e["replica"] == replica][-1]["pid"], number)
 
     def ask(self, replica: str = "", *, token: str = TOKEN, **target: Any) -> dict[str, Any]:
         """Sync as the controller does."""

@@ -77,7 +77,7 @@ class SimulatedAgent:
         kind = message["type"]
         if kind == "start" and self.child in QUIET and message["attempt"] > self.attempt and not self.leaving:
             self.attempt = message["attempt"]
-            self.counts = self.counts.merge(RestartCounts.from_json(message["ledger"]))
+            self.counts = self.counts.merge(RestartCounts.from_json(message["restarts"]))
             self.starts.append(dict(message))
             self.report = None
             self._become(RUNNING)

@@ -32,7 +32,7 @@ def build_report(phase: str = "running", *, attempt: int = 1, step: int = 10, **
         "phaseSeconds": 1.0,
         "attempt": attempt,
         "world": {"worker": 2},
-        "ledger": {"attempt": attempt, "charged": attempt - 1},
+        "restarts": {"attempt": attempt, "charged": attempt - 1},
         "failure": None,
         "members": {
             f"worker-{index}": {
@@ -48,9 +48,15 @@ def build_report(phase: str = "running", *, attempt: int = 1, step: int = 10, **
     }
 
 
-def build_witness(lost: float | None, seat: str = "worker-1") -> Report:
+def build_witness(lost: float | None, replica: str = "worker-1") -> Report:
     """Return what a member says."""
-    return {"type": "report", "role": "member", "seat": seat, "child": "running", "leaderLostSeconds": lost}
+    return {
+        "type": "report",
+        "role": "member",
+        "replica": replica,
+        "child": "running",
+        "leaderLostSeconds": lost,
+    }
 
 
 class FakeAgent:

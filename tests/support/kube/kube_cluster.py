@@ -67,8 +67,8 @@ async def open_kube(
 ) -> AsyncIterator[KubeCluster]:
     """Return a running cluster whose caches may not be filled yet; `feed` tells whether jobs are watched."""
     async with open_client(url, access=access or {}, on_call=on_call) as api:
-        cluster = KubeCluster(api, **{"pace": QUICK, **options})
-        inactivity = options.get("pace", QUICK).inactivity
+        cluster = KubeCluster(api, **{"timeouts": QUICK, **options})
+        inactivity = options.get("timeouts", QUICK).inactivity
         jobs = [feed_jobs(api, cluster, options.get("namespace"), inactivity)] if feed else []
         async with running(cluster.run(), cluster.ask_agents(), *jobs):
             yield cluster

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.kube.apiserver import FakeApiServer
 from trainjob.cluster.agents import AgentUnreachable
-from trainjob.cluster.agents.poller import AgentPace, AgentPolling
+from trainjob.cluster.agents.poller import AgentIntervals, AgentPolling
 
 Manifest = dict[str, Any]
 
@@ -72,9 +72,9 @@ class GhostAgents:
         self.targets: dict[str, Mapping[str, Any]] = {}
 
     @property
-    def asking(self) -> AgentPolling:
+    def polling(self) -> AgentPolling:
         """How they are asked: often."""
-        return AgentPolling(sync=self, pace=AgentPace(steady=0.05, hasty=0.05))
+        return AgentPolling(sync=self, intervals=AgentIntervals(steady=0.05, hasty=0.05))
 
     async def __call__(
         self, host: str, _port: int, _token: str, target: Mapping[str, Any], **_timeout: float
@@ -94,7 +94,7 @@ class GhostAgents:
             "phase": "running" if all(m["state"] != "idle" for m in members.values()) else "meeting",
             "attempt": attempt,
             "world": target["world"],
-            "ledger": {"attempt": attempt},
+            "restarts": {"attempt": attempt},
             "members": members,
             **self.more,
         }

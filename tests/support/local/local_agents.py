@@ -31,7 +31,7 @@ place = json.loads(os.environ["TRAINJOB_AGENT"])
 token = pathlib.Path(os.environ["BUNDLE"], "token").read_bytes()
 host, port = place["address"].split(":")
 server = socket.create_server((host, int(port)))
-print("agent of", place["seat"], "listens", flush=True)
+print("agent of", place["replica"], "listens", flush=True)
 while True:
     client, _ = server.accept()
     nonce = os.urandom(32)
@@ -41,9 +41,9 @@ while True:
     assert body[:32] == tag(key, b"C", body[32:])
     order = json.loads(body[32:])["order"]
     heard = json.dumps({"order": order, "by": place["pod"]})  # in a text that is kept of a report
-    failure = {"seat": place["seat"], "reason": "Heard", "message": heard}
+    failure = {"replica": place["replica"], "reason": "Heard", "message": heard}
     report = {"type": "report", "phase": "running", "failure": failure, "members": {}}
-    report["ledger"] = {"charged": order.get("maxRestarts", 0)}
+    report["restarts"] = {"charged": order.get("maxRestarts", 0)}
     payload = json.dumps(report).encode()
     client.sendall((32 + len(payload)).to_bytes(4, "big") + tag(key, b"S", payload) + payload)
     client.close()
@@ -70,12 +70,12 @@ def build_agent_pod(
     **changes: Any,
 ) -> dict[str, Any]:
     """Return a pod of a job that restarts in place; by default it runs the small agent."""
-    seat, name = f"{role}-{index}", f"digits-{role}-{index}-{incarnation:08x}"
+    replica, name = f"{role}-{index}", f"digits-{role}-{index}-{incarnation:08x}"
     place = {
-        "seat": seat,
+        "replica": replica,
         "incarnation": incarnation,
         "pod": name,
-        "address": f"digits-{seat}.digits.default.svc:2223",
+        "address": f"digits-{replica}.digits.default.svc:2223",
         "leader": "digits-worker-0.digits.default.svc:2223",
     }
     env = [

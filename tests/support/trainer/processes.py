@@ -93,7 +93,7 @@ class Process:
             os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED)
 
 
-class Gang:
+class WorkerGroup:
     """Workers and perhaps an evaluator, running one script; a context manager that leaves nobody behind."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Gang:
             self._cluster["evaluator"] = [f"127.0.0.1:{ports[workers]}"]
         self.processes: dict[str, Process] = {}
 
-    def __enter__(self) -> Gang:
+    def __enter__(self) -> WorkerGroup:
         for role, addresses in self._cluster.items():
             for index in range(len(addresses)):
                 self._start(role, index)

@@ -14,7 +14,7 @@ from support.world.world import World
 class Agents:
     """Agents that start training once all are there, restart it in place, and tell the controller.
 
-    `failure` started the latest restart. Training goes on without a pod for the seats `away`; the leading
+    `failure` started the latest restart. Training goes on without a pod for the replicas `away`; the leading
     agent can't reach those `lost`, for so many seconds.
     """
 
@@ -40,22 +40,24 @@ class Agents:
         self.phase = "running"
         self.tell()
 
-    def fail(self, seat: str, *, code: int = 1, message: str = "", charged: bool = True, **more: Any) -> None:
+    def fail(
+        self, replica: str, *, code: int = 1, message: str = "", charged: bool = True, **more: Any
+    ) -> None:
         """A training process ends badly, and all are stopped to meet again."""
         self.phase = "meeting"
-        self._count(seat, code=code, message=message, charged=charged, **more)
+        self._count(replica, code=code, message=message, charged=charged, **more)
 
-    def fail_alone(self, seat: str, *, code: int = 1, message: str = "", **more: Any) -> None:
+    def fail_alone(self, replica: str, *, code: int = 1, message: str = "", **more: Any) -> None:
         """A worker's training process ends badly, and is started again while the others train on."""
         self.attempt += 1
-        self._count(seat, code=code, message=message, charged=True, alone=True, **more)
+        self._count(replica, code=code, message=message, charged=True, alone=True, **more)
 
-    def _count(self, seat: str, *, code: int, message: str, charged: bool, **more: Any) -> None:
+    def _count(self, replica: str, *, code: int, message: str, charged: bool, **more: Any) -> None:
         self.charged += int(charged)
         self.uncharged += int(not charged)
         self.failure = {
-            "seat": seat,
-            "pod": self._pod_of(seat)["metadata"]["name"],
+            "replica": replica,
+            "pod": self._pod_of(replica)["metadata"]["name"],
             "reason": "Crashed",
             "exitCode": code,
             "message": message,
@@ -64,13 +66,13 @@ class Agents:
         }
         self.tell()
 
-    def report(self, seat: str, **report: Any) -> None:
-        self.reports[seat] = report
+    def report(self, replica: str, **report: Any) -> None:
+        self.reports[replica] = report
         self.tell()
 
     def tell(self) -> None:
         """The leading agent answers the controller."""
-        members = {_seat(pod): self._member(pod) for pod in self._pods()}
+        members = {_replica(pod): self._member(pod) for pod in self._pods()}
         self.world.cluster.answer(
             self.world.key,
             {
@@ -79,7 +81,7 @@ class Agents:
                 "phase": self.phase,
                 "attempt": self.attempt,
                 "world": dict(Counter(s.rpartition("-")[0] for s in self._trainees(members))),
-                "ledger": self.ledger,
+                "restarts": self.restarts,
                 "failure": self.failure,
                 "members": members,
                 "unreachableSeconds": self.unreachable,
@@ -89,34 +91,34 @@ class Agents:
 
     def _trainees(self, members: Collection[str]) -> list[str]:
         """Those of the attempt: beside parameter servers a worker that is away still belongs to it."""
-        if self.phase != "running" or not any(seat.startswith("ps-") for seat in members):
+        if self.phase != "running" or not any(replica.startswith("ps-") for replica in members):
             return sorted(set(members) - self.without)
         return sorted({*members, *self.away} - self.without)
 
     def words(self, *, gave_up: bool = True) -> dict[str, Any]:
         """What every agent leaves behind when all have given up."""
-        return {"agent": 1, "gaveUp": gave_up, "failure": self.failure, "ledger": self.ledger}
+        return {"agent": 1, "gaveUp": gave_up, "failure": self.failure, "restarts": self.restarts}
 
     @property
-    def ledger(self) -> dict[str, int]:
+    def restarts(self) -> dict[str, int]:
         """What they know of restarts."""
         counts = {"charged": self.charged, "uncharged": self.uncharged, "refunded": self.refunded}
         return {"attempt": self.attempt, **counts}
 
     def _member(self, pod: dict[str, Any]) -> dict[str, Any]:
-        seat = _seat(pod)
-        trains = self.phase == "running" and seat not in self.without
-        state = "lost" if seat in self.lost else "running" if trains else "idle"
+        replica = _replica(pod)
+        trains = self.phase == "running" and replica not in self.without
+        state = "lost" if replica in self.lost else "running" if trains else "idle"
         return {
             "pod": pod["metadata"]["name"],
             "incarnation": int(pod["metadata"]["labels"]["trainjob.dev/incarnation"]),
             "state": state,
-            "seconds": self.lost.get(seat, 1.0),
-            "report": self.reports.get(seat),
+            "seconds": self.lost.get(replica, 1.0),
+            "report": self.reports.get(replica),
         }
 
-    def _pod_of(self, seat: str) -> dict[str, Any]:
-        role, _, index = seat.rpartition("-")
+    def _pod_of(self, replica: str) -> dict[str, Any]:
+        role, _, index = replica.rpartition("-")
         return self.world.pod(role, int(index))
 
     def _pods(self) -> list[dict[str, Any]]:
@@ -124,7 +126,7 @@ class Agents:
         return [p for p in pods if p["metadata"]["labels"]["trainjob.dev/role"] != "evaluator"]
 
 
-def _seat(pod: dict[str, Any]) -> str:
+def _replica(pod: dict[str, Any]) -> str:
     labels = pod["metadata"]["labels"]
     return f"{labels['trainjob.dev/role']}-{labels['trainjob.dev/index']}"
 

@@ -34,5 +34,5 @@ def build_job(
 
 
 def build_plain_job(**changes: Any) -> dict[str, Any]:
-    """Return a job without agents: its gang is restarted as a whole, by the controller."""
+    """Return a job without agents: its worker group is restarted as a whole, by the controller."""
     return build_job(**{"restartStrategy": "Recreate", **changes})

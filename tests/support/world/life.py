@@ -100,7 +100,7 @@ class Life:
         agents = self.agents
         assert agents is not None
         target = self.world.cluster.targets.get(self.world.key) or {}
-        agents.charged = max(agents.charged, target.get("ledger", {}).get("charged", 0))
+        agents.charged = max(agents.charged, target.get("restarts", {}).get("charged", 0))
         trainees = [p for p in self.training if p["metadata"]["labels"].get(LIVE)]
         running = [p for p in trainees if p["status"]["phase"] == "Running"]
         if thing == "meet" and running and len(running) == len(trainees):
@@ -122,12 +122,12 @@ class Life:
 
     def fail_child(self, agents: Agents, pod: dict[str, Any]) -> None:
         """A training process crashes; the agents start all anew, or give up."""
-        seat = f"worker-{pod['metadata']['labels']['trainjob.dev/index']}"
+        replica = f"worker-{pod['metadata']['labels']['trainjob.dev/index']}"
         if agents.charged < MAX_RESTARTS:
-            agents.fail(seat, message="ValueError: boom")
+            agents.fail(replica, message="ValueError: boom")
             return
         spent = agents.charged
-        agents.fail(seat, message="ValueError: boom")
+        agents.fail(replica, message="ValueError: boom")
         agents.charged = spent
         for each in self.training:
             if each["status"]["phase"] == "Running":
@@ -189,14 +189,14 @@ class Life:
         """The rules that hold at every moment."""
         world = self.world
         status, live = world.status, [p for p in world.pods if p["metadata"]["labels"].get(LIVE)]
-        assert _most_in_one_seat(live) <= 1, "two live pods in one seat"
+        assert _most_of_one_replica(live) <= 1, "two live pods in one replica"
         able_to_run = [
             p
             for p in self.training
             if p["status"]["phase"] in ("Pending", "Running")
             and (self.agents is None or not self.is_overdue(p))
         ]
-        assert _most_in_one_seat(able_to_run) <= 1, "two worker processes in one seat"
+        assert _most_of_one_replica(able_to_run) <= 1, "two worker processes in one replica"
         assert used(status.restarts) <= MAX_RESTARTS
         assert {each.replica for each in status.stragglers} <= set(status.stragglers_told)
         if self.terminal is not None:
@@ -236,10 +236,10 @@ class Life:
         raise AssertionError(f"never ended: {self.world.status.state}: {self.world.status.message}")
 
 
-def _most_in_one_seat(pods: list[dict[str, Any]]) -> int:
+def _most_of_one_replica(pods: list[dict[str, Any]]) -> int:
     labels = [p["metadata"]["labels"] for p in pods]
-    seats = Counter((each["trainjob.dev/role"], each["trainjob.dev/index"]) for each in labels)
-    return max(seats.values(), default=0)
+    replicas = Counter((each["trainjob.dev/role"], each["trainjob.dev/index"]) for each in labels)
+    return max(replicas.values(), default=0)
 
 
 async def live(schedule: Schedule, *, in_place: bool) -> Life:

@@ -65,14 +65,14 @@ class World:
         return self.cluster.pods(self.key)
 
     def pod(self, role: str, index: int = 0) -> dict[str, Any]:
-        """The newest pod of a seat."""
-        found = [p for p in self.pods if _seat(p) == (role, index)]
+        """The newest pod of a replica."""
+        found = [p for p in self.pods if _replica(p) == (role, index)]
         return max(found, key=lambda p: int(p["metadata"]["labels"][LABEL_INCARNATION]))
 
     def each(self, change: Callable[[dict[str, Any]], None], role: str | None = None) -> None:
         """Do something to every pod (of a role)."""
         for pod in self.pods:
-            if role is None or _seat(pod)[0] == role:
+            if role is None or _replica(pod)[0] == role:
                 change(pod)
 
     def edit(self, **spec: Any) -> None:
@@ -98,6 +98,6 @@ class World:
         return self
 
 
-def _seat(pod: dict[str, Any]) -> tuple[str, int]:
+def _replica(pod: dict[str, Any]) -> tuple[str, int]:
     labels = pod["metadata"]["labels"]
     return labels[LABEL_ROLE], int(labels[LABEL_INDEX])

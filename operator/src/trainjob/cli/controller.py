@@ -205,7 +205,7 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         host=host,
         port=port,
         workers=options["workers"],
-        pace=Timeouts(inactivity=options["watch_silence"]),
+        timeouts=Timeouts(inactivity=options["watch_silence"]),
         plan=Settings(
             isolation=Isolation(own_namespace, options["extra_ingress"])
             if options["network_policy"]

@@ -247,7 +247,7 @@ class JobWatch:
         access: the API server.
         take: called with every event.
         namespace: the namespace to watch; None for all.
-        pace: how long a watch may be silent, and the waits before it is restarted.
+        timeouts: how long a watch may be silent, and the waits before it is restarted.
         is_served: returns when TrainJobs can be listed, else raises; kopf looks for them only at its start.
         on_call: called for every request.
         on_restart: called before every start but the first.
@@ -260,7 +260,7 @@ class JobWatch:
         take: Take,
         *,
         namespace: str | None,
-        pace: Timeouts,
+        timeouts: Timeouts,
         is_served: Callable[[], Awaitable[object]],
         on_call: Callable[[Call], None],
         on_restart: Callable[[], None],
@@ -269,14 +269,14 @@ class JobWatch:
         self._access = access
         self._take = take
         self._namespace = namespace
-        self._pace = pace
+        self._timeouts = timeouts
         self._is_served = is_served
         self._on_call = on_call
         self._on_restart = on_restart
         self._on_started = on_started
         self._heard_at = float("-inf")
         # Without events, only the end of one request and the start of the next are noticed.
-        self.patience_seconds = SERVER_SECONDS + 2 * pace.inactivity
+        self.patience_seconds = SERVER_SECONDS + 2 * timeouts.inactivity
 
     def silent_seconds(self) -> float:
         """Return the seconds since the latest event, response, failed request or restart."""
@@ -284,7 +284,7 @@ class JobWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        backoff = Backoff(self._pace.first_retry, self._pace.longest_retry)
+        backoff = Backoff(self._timeouts.first_retry, self._timeouts.longest_retry)
         time = asyncio.get_running_loop().time
         while True:
             began = time()
@@ -301,7 +301,7 @@ class JobWatch:
 
     async def _run_kopf(self) -> None:
         login = Login(self._access, self._hear_call)
-        registry = build_registry(self._hear_event, login, silence_seconds=self._pace.inactivity)
+        registry = build_registry(self._hear_event, login, silence_seconds=self._timeouts.inactivity)
         tasks = await kopf.spawn_tasks(
             registry=registry,
             standalone=True,

@@ -162,8 +162,8 @@ class Operator:
             self._api,
             namespace=settings.namespace,
             on_restart=self._metrics.count_restart,
-            pace=settings.pace,
-            asking=AgentPolling(token_of=self._token_of, on_call=self._metrics.count_agent_call),
+            timeouts=settings.timeouts,
+            polling=AgentPolling(token_of=self._token_of, on_call=self._metrics.count_agent_call),
         )
         self._bundle: Bundle | None = None
         self._is_equipped = asyncio.Event()
@@ -171,7 +171,7 @@ class Operator:
             settings.access,
             self._cluster.take_job_event,
             namespace=settings.namespace,
-            pace=settings.pace,
+            timeouts=settings.timeouts,
             is_served=self._is_served,
             on_call=self._metrics.count_call,
             on_restart=lambda: self._metrics.count_restart(TRAINJOBS.plural),
@@ -270,7 +270,7 @@ class Operator:
         await self._api.list(TRAINJOBS, self._settings.namespace, limit=1, metadata_only=True)
 
     def _check_alive(self) -> list[Check]:
-        patience = 3 * self._settings.pace.inactivity
+        patience = 3 * self._settings.timeouts.inactivity
         silent = self._cluster.health().silent
         return [
             *(check_watch(resource, seconds, patience) for resource, seconds in silent.items()),

@@ -78,7 +78,7 @@ class OperatorSettings:
         host: the address to serve health and metrics on.
         port: its port; 0 for any free one.
         workers: how many jobs are reconciled concurrently.
-        pace: the intervals and timeouts of the caches.
+        timeouts: the intervals and timeouts of the caches.
         plan: the settings for every job; the agent bundle is added later.
     """
 
@@ -90,5 +90,5 @@ class OperatorSettings:
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet and Prometheus come from other machines
     port: int = 8080
     workers: int = 16
-    pace: Timeouts = field(default_factory=Timeouts)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     plan: Settings = field(default_factory=Settings)

@@ -247,7 +247,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
         "incarnations": _incarnations(observed, status),
         "maxRestarts": spec.max_restarts,
         "stallTimeoutSeconds": spec.stall_timeout_seconds,
-        "ledger": restart_counts(observed.attempt - 1, status.restarts),
+        "restarts": restart_counts(observed.attempt - 1, status.restarts),
     }
 
 

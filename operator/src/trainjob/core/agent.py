@@ -218,7 +218,7 @@ def agent_environment(
     """Return the agent's environment variables: its replica, its settings and the restarts so far."""
     grace = pod_spec.get("terminationGracePeriodSeconds")
     place = {
-        "seat": replica.name,
+        "replica": replica.name,
         "incarnation": incarnation,
         "pod": pod_name(job.metadata.name, job.metadata.uid, replica, incarnation),
         "address": f"{host(job, replica)}:{AGENT_PORT}",
@@ -228,7 +228,7 @@ def agent_environment(
         "warmStandby": job.spec.warm_standby,
         "graceSeconds": DEFAULT_GRACE_SECONDS if grace is None else grace,
         # The agents count this start and later restarts themselves.
-        "ledger": restart_counts(min(job.status.attempt or 0, incarnation - 1), job.status.restarts),
+        "restarts": restart_counts(min(job.status.attempt or 0, incarnation - 1), job.status.restarts),
         **({"tokenDigest": token_digest} if token_digest else {}),
     }
     return {"TRAINJOB_AGENT": json.dumps(place, separators=(",", ":")), "TRAINJOB_STATE_DIR": STATE_FOLDER}

@@ -267,7 +267,7 @@ class ChildFailure(Lenient):
         alone: only this process restarts, while the others continue training.
     """
 
-    replica: Annotated[Replica, PlainValidator(read_replica), Kept(text)] = Field(alias="seat")
+    replica: Annotated[Replica, PlainValidator(read_replica), Kept(text)]
     pod: Text = ""
     incarnation: Int = None
     attempt: Int = None
@@ -340,16 +340,16 @@ class SentReport(Lenient):
     phase_seconds: Finite = None
     leader_lost_seconds: Finite = None
     beat_age: Finite = None
-    seat: Text = ""
+    replica: Text = ""
     pod: Text = ""
     attempt: Int = None
     incarnation: Int = None
     stopped: Annotated[Flag, _BOOL] = False
     report: Annotated[Report | None, _OBJECT] = None
     world: Annotated[Mapping[str, int], PlainValidator(_world)] = Field(default_factory=dict)
-    failure: Annotated[ChildFailure | None, _if_readable("seat", read_replica)] = None
+    failure: Annotated[ChildFailure | None, _if_readable("replica", read_replica)] = None
     restart_counts: Annotated[RestartCounts, BeforeValidator(mapping)] = Field(
-        default_factory=RestartCounts, alias="ledger"
+        default_factory=RestartCounts, alias="restarts"
     )
 
 

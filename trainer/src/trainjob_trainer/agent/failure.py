@@ -118,7 +118,7 @@ class Failure:
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         return {
-            "seat": self.replica,
+            "replica": self.replica,
             "pod": self.pod,
             "incarnation": self.incarnation,
             "attempt": self.attempt,
@@ -139,7 +139,7 @@ class Failure:
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:
         """Read a failure leniently, so that a malformed one never breaks the reader."""
         failure = cls(
-            replica=str(raw.get("seat", "")),
+            replica=str(raw.get("replica", "")),
             pod=str(raw.get("pod", "")),
             incarnation=_integer(raw.get("incarnation")) or 0,
             attempt=_integer(raw.get("attempt")) or 0,

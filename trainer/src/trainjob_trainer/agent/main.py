@@ -158,7 +158,7 @@ class LeaderLink:
         """Return the longest silence of the leading agent in seconds; raise WireError if it refuses."""
         if message.get("type") == "end":
             self._handle(message)
-            raise WireError("it sends this seat's agent away")
+            raise WireError("it sends this replica's agent away")
         incarnation, policy = message.get("incarnation"), message.get("policy")
         if (
             message.get("type") != "welcome"
@@ -254,10 +254,10 @@ class _Following:
             **agent.beat(),
             "type": "report",
             "role": "member",
-            "seat": settings.replica,
+            "replica": settings.replica,
             "pod": settings.pod,
             "incarnation": settings.incarnation,
-            "ledger": agent.counts.to_json(),
+            "restarts": agent.counts.to_json(),
             "leaderLostSeconds": self._link.lost_seconds,
         }
 

@@ -177,7 +177,13 @@ def start(
 ) -> dict[str, Any]:
     """Return the message that starts training; only the highest `generation` may write the output."""
     known = counts.to_json()
-    return {"type": "start", "attempt": attempt, "epoch": generation, "tfConfig": tf_config, "ledger": known}
+    return {
+        "type": "start",
+        "attempt": attempt,
+        "epoch": generation,
+        "tfConfig": tf_config,
+        "restarts": known,
+    }
 
 
 def stop(attempt: int, *, graceful: bool, stacks: bool = False) -> dict[str, Any]:
@@ -188,7 +194,7 @@ def stop(attempt: int, *, graceful: bool, stacks: bool = False) -> dict[str, Any
 def end(code: int, verdict: str, failure: Failure | None, counts: RestartCounts) -> dict[str, Any]:
     """Return the message that ends an agent; the verdict is `finished`, `failed` or `dismissed`."""
     cause = failure.to_json() if failure else None
-    return {"type": "end", "code": code, "verdict": verdict, "failure": cause, "ledger": counts.to_json()}
+    return {"type": "end", "code": code, "verdict": verdict, "failure": cause, "restarts": counts.to_json()}
 
 
 def farewell(pod: str, failure: Failure | None, counts: RestartCounts) -> dict[str, Any]:
@@ -224,9 +230,9 @@ def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
 
 def read_join(link: int, raw: Mapping[str, Any]) -> Join:
     """Return a member's first message."""
-    replica = _text(raw, "seat")
+    replica = _text(raw, "replica")
     if split_replica(replica) is None:
-        raise MalformedMessage(f"join: no seat is called {replica[:40]!r}")
+        raise MalformedMessage(f"join: no replica is called {replica[:40]!r}")
     return Join(
         link,
         replica,
@@ -235,7 +241,7 @@ def read_join(link: int, raw: Mapping[str, Any]) -> Join:
         _text(raw, "address"),
         _child(raw),
         _integer(raw, "attempt"),
-        RestartCounts.from_json(raw.get("ledger")),
+        RestartCounts.from_json(raw.get("restarts")),
     )
 
 
@@ -252,7 +258,7 @@ def read_target(raw: object) -> Target:
         incarnations=_counts(raw, "incarnations"),
         max_restarts=restarts if _is_int(restarts) else None,
         stall_timeout=_seconds(limit),
-        counts=RestartCounts.from_json(raw.get("ledger")),
+        counts=RestartCounts.from_json(raw.get("restarts")),
         lease=_integer(raw, "lease") if "lease" in raw else 0,
         generation=_integer(raw, "generation") if "generation" in raw else 0,
     )

@@ -98,13 +98,13 @@ class ReplicaAgent:
         port = settings.tf_port
         return {
             "type": "join",
-            "seat": settings.replica,
+            "replica": settings.replica,
             "incarnation": settings.incarnation,
             "pod": settings.pod,
             "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "child": self.state,
             "attempt": self.attempt,
-            "ledger": self.counts.to_json(),
+            "restarts": self.counts.to_json(),
         }
 
     def beat(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class ReplicaAgent:
         if self.state not in QUIET or message["attempt"] <= self.attempt or self.is_leaving:
             return
         self.attempt, self._stack = message["attempt"], ""
-        self.counts = self.counts.merge(RestartCounts.from_json(message.get("ledger")))
+        self.counts = self.counts.merge(RestartCounts.from_json(message.get("restarts")))
         log(f"attempt {self.attempt} starts")
         self._become(RUNNING)
         self.child.start(
@@ -198,7 +198,7 @@ class ReplicaAgent:
             await self.child.stop(patience)
 
     async def _end(self, message: Mapping[str, Any]) -> None:
-        self.counts = self.counts.merge(RestartCounts.from_json(message.get("ledger")))
+        self.counts = self.counts.merge(RestartCounts.from_json(message.get("restarts")))
         failure = message.get("failure")
         cause = Failure.from_json(failure) if isinstance(failure, Mapping) else None
         if self.state not in QUIET:

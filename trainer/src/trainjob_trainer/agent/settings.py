@@ -105,9 +105,11 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
     if not command:
         raise InvalidSettings("no command to run: write it after `--`")
     raw = _object(env, VARIABLE)
-    name = _text(raw, "seat")
+    name = _text(raw, "replica")
     if split_replica(name) is None:
-        raise InvalidSettings(f"{VARIABLE}.seat: must be a role and an index, such as worker-0, got {name!r}")
+        raise InvalidSettings(
+            f"{VARIABLE}.replica: must be a role and an index, such as worker-0, got {name!r}"
+        )
     policy = raw.get("policy", {})
     log = env.get("TRAINJOB_TERMINATION_LOG")
     return Settings(
@@ -122,7 +124,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
         stall_timeout=_number(raw, "stallTimeoutSeconds") if raw.get("stallTimeoutSeconds") else None,
         warm_standby=raw.get("warmStandby") is True,
         grace=_number(raw, "graceSeconds", 30),
-        counts=RestartCounts.from_json(raw.get("ledger")),
+        counts=RestartCounts.from_json(raw.get("restarts")),
         cluster=_cluster(env),
         token=_token(bundle / "token", raw.get("tokenDigest")),
         pod_ip=env.get("TRAINJOB_POD_IP", ""),

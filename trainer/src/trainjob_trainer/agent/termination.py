@@ -29,7 +29,7 @@ def write_termination(
     """Write the message to `terminationMessagePath`, which exists only in a container. Never raises."""
     with contextlib.suppress(OSError):
         if path is not None and path.is_file():
-            message = {"agent": 1, "gaveUp": gave_up, "failure": failure, "ledger": counts}
+            message = {"agent": 1, "gaveUp": gave_up, "failure": failure, "restarts": counts}
             # In place: the kubelet's file is a mount.
             path.write_text(termination_message(message, report), encoding="ascii")
 

@@ -367,7 +367,7 @@ def build_report(group: WorkerGroup, now: float, *, whole: bool = True) -> dict[
         "phaseSeconds": round(now - group.since, 3),
         "attempt": group.attempt.number if group.attempt else 0,
         "world": count_roles(active),
-        "ledger": group.budget.counts.to_json(),
+        "restarts": group.budget.counts.to_json(),
         "failure": group.failure.to_json() if group.failure else None,
         "members": {
             name: _describe(

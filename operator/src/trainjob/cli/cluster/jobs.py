@@ -82,17 +82,19 @@ async def _listed(api: ApiClient, scope: Scope) -> list[dict[str, Any]] | None:
 # Following objects, through dropped connections, expired versions and restarts of the API server.
 
 
-FOLLOW_PACE = Timeouts(longest_retry=10.0)
+FOLLOW_TIMEOUTS = Timeouts(longest_retry=10.0)
 
 
-async def follow(api: ApiClient, scope: Scope, pace: Timeouts = FOLLOW_PACE) -> AsyncGenerator[Change]:
+async def follow(
+    api: ApiClient, scope: Scope, timeouts: Timeouts = FOLLOW_TIMEOUTS
+) -> AsyncGenerator[Change]:
     """Yield the existing objects, then their changes, and the failures that people should know of.
 
     Raises:
         ClusterError: permanently: no permission, or no such resource.
     """
     known: dict[str, Manifest] = {}
-    async with aclosing(informer.follow(api, scope, pace)) as changes:
+    async with aclosing(informer.follow(api, scope, timeouts)) as changes:
         async for change in changes:
             match change:
                 case Seen(item):

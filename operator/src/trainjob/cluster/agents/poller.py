@@ -135,7 +135,7 @@ class Sync(Protocol):
 
 
 @dataclass(frozen=True)
-class AgentPace:
+class AgentIntervals:
     """Intervals and timeouts of the calls to agents, in seconds.
 
     Attributes:
@@ -186,7 +186,7 @@ class AgentPolling:
         address_of: returns where the agent of a running pod listens, or None if none does.
         on_call: called after every call, with its outcome and seconds.
         sync: makes one call.
-        pace: intervals and timeouts.
+        intervals: intervals and timeouts.
         refusal: the log message of a refused call, with the fields `key`, `host` and `error`.
     """
 
@@ -194,7 +194,7 @@ class AgentPolling:
     address_of: AddressOf = pod_address
     on_call: Callable[[Outcome, float], None] = lambda _outcome, _seconds: None
     sync: Sync = sync
-    pace: AgentPace = field(default_factory=AgentPace)
+    intervals: AgentIntervals = field(default_factory=AgentIntervals)
     refusal: str = "%(key)s: the agent at %(host)s can't be spoken to: %(error)s"
 
 
@@ -213,7 +213,7 @@ class _Watched:
         called_at: when its agent was called last.
         is_due: whether its agent is called next without the usual wait.
         hasty_until: until when its agent is called more often.
-        credit: how many calls may come early; see `AgentPace.hasty_calls`.
+        credit: how many calls may come early; see `AgentIntervals.hasty_calls`.
         credited_at: when `credit` was last updated.
         spread: factor on the time between two calls, so that jobs don't stay in step.
         changed: set when the next call may be due earlier.
@@ -256,7 +256,7 @@ class AgentPoller:
         self._pods_of = pods_of
         self._changed = changed
         self._polling = polling
-        self._pace = polling.pace
+        self._intervals = polling.intervals
         self._watched: dict[JobKey, _Watched] = {}
         self._slots = FairSlots(CALLS, CALLS // 2)
         self._doubtful = FairSlots(DOUBTFUL_CALLS, DOUBTFUL_CALLS // 2)
@@ -272,7 +272,7 @@ class AgentPoller:
         if target is None or uid is None:
             return
         if watched is None:
-            watched = self._watched[key] = _Watched(uid, target, AgentRecord(self._pace.figures))
+            watched = self._watched[key] = _Watched(uid, target, AgentRecord(self._intervals.figures))
             self._start(key, watched)
         elif watched.target != target:
             watched.target = target
@@ -285,7 +285,7 @@ class AgentPoller:
         """Poll more often for a while: the job's pods or its agent target have changed."""
         watched = self._watched.get(key)
         if watched is not None:
-            watched.hasty_until = _time() + self._pace.hasty_for
+            watched.hasty_until = _time() + self._intervals.hasty_for
             watched.changed.set()
 
     def agent_report(self, key: JobKey) -> dict[str, Any] | None:
@@ -318,7 +318,7 @@ class AgentPoller:
                 watched.changed.clear()
                 await happens_within(watched.changed, wait)
                 continue
-            if _time() - watched.called_at < self._pace.steady:
+            if _time() - watched.called_at < self._intervals.steady:
                 watched.credit -= 1
             watched.called_at, watched.is_due = _time(), False
             watched.spread = 1 + random.random() / 10  # noqa: S311 - spreads load, no secret
@@ -330,14 +330,14 @@ class AgentPoller:
             del self._watched[key]  # the job is gone
 
     def _wait(self, watched: _Watched) -> float:
-        now, pace = _time(), self._pace
-        earned = (now - watched.credited_at) / pace.steady if pace.steady else math.inf
-        watched.credit, watched.credited_at = min(watched.credit + earned, pace.hasty_calls), now
+        now, intervals = _time(), self._intervals
+        earned = (now - watched.credited_at) / intervals.steady if intervals.steady else math.inf
+        watched.credit, watched.credited_at = min(watched.credit + earned, intervals.hasty_calls), now
         may_haste = watched.credit >= 1
         if watched.is_due and may_haste:
             return 0.0
-        silent = min(watched.record.silent_seconds(now), now - (watched.hasty_until - pace.hasty_for))
-        seconds = pace.wait(is_hasty=may_haste and now < watched.hasty_until, silent=silent)
+        silent = min(watched.record.silent_seconds(now), now - (watched.hasty_until - intervals.hasty_for))
+        seconds = intervals.wait(is_hasty=may_haste and now < watched.hasty_until, silent=silent)
         return watched.called_at + seconds * watched.spread - now
 
     async def _poll(self, key: JobKey, watched: _Watched) -> None:
@@ -353,7 +353,7 @@ class AgentPoller:
         report = await self._call(key, watched, agents.leader, replicas, largest)
         if report is not None:
             record.hear(report, _time())
-        elif record.miss(agents.leader.pod, _time()) >= self._pace.witness:
+        elif record.miss(agents.leader.pod, _time()) >= self._intervals.witness:
             witnesses = agents.others[:WITNESSES]
             calls = (self._call(key, watched, agent, replicas, largest) for agent in witnesses)
             record.testify([said for said in await asyncio.gather(*calls) if said is not None])
@@ -375,7 +375,7 @@ class AgentPoller:
                     agent.port,
                     polling.token_of(watched.uid),
                     watched.target,
-                    timeout=self._pace.timeout,
+                    timeout=self._intervals.timeout,
                     largest=largest,
                 )
             except AgentUnreachable as error:
@@ -398,7 +398,7 @@ class AgentPoller:
             await asyncio.sleep(self._next_call - now)
 
     def _log_refusal(self, key: JobKey, watched: _Watched, agent: AgentAddress, error: AgentRefused) -> None:
-        counts = watched.record.silent_seconds(_time()) >= self._pace.refused
+        counts = watched.record.silent_seconds(_time()) >= self._intervals.refused
         watched.refusals += counts
         log = _log.warning if counts and watched.refusals == 2 else _log.debug
         log(self._polling.refusal, {"key": key, "host": agent.host, "error": error})

@@ -11,7 +11,7 @@ from trainjob.core.agent_reports import finite, mapping
 Report = Mapping[str, Any]
 """An agent report; its keys are in `docs/contract.md`."""
 
-_DECISIVE = ("phase", "attempt", "world", "failure", "ledger")
+_DECISIVE = ("phase", "attempt", "world", "failure", "restarts")
 _STATE = ("pod", "incarnation", "state")
 
 

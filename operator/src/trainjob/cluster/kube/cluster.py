@@ -104,8 +104,8 @@ class KubeCluster:
         namespace: of the jobs; None for every namespace.
         on_restart: called with a resource's plural whenever its list or watch failed.
         clock: returns the time, with time zone.
-        pace: intervals and timeouts.
-        asking: how the jobs' agents are polled.
+        timeouts: intervals and timeouts.
+        polling: how the jobs' agents are polled.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class KubeCluster:
         namespace: str | None = None,
         on_restart: Callable[[str], None] = lambda _resource: None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        pace: Timeouts | None = None,
-        asking: AgentPolling | None = None,
+        timeouts: Timeouts | None = None,
+        polling: AgentPolling | None = None,
     ) -> None:
-        pace = pace or Timeouts()
+        timeouts = timeouts or Timeouts()
         self._api = api
         self._watchers: list[Callable[[JobKey], None]] = []
-        self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=pace.sweep)
-        self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, asking or AgentPolling())
+        self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=timeouts.sweep)
+        self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, polling or AgentPolling())
         self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS if r != PODS}
         self._stores[PODS] = Store(_job_of_label, self._take_pod_change)
         self._programs = AgentPrograms(api, namespace, self.jobs, self._stores[PODS].items)
-        self._collect_seconds = pace.collect
+        self._collect_seconds = timeouts.collect
         self._unlabeled = UnlabeledObjects(_time)
         self._writes = FairSlots(WRITES, NAMESPACE_WRITES)
         self._events = EventSender(api, clock)
@@ -136,7 +136,7 @@ class KubeCluster:
                 Scope(resource, namespace, LABEL_JOB),
                 store,
                 restarted=partial(on_restart, resource.plural),
-                pace=pace,
+                timeouts=timeouts,
             )
             for resource, store in self._stores.items()
         }

@@ -238,14 +238,14 @@ FAILURES_BEFORE_LIST = 3
 """In a row: the API server may fail to continue from the requested version without reporting that."""
 
 
-async def follow(api: ApiClient, scope: Scope, pace: Timeouts) -> AsyncGenerator[Change]:
+async def follow(api: ApiClient, scope: Scope, timeouts: Timeouts) -> AsyncGenerator[Change]:
     """Yield the existing objects and then their changes, through failures of every kind, without an end."""
-    backoff = Backoff(pace.first_retry, pace.longest_retry)
+    backoff = Backoff(timeouts.first_retry, timeouts.longest_retry)
     time = asyncio.get_running_loop().time
     version, listed_at = "", 0.0  # the version of the latest list or event; empty: list first
     while True:
         try:
-            if not version or time() - listed_at > pace.resync:
+            if not version or time() - listed_at > timeouts.resync:
                 began = time()
                 async with aclosing(list_all(api, scope)) as changes:
                     async for change in changes:
@@ -253,13 +253,13 @@ async def follow(api: ApiClient, scope: Scope, pace: Timeouts) -> AsyncGenerator
                         if isinstance(change, Listed):
                             version, listed_at = change.version, began
             began, heard = time(), False
-            async with aclosing(_watch(api, scope, version, pace)) as events:
+            async with aclosing(_watch(api, scope, version, timeouts)) as events:
                 async for event in events:
                     heard = True
                     backoff.reset()
                     version = version_of(event.object) or version
                     yield _change_of(event)
-            if not heard and time() - began < min(1.0, pace.watch):
+            if not heard and time() - began < min(1.0, timeouts.watch):
                 # Some proxies end a watch at once; without a pause this would be a busy loop.
                 raise Unavailable(f"the watch of {scope.resource.plural} ended at once")
         except ClusterError as error:
@@ -270,8 +270,8 @@ async def follow(api: ApiClient, scope: Scope, pace: Timeouts) -> AsyncGenerator
             await asyncio.sleep(wait)
 
 
-def _watch(api: ApiClient, scope: Scope, version: str, pace: Timeouts) -> AsyncGenerator[WatchEvent]:
-    seconds = int(pace.watch * (1 + random.random())) or 1  # noqa: S311 - spreads load, no secret
+def _watch(api: ApiClient, scope: Scope, version: str, timeouts: Timeouts) -> AsyncGenerator[WatchEvent]:
+    seconds = int(timeouts.watch * (1 + random.random())) or 1  # noqa: S311 - spreads load, no secret
     return api.watch(
         scope.resource,
         scope.namespace,
@@ -279,7 +279,7 @@ def _watch(api: ApiClient, scope: Scope, version: str, pace: Timeouts) -> AsyncG
         fields=scope.fields,
         version=version,
         seconds=seconds,
-        inactivity=pace.inactivity,
+        inactivity=timeouts.inactivity,
     )
 
 
@@ -303,7 +303,7 @@ class Informer:
         scope: which objects the store holds.
         store: what to keep up to date.
         restarted: called when a list or a watch failed; the regular end of a watch is no failure.
-        pace: intervals and timeouts.
+        timeouts: intervals and timeouts.
 
     Attributes:
         synced: set once the store has been filled for the first time.
@@ -317,23 +317,23 @@ class Informer:
         store: Store,
         *,
         restarted: Callable[[], None],
-        pace: Timeouts,
+        timeouts: Timeouts,
     ) -> None:
         self._api = api
         self._scope = scope
         self._store = store
         self._restarted = restarted
-        self._pace = pace
+        self._timeouts = timeouts
         self.synced = asyncio.Event()
         self.active_at: float | None = None
 
     async def run(self) -> None:
         """Keep the store up to date until cancelled."""
-        backoff = Backoff(self._pace.first_retry, self._pace.longest_retry)
+        backoff = Backoff(self._timeouts.first_retry, self._timeouts.longest_retry)
         while True:
             self._touch()
             try:
-                async with aclosing(follow(self._api, self._scope, self._pace)) as changes:
+                async with aclosing(follow(self._api, self._scope, self._timeouts)) as changes:
                     async for change in changes:
                         self._touch()
                         self._take(change)

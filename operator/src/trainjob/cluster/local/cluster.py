@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainjob.cluster.agents.poller import AgentAddress, AgentPace, AgentPoller, AgentPolling
+from trainjob.cluster.agents.poller import AgentAddress, AgentIntervals, AgentPoller, AgentPolling
 from trainjob.cluster.local.launch import LOOPBACK, Launch, hostname_of
 from trainjob.cluster.local.machine import CannotRunHere, Machine
 from trainjob.cluster.local.pod import LocalPod, PodSetting
@@ -23,7 +23,9 @@ _PROGRESS_SECONDS = 0.5
 
 # No agent loses its node here, so no other one is asked about it. A refusal is logged after 5 s, that is with
 # the second one after 4.5 s: an agent that is ending closes connections too.
-AGENT_PACE = AgentPace(steady=0.5, hasty=0.5, figures=0.5, witness=math.inf, patience=math.inf, refused=4.5)
+AGENT_INTERVALS = AgentIntervals(
+    steady=0.5, hasty=0.5, figures=0.5, witness=math.inf, patience=math.inf, refused=4.5
+)
 
 # After the grace period and SIGKILL, the time in which the system ends the processes.
 _KILL_SECONDS = 5.0
@@ -83,7 +85,7 @@ class LocalCluster:
             AgentPolling(
                 token_of=lambda _uid: self._sandbox.token or "",
                 address_of=self._agent_address,
-                pace=AGENT_PACE,
+                intervals=AGENT_INTERVALS,
                 refusal="%(error)s",
             ),
         )
