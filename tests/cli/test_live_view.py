@@ -4,12 +4,12 @@ import pytest
 from rich.console import Console
 
 from support.cli.program import build_replica, build_run
-from trainjob.cli.job import Job
 from trainjob.cli.screen import draw
+from trainjob.client.view import JobView
 from trainjob.core.agent_reports import EvaluationResult
 
 
-def _drawn(job: Job, lines: Iterable[tuple[str, str]] = (), width: int = 80) -> str:
+def _drawn(job: JobView, lines: Iterable[tuple[str, str]] = (), width: int = 80) -> str:
     console = Console(record=True, width=width, file=None, quiet=True, color_system=None)
     console.quiet = False
     with console.capture() as capture:

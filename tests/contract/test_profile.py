@@ -11,8 +11,8 @@ import pytest
 
 from support.world.virtual_time import run_skipping_time
 from trainjob.cli import profile_requests
-from trainjob.cli.cluster.problems import ClusterProblem, TimeIsOver
 from trainjob.cli.profile import NO_ANSWER_SECONDS, LocalProfileClient, ProfileRequest, ReplicaUnavailable
+from trainjob.client.problems import ClusterProblem, TimeIsOver
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.reporting.profiler import Profiler
 

@@ -11,7 +11,7 @@ import pytest
 
 from support.cli.program import CONTEXT
 from trainjob.cli import main
-from trainjob.cli.cluster.problems import Exit
+from trainjob.cli.ending import Exit
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "cli.md").read_text()

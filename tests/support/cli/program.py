@@ -23,7 +23,7 @@ import yaml
 from support.world.jobs import build_job
 from trainjob.api import TrainJobStatus
 from trainjob.cli import main
-from trainjob.cli.job import Job, ReplicaView
+from trainjob.client.view import JobView, ReplicaView
 from trainjob.core.agent_reports import Report
 
 GUARD_SECONDS = 120.0
@@ -187,10 +187,10 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def build_run(replicas: Sequence[ReplicaView] = (), *, seconds: float = 65, **fields: Any) -> Job:
+def build_run(replicas: Sequence[ReplicaView] = (), *, seconds: float = 65, **fields: Any) -> JobView:
     """Return the job `digits` of a run here; `fields` of the status are those of its JSON."""
     own = {key: fields.pop(key) for key in ("evaluation", "checkpoint_step") if key in fields}
-    return Job(
+    return JobView(
         name="digits",
         spec={"evaluator": {"replicas": sum(replica.is_evaluator for replica in replicas)}},
         status=TrainJobStatus.model_validate({"state": "Running", **fields}),

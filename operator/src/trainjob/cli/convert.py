@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from trainjob.api import Document, FieldError, dump_yaml
-from trainjob.cli.cluster.options import ends_quietly
 from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
+from trainjob.cli.ending import ends_quietly
 from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
 from trainjob.convert import convert as convert_tfjob
 

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.cli.cluster.job_logs import own_pods
-from trainjob.cli.cluster.jobs import find_job, follow, job_scope, list_objects, missing_job, pods_of
-from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
-from trainjob.cli.cluster.problems import Exit, describe_exits, describe_problem
 from trainjob.cli.documents import dump_stream
-from trainjob.cli.job import Job, read_job
-from trainjob.cli.presenter import column_widths, describe_job, format_count, layout
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.options import cluster_options
+from trainjob.client.connection import ClusterOptions
+from trainjob.client.job_logs import own_pods
+from trainjob.client.jobs import find_job, follow, job_scope, list_objects, missing_job, pods_of
+from trainjob.client.presenter import column_widths, describe_job, format_count, layout
+from trainjob.client.problems import describe_problem
+from trainjob.client.view import JobView, read_job
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.wording import printable, short_duration
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.connection import Connection
+    from trainjob.client.connection import Connection
     from trainjob.cluster.kube.client import ApiClient
 
 
@@ -35,7 +37,7 @@ def job_header(*, wide: bool, namespaces: bool) -> tuple[str, ...]:
     return (*(("NAMESPACE",) if namespaces else ()), *columns, *(("MESSAGE",) if wide else ()))
 
 
-def job_row(job: Job, now: datetime, *, wide: bool, namespaces: bool) -> tuple[str, ...]:
+def job_row(job: JobView, now: datetime, *, wide: bool, namespaces: bool) -> tuple[str, ...]:
     """Return one job's row."""
     status, progress = job.status, job.status.progress
     row = (

@@ -3,18 +3,131 @@
 from __future__ import annotations
 
 import sys
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import click
 
-from trainjob.cli.cluster.job_logs import LogShowing, Wanted
-from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly
-from trainjob.cli.cluster.problems import Exit, describe_exits
+from trainjob.cli.ending import Exit, conclude, describe_exits, ends_quietly
+from trainjob.cli.options import cluster_options
 from trainjob.cli.screen import LogPrinter
+from trainjob.client.connection import ClusterOptions
+from trainjob.client.job_logs import (
+    LogFollowing,
+    Wanted,
+    describe_waits,
+    earlier_pods,
+    has_log,
+    merge_logs,
+    newest_pods,
+    own_pods,
+    pod_lines,
+)
+from trainjob.client.jobs import find_job, pods_of
+from trainjob.client.presenter import describe_deletion, describe_state
+from trainjob.client.problems import NoJob
+from trainjob.client.view import JobView, Outcome, read_job, why_no_log
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
+from trainjob.core.pods import Pod
+from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.connection import Connection
+    from trainjob.client.connection import Connection
+    from trainjob.cluster.kube.client import ApiClient
+
+# The logs of a job, with notes about it.
+
+
+class LogShowing:
+    """Shows the logs of one job.
+
+    Args:
+        api: the API server that has the job.
+        namespace: of the job.
+        name: of the job.
+        wanted: requested replicas.
+        printer: for lines and notes.
+        tail: lines before the end to begin with, for each replica.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        namespace: str,
+        name: str,
+        *,
+        wanted: Wanted,
+        printer: LogPrinter,
+        tail: int | None = None,
+    ) -> None:
+        self._api, self._namespace, self._name = api, namespace, name
+        self._wanted, self._printer, self._tail = wanted, printer, tail
+
+    async def follow(self) -> Exit:
+        """Show the logs until the job is over, then its result.
+
+        Raises:
+            NoJob: the job doesn't exist, or was deleted.
+        """
+        job = await self._find()
+        last, deleted = await LogFollowing(self._api, job, self._wanted, self._printer, self._tail).run()
+        if deleted:
+            raise NoJob(describe_deletion(self._name, last))
+        return conclude(last)
+
+    async def show(self) -> Exit:
+        """Show the logs so far."""
+        job = await self._find()
+        pods = newest_pods(
+            own_pods(await pods_of(self._api, self._namespace, self._name), job.uid), self._wanted
+        )
+        if not pods:
+            which = "pods" if self._wanted == Wanted() else "such pods"
+            self._printer.note(f"{self._name} has no {which}: {describe_state(job, ', ')}")
+        await self._print([pod for pod in pods if has_log(pod)])
+        waits = {pod.replica.title: why_no_log(pod) for pod in pods if not has_log(pod)}
+        if waits:
+            self._printer.note(f"no log yet of {describe_waits(waits)}")
+        if job.outcome is Outcome.FAILED:
+            conclude(job)
+        return Exit.GOOD
+
+    async def show_previous(self) -> Exit:
+        """Show the logs of the previous attempt, or of earlier pods if the job restarts in place."""
+        job = await self._find()
+        every = own_pods(await pods_of(self._api, self._namespace, self._name), job.uid)
+        attempt = None if job.in_place else job.status.attempt or 1
+        pods = [pod for pod in earlier_pods(every, self._wanted, attempt) if has_log(pod)]
+        if pods:
+            await self._print(pods)
+        else:
+            self._show_what_is_kept(job, {pod.name for pod in every})
+        return Exit.GOOD
+
+    def _show_what_is_kept(self, job: JobView, pods: set[str]) -> None:
+        """Show the end of the log that the status keeps of a failure, if no earlier pod is left."""
+        attempt, first = job.status.attempt or 1, job.status.first_failure
+        lives_on = job.in_place and first is not None and first.pod in pods
+        if attempt < 2 or job.is_over or first is None or not first.log_tail or lives_on:
+            whole = "; a pod's log holds every attempt that it has lived through" if job.in_place else ""
+            self._printer.note(f"no earlier pods of {self._name} are left (this is attempt {attempt}){whole}")
+            return
+        gone = (
+            f"an earlier pod of {first.rank} is" if job.in_place else f"the pods of attempt {attempt - 1} are"
+        )
+        self._printer.note(f"{gone} gone; of {first.rank}, which failed first, this is left:")
+        for line in first.log_tail.splitlines():
+            self._printer.text(first.rank, printable(line))
+
+    async def _find(self) -> JobView:
+        return read_job(await find_job(self._api, self._namespace, self._name))
+
+    async def _print(self, pods: list[Pod]) -> None:
+        logs = [pod_lines(self._api, p, self._namespace, self._tail, self._printer.note) for p in pods]
+        async with aclosing(merge_logs(logs)) as lines:
+            async for replica, line in lines:
+                self._printer.line(replica, line)
+
 
 _EXITS = {
     Exit.GOOD: "the logs were printed; with -f: and the job is complete",

@@ -18,20 +18,13 @@ import click
 
 from trainjob.api import TRAINER_CONTAINER
 from trainjob.cli import profile_requests
-from trainjob.cli.cluster.job_logs import Wanted, newest_pods, own_pods
-from trainjob.cli.cluster.jobs import find_job, pods_of
-from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
-from trainjob.cli.cluster.problems import (
-    ClusterProblem,
-    Exit,
-    NoJob,
-    TimeIsOver,
-    describe_exits,
-    describe_problem,
-    explain,
-    is_missing,
-)
-from trainjob.cli.job import Job, read_job, why_no_log
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.options import Duration, cluster_options
+from trainjob.client.connection import ClusterOptions
+from trainjob.client.job_logs import Wanted, newest_pods, own_pods
+from trainjob.client.jobs import find_job, pods_of
+from trainjob.client.problems import ClusterProblem, NoJob, TimeIsOver, describe_problem, explain, is_missing
+from trainjob.client.view import JobView, read_job, why_no_log
 from trainjob.cluster.kube.exec import execute
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.local import is_taken
@@ -42,7 +35,7 @@ from trainjob.core.pods import PodState
 from trainjob.core.wording import last_line, printable, quoted
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.connection import Connection
+    from trainjob.client.connection import Connection
     from trainjob.cluster.kube.client import ApiClient
 
 
@@ -179,7 +172,7 @@ class PodProfileClient:
         replica: which one.
     """
 
-    def __init__(self, api: ApiClient, job: Job, replica: Replica) -> None:
+    def __init__(self, api: ApiClient, job: JobView, replica: Replica) -> None:
         self._api, self._job, self._replica = api, job, replica
         self._program = Path(profile_requests.__file__).read_text(encoding="utf-8")
         self._pod: str | None = None
@@ -238,7 +231,7 @@ class PodProfileClient:
         return pod.name
 
 
-def describe_end(job: Job) -> str | None:
+def describe_end(job: JobView) -> str | None:
     """Return how the job ended, in a sentence; None if it hasn't."""
     return f"{job.name} is over: {job.state}" if job.is_over else None
 

@@ -5,8 +5,8 @@ import re
 import click
 
 from trainjob.api import Document, InvalidTrainJob, TrainJob
-from trainjob.cli.cluster.options import ends_quietly
 from trainjob.cli.documents import RefusedFile, choose, dump_stream, read_trainjobs
+from trainjob.cli.ending import ends_quietly
 from trainjob.cluster.agents import preview_source
 from trainjob.core.manifests import build_objects
 from trainjob.core.names import Replica, build_tf_config, desired_replicas

@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -17,8 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainjob.cli.job import Job, ReplicaView
-from trainjob.cli.presenter import (
+from trainjob.client.presenter import (
     describe_changes,
     describe_evaluation,
     describe_progress,
@@ -27,11 +26,12 @@ from trainjob.cli.presenter import (
     format_count,
     format_rate,
 )
+from trainjob.client.view import JobView, ReplicaView
 from trainjob.core.stragglers import describe, describe_input
 from trainjob.core.wording import short_duration
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.pod_log import LogLine
+    from trainjob.client.pod_log import LogLine
 
 
 # The live display of a job.
@@ -56,7 +56,7 @@ _STYLES = {
 }
 
 
-def draw(job: Job, lines: Iterable[tuple[str, str]] = ()) -> RenderableType:
+def draw(job: JobView, lines: Iterable[tuple[str, str]] = ()) -> RenderableType:
     """Return the display: header, replicas, latest evaluation, and the given last lines of logs."""
     parts: list[RenderableType] = [_header(job)]
     if job.message:
@@ -73,7 +73,7 @@ def draw(job: Job, lines: Iterable[tuple[str, str]] = ()) -> RenderableType:
     return Group(*parts)
 
 
-def _header(job: Job) -> Text:
+def _header(job: JobView) -> Text:
     text = Text.assemble((job.name, "bold"), "  ", (job.state, _STYLES.get(job.state, "")))
     restarts = job.status.restarts.charged + job.status.restarts.uncharged
     facts = (
@@ -93,7 +93,7 @@ def _input(replicas: Iterable[ReplicaView]) -> str | None:
     )
 
 
-def _table(job: Job) -> Table:
+def _table(job: JobView) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("replica", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -133,22 +133,6 @@ def _bar(done: int | None, total: int | None) -> RenderableType:
 _SHOWN_LOG_LINES = 8
 
 
-class Screen(Protocol):
-    """The display of a run; no method raises."""
-
-    def note(self, text: str) -> None:
-        """Show one line about the run itself."""
-
-    def line(self, replica: str, text: str) -> None:
-        """Show one line of a replica's log."""
-
-    def show(self, job: Job) -> None:
-        """Show the current state of the job."""
-
-    def close(self) -> None:
-        """Restore the terminal."""
-
-
 class PlainScreen:
     """Prints changes line by line, for log files and other programs.
 
@@ -160,7 +144,7 @@ class PlainScreen:
         self._stream = sys.stdout
         self._on_gone = on_gone
         self._gone = False
-        self._job: Job | None = None
+        self._job: JobView | None = None
 
     def note(self, text: str) -> None:
         """Print a line about the run itself."""
@@ -170,7 +154,7 @@ class PlainScreen:
         """Print a line of a replica's log after the replica's name."""
         self._print([f"{replica}: {text}"])
 
-    def show(self, job: Job) -> None:
+    def show(self, job: JobView) -> None:
         """Print the changes since the last call."""
         self._print(f"trainjob: {text}" for text in describe_changes(self._job, job))
         self._job = job
@@ -208,7 +192,7 @@ class LiveScreen:
         """Keep the line for the next redraw."""
         self._lines.append((replica, text))
 
-    def show(self, job: Job) -> None:
+    def show(self, job: JobView) -> None:
         """Draw the job."""
         with suppress(OSError):  # the terminal is closed: a signal ends the run
             self._live.update(draw(job, self._lines), refresh=True)
@@ -279,7 +263,7 @@ class ProgressLine:
         self._shown = ""
         self._is_drawn = False
 
-    def show(self, job: Job | None, problem: str = "") -> None:
+    def show(self, job: JobView | None, problem: str = "") -> None:
         """Show the job, or a problem with the connection."""
         if self._redraws:
             text = problem or (describe_progress(job) if job else "")

@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.api import Document
-from trainjob.cli.cluster.job_logs import LogShowing, Wanted
-from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly, namespace_of
-from trainjob.cli.cluster.problems import Exit, describe_exits, describe_problem
 from trainjob.cli.documents import read_valid_trainjobs
-from trainjob.cli.job import read_job
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.logs import LogShowing
+from trainjob.cli.options import Duration, cluster_options, namespace_of
 from trainjob.cli.screen import LogPrinter
 from trainjob.cli.wait import wait_and_conclude
+from trainjob.client.connection import ClusterOptions
+from trainjob.client.job_logs import Wanted
+from trainjob.client.problems import describe_problem
+from trainjob.client.view import read_job
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.connection import Connection
+    from trainjob.client.connection import Connection
     from trainjob.cluster.kube.client import ApiClient
 
 

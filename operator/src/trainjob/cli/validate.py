@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from trainjob.api import Document, TrainJob
-from trainjob.cli.cluster.options import ClusterOptions, cluster_options, ends_quietly, namespace_of
-from trainjob.cli.cluster.problems import Exit, describe_exits
 from trainjob.cli.documents import RefusedFile, UnreadableFile, read_valid_trainjobs
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.options import cluster_options, namespace_of
+from trainjob.client.connection import ClusterOptions
 from trainjob.core.names import replica_counts
 from trainjob.core.roles import count_gpus, role_template
 
 if TYPE_CHECKING:
-    from trainjob.cli.cluster.connection import Connection
+    from trainjob.client.connection import Connection
 
 _EXITS = {
     Exit.GOOD: "valid",
@@ -69,7 +70,7 @@ def describe_size(job: TrainJob) -> str:
 
 def _ask(documents: list[Document], where: ClusterOptions, *, named: bool) -> int:
     # Rendering and the Kubernetes client are slow to import, and only --cluster needs them.
-    from trainjob.cli.cluster.dry_run import check_on_cluster  # noqa: PLC0415
+    from trainjob.cli.dry_run import check_on_cluster  # noqa: PLC0415
 
     async def ask(cluster: Connection) -> int:
         code = 0

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainjob.cli.cluster.jobs import conclude, find_job, follow, job_scope, missing_job
-from trainjob.cli.cluster.options import ClusterOptions, Duration, cluster_options, ends_quietly
-from trainjob.cli.cluster.problems import Exit, NoJob, TimeIsOver, describe_exits, describe_problem
-from trainjob.cli.job import Job, read_job
-from trainjob.cli.presenter import describe_deletion, describe_progress
+from trainjob.cli.ending import Exit, conclude, describe_exits, ends_quietly
+from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.screen import ProgressLine
+from trainjob.client.connection import ClusterOptions
+from trainjob.client.jobs import find_job, follow, job_scope, missing_job
+from trainjob.client.presenter import describe_deletion, describe_progress
+from trainjob.client.problems import NoJob, TimeIsOver, describe_problem
+from trainjob.client.view import JobView, read_job
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Waiting:
     """Decides after each change whether the waiting is over."""
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.job: JobView | None = None
 
     def take(self, change: Change) -> Reason | None:
         """Return why the waiting is over, or None when it isn't."""
@@ -55,7 +57,7 @@ class Waiting:
             return Reason.MISSING
         return None
 
-    def _see(self, job: Job) -> Reason | None:
+    def _see(self, job: JobView) -> Reason | None:
         if self.job is not None and job.uid != self.job.uid:
             return Reason.REPLACED
         self.job = job

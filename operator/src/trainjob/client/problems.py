@@ -1,47 +1,15 @@
-"""Errors of commands for a cluster: the API server's responses as messages, and exit codes."""
+"""Problems with a cluster or a job in it: the API server's responses as messages, and exceptions."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
-from enum import IntEnum
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
-
-import click
 
 from trainjob.api.constants import API_VERSION, PLURAL
 
 if TYPE_CHECKING:
     from trainjob.cluster.protocol import ClusterError
-
-
-# Exit codes of all commands for a cluster, as docs/cli.md lists them.
-
-
-class Exit(IntEnum):
-    """The exit code of a command."""
-
-    GOOD = 0
-    FAILED = 1
-    """The job failed, a file has mistakes, the cluster refused it, or there is no profile."""
-    USAGE = 2
-    """The command line is wrong, a file can't be read, or the output can't be written."""
-    NO_JOB = 3
-    """There is no such job, or it was deleted meanwhile."""
-    NO_CLUSTER = 4
-    """The cluster can't be used: no kubeconfig, no response, no permission, no TrainJob API."""
-    TIMEOUT = 124
-    """The time given by --timeout is over; the code of `timeout` in coreutils."""
-    INTERRUPTED = 130
-    """Ctrl-C."""
-    NOBODY_READS = 141
-    """The program that read the output has exited, as after `| head`."""
-
-
-def describe_exits(meanings: Mapping[Exit, str]) -> str:
-    """Return the part of a command's help that explains its exit codes."""
-    rows = (f"  {code.value:<4} {meaning}" for code, meaning in meanings.items())
-    return "\n".join(["\b", "Exit codes:", *rows])
 
 
 # Failed requests in one sentence.
@@ -93,42 +61,27 @@ def describe_problem(error: ClusterError) -> str:
     return f"the API server refuses to {failure.verb} {failure.resource}: {words}"
 
 
-# Exceptions that end a command: one sentence on stderr and an exit code.
+# Exceptions with such a sentence.
 
 
-class ClusterProblem(click.ClickException):
-    """Printed without a traceback, and without terminal control characters from a cluster or a pod."""
-
-    exit_code = Exit.FAILED
-
-    def show(self, file: object = None) -> None:
-        """Print the sentence on stderr."""
-        del file
-        from trainjob.core.wording import printable  # noqa: PLC0415 - most commands end without a problem
-
-        click.echo(printable(self.message), err=True)
+class ClusterProblem(Exception):
+    """The cluster refused a request for good; the sentence says what and why."""
 
 
 class NoCluster(ClusterProblem):
-    """The cluster can't be used."""
-
-    exit_code = Exit.NO_CLUSTER
+    """The cluster can't be used: no kubeconfig, no response, no permission, no TrainJob API."""
 
 
 class NoJob(ClusterProblem):
     """The job doesn't exist, or no longer exists."""
 
-    exit_code = Exit.NO_JOB
-
 
 class TimeIsOver(ClusterProblem):
     """The awaited event did not happen in time."""
 
-    exit_code = Exit.TIMEOUT
-
 
 def explain(error: ClusterError) -> ClusterProblem:
-    """Return the exception that ends a command for an unhandled problem."""
+    """Return the exception for a failed request."""
     sentence = describe_problem(error)
     if lacks_api(error) or error.failure.code in (401, 403) or is_passing(error):
         return NoCluster(sentence)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from support.cli.stored_jobs import RUNNING, condition, ended, stored_job, stored_pod
-from trainjob.cli.cluster.job_logs import own_pods
 from trainjob.cli.get import job_header, job_row
-from trainjob.cli.job import read_job
-from trainjob.cli.presenter import (
+from trainjob.cli.screen import ProgressLine
+from trainjob.client.job_logs import own_pods
+from trainjob.client.presenter import (
     ON_CLUSTER,
     describe_deletion,
     describe_end,
@@ -22,7 +22,7 @@ from trainjob.cli.presenter import (
     layout,
     results_on_cluster,
 )
-from trainjob.cli.screen import ProgressLine
+from trainjob.client.view import read_job
 
 NOW = datetime(2026, 1, 2, 4, 4, 5, tzinfo=UTC)
 START, END = "2026-01-02T03:04:05Z", "2026-01-02T03:05:10Z"

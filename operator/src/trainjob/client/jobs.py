@@ -1,4 +1,4 @@
-"""Finds and follows jobs in a cluster, and prints their ends."""
+"""Finds and follows jobs in a cluster."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from trainjob.cli.cluster.problems import Exit, NoJob, is_missing, is_passing, no_such_job
-from trainjob.cli.job import Job, Outcome
-from trainjob.cli.presenter import describe_end, results_on_cluster
+from trainjob.client.problems import NoJob, is_missing, is_passing, no_such_job
 from trainjob.cluster.kube import informer
 from trainjob.cluster.kube.cache import version_of
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Scope, Seen, Timeouts
@@ -18,7 +14,6 @@ from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 from trainjob.cluster.kube.responses import Expired
 from trainjob.cluster.protocol import ClusterError, Manifest
 from trainjob.core.names import LABEL_JOB
-from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
     from trainjob.cluster.kube.client import ApiClient
@@ -116,14 +111,3 @@ async def follow(
                     # Proxies often end long connections.
                     if error.failure.verb and (error.failure.verb != "watch" or failures > 1):
                         yield change
-
-
-# The end of a job.
-
-
-def conclude(job: Job) -> Exit:
-    """Print the result of a finished job: on stdout if it is complete, else on stderr."""
-    code = Exit.GOOD if job.outcome is Outcome.COMPLETE else Exit.FAILED
-    for line in describe_end(job, results_on_cluster(job)):
-        click.echo(printable(line), err=code is not Exit.GOOD)
-    return code

@@ -6,15 +6,8 @@ from typing import Any
 import pytest
 
 from support.kube.responses import status_object
-from trainjob.cli.cluster.problems import (
-    Exit,
-    describe_problem,
-    explain,
-    is_missing,
-    is_passing,
-    lacks_api,
-    no_such_job,
-)
+from trainjob.cli.ending import Exit
+from trainjob.client.problems import describe_problem, explain, is_missing, is_passing, lacks_api, no_such_job
 from trainjob.cluster.kube.responses import error_of, unreachable
 from trainjob.cluster.protocol import ClusterError, RequestFailure
 

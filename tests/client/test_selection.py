@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from support.cli.stored_jobs import RUNNING, ended, stored_pod
-from trainjob.cli.cluster.job_logs import (
+from trainjob.client.job_logs import (
     FollowedPods,
     Wanted,
     describe_waits,
@@ -14,7 +14,7 @@ from trainjob.cli.cluster.job_logs import (
     newest_pods,
     own_pods,
 )
-from trainjob.cli.job import why_no_log
+from trainjob.client.view import why_no_log
 from trainjob.core.pods import Pod
 
 UID = "uid-of-digits"

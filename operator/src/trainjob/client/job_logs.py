@@ -7,21 +7,19 @@ import heapq
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trainjob.cli.cluster.jobs import conclude, find_job, follow, job_scope, pod_scope, pods_of
-from trainjob.cli.cluster.pod_log import LogLine, LogLost, LogSource, PodLog
-from trainjob.cli.cluster.problems import Exit, NoJob, describe_problem
-from trainjob.cli.job import Job, Outcome, read_job, why_no_log
-from trainjob.cli.presenter import describe_deletion, describe_state
+from trainjob.client.jobs import follow, job_scope, pod_scope
+from trainjob.client.pod_log import LogLine, LogLost, LogSource, PodLog
+from trainjob.client.presenter import describe_state
+from trainjob.client.problems import describe_problem
+from trainjob.client.view import JobView, read_job, why_no_log
 from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.names import TRAINING_ROLES, Replica, is_training
 from trainjob.core.pods import Pod, PodState, read_pod
-from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
-    from trainjob.cli.screen import LogPrinter
     from trainjob.cluster.kube.client import ApiClient
 
 
@@ -201,6 +199,16 @@ def _listed(names: list[str]) -> str:
     return " and ".join(", ".join(names).rsplit(", ", maxsplit=1))
 
 
+class LogOutput(Protocol):
+    """Where lines of logs and notes about the job go; no method raises."""
+
+    def line(self, replica: str, line: LogLine) -> None:
+        """Take a line of a replica's log."""
+
+    def note(self, text: str) -> None:
+        """Take a sentence about the job."""
+
+
 # All logs of a running job: a task for each pod, one for the job and one for its pods.
 
 
@@ -216,7 +224,7 @@ class LogFollowing:
     """
 
     def __init__(
-        self, api: ApiClient, job: Job, wanted: Wanted, printer: LogPrinter, tail: int | None = None
+        self, api: ApiClient, job: JobView, wanted: Wanted, printer: LogOutput, tail: int | None = None
     ) -> None:
         self._api, self._job, self._printer, self._tail = api, job, printer, tail
         self._followed = FollowedPods(job.uid, wanted)
@@ -225,7 +233,7 @@ class LogFollowing:
         self._done = asyncio.Event()
         self._reported = ""
 
-    async def run(self) -> tuple[Job, bool]:
+    async def run(self) -> tuple[JobView, bool]:
         """Print until the job is over and all its logs have been read.
 
         Returns:
@@ -307,7 +315,7 @@ class LogFollowing:
         if self._is_over and self._followed.complete and self._reading == 0:
             self._done.set()
 
-    def _report_state(self, job: Job) -> None:
+    def _report_state(self, job: JobView) -> None:
         if not job.is_over:  # the end is reported separately
             self._report(f"{job.name}: {describe_state(job)}")
 
@@ -332,97 +340,3 @@ class LogFollowing:
             self._printer.note(f"the log of {pod.replica.title} can't be read to its end: {lost}")
         self._reading -= 1
         self._check_end()
-
-
-# The logs of a job, with notes about it.
-
-
-class LogShowing:
-    """Shows the logs of one job.
-
-    Args:
-        api: the API server that has the job.
-        namespace: of the job.
-        name: of the job.
-        wanted: requested replicas.
-        printer: for lines and notes.
-        tail: lines before the end to begin with, for each replica.
-    """
-
-    def __init__(
-        self,
-        api: ApiClient,
-        namespace: str,
-        name: str,
-        *,
-        wanted: Wanted,
-        printer: LogPrinter,
-        tail: int | None = None,
-    ) -> None:
-        self._api, self._namespace, self._name = api, namespace, name
-        self._wanted, self._printer, self._tail = wanted, printer, tail
-
-    async def follow(self) -> Exit:
-        """Show the logs until the job is over, then its result.
-
-        Raises:
-            NoJob: the job doesn't exist, or was deleted.
-        """
-        job = await self._find()
-        last, deleted = await LogFollowing(self._api, job, self._wanted, self._printer, self._tail).run()
-        if deleted:
-            raise NoJob(describe_deletion(self._name, last))
-        return conclude(last)
-
-    async def show(self) -> Exit:
-        """Show the logs so far."""
-        job = await self._find()
-        pods = newest_pods(
-            own_pods(await pods_of(self._api, self._namespace, self._name), job.uid), self._wanted
-        )
-        if not pods:
-            which = "pods" if self._wanted == Wanted() else "such pods"
-            self._printer.note(f"{self._name} has no {which}: {describe_state(job, ', ')}")
-        await self._print([pod for pod in pods if has_log(pod)])
-        waits = {pod.replica.title: why_no_log(pod) for pod in pods if not has_log(pod)}
-        if waits:
-            self._printer.note(f"no log yet of {describe_waits(waits)}")
-        if job.outcome is Outcome.FAILED:
-            conclude(job)
-        return Exit.GOOD
-
-    async def show_previous(self) -> Exit:
-        """Show the logs of the previous attempt, or of earlier pods if the job restarts in place."""
-        job = await self._find()
-        every = own_pods(await pods_of(self._api, self._namespace, self._name), job.uid)
-        attempt = None if job.in_place else job.status.attempt or 1
-        pods = [pod for pod in earlier_pods(every, self._wanted, attempt) if has_log(pod)]
-        if pods:
-            await self._print(pods)
-        else:
-            self._show_what_is_kept(job, {pod.name for pod in every})
-        return Exit.GOOD
-
-    def _show_what_is_kept(self, job: Job, pods: set[str]) -> None:
-        """Show the end of the log that the status keeps of a failure, if no earlier pod is left."""
-        attempt, first = job.status.attempt or 1, job.status.first_failure
-        lives_on = job.in_place and first is not None and first.pod in pods
-        if attempt < 2 or job.is_over or first is None or not first.log_tail or lives_on:
-            whole = "; a pod's log holds every attempt that it has lived through" if job.in_place else ""
-            self._printer.note(f"no earlier pods of {self._name} are left (this is attempt {attempt}){whole}")
-            return
-        gone = (
-            f"an earlier pod of {first.rank} is" if job.in_place else f"the pods of attempt {attempt - 1} are"
-        )
-        self._printer.note(f"{gone} gone; of {first.rank}, which failed first, this is left:")
-        for line in first.log_tail.splitlines():
-            self._printer.text(first.rank, printable(line))
-
-    async def _find(self) -> Job:
-        return read_job(await find_job(self._api, self._namespace, self._name))
-
-    async def _print(self, pods: list[Pod]) -> None:
-        logs = [pod_lines(self._api, p, self._namespace, self._tail, self._printer.note) for p in pods]
-        async with aclosing(merge_logs(logs)) as lines:
-            async for replica, line in lines:
-                self._printer.line(replica, line)

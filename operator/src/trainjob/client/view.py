@@ -60,7 +60,7 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobView:
     """The parts of a job that commands use.
 
     Attributes:
@@ -120,13 +120,13 @@ class Job:
         return next((step for step in steps if step), None)
 
 
-def read_job(manifest: Mapping[str, Any]) -> Job:
+def read_job(manifest: Mapping[str, Any]) -> JobView:
     """Return the job; an invalid status, as after an edit by hand, counts as empty."""
     meta = manifest.get("metadata") or {}
     spec = manifest.get("spec")
     status = _read_status(manifest.get("status"))
     start, end = status.start_time, status.completion_time
-    return Job(
+    return JobView(
         name=str(meta.get("name", "")),
         namespace=str(meta.get("namespace") or "default"),
         uid=str(meta.get("uid", "")),
@@ -147,7 +147,7 @@ def _read_status(raw: object) -> TrainJobStatus:
         return TrainJobStatus()
 
 
-def read_run(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime, now: datetime) -> Job:
+def read_run(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime, now: datetime) -> JobView:
     """Return the job of a run on this machine.
 
     Args:

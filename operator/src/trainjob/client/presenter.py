@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trainjob.api import Evaluation, FirstFailure, Progress
-from trainjob.cli.job import Job, Outcome, ReplicaView, describe_pod
+from trainjob.client.view import JobView, Outcome, ReplicaView, describe_pod
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
 from trainjob.core.failure import used
@@ -59,7 +59,7 @@ def describe_evaluation(evaluation: Evaluation | EvaluationResult) -> str:
     return f"step {evaluation.step}: {describe_metrics(evaluation.metrics)}{final}"
 
 
-def describe_figures(job: Job) -> str:
+def describe_figures(job: JobView) -> str:
     """Return `step 120 of 440, epoch 3, 1,250 examples/s, 2m left, loss 0.5`."""
     progress = job.status.progress or Progress()
     figures = []
@@ -79,23 +79,23 @@ def describe_figures(job: Job) -> str:
 # The state of a job.
 
 
-def describe_state(job: Job, separator: str = ": ") -> str:
+def describe_state(job: JobView, separator: str = ": ") -> str:
     """Return `Running: training on 2 workers`."""
     return printable(separator.join(filter(None, (job.state, job.message))))
 
 
-def describe_progress(job: Job) -> str:
+def describe_progress(job: JobView) -> str:
     """Return `digits: Running: training on 2 workers, step 120 of 440, 1,250 examples/s, 40s left`."""
     figures = "" if job.is_over else describe_figures(job)
     return ", ".join(filter(None, (f"{job.name}: {describe_state(job)}", printable(figures))))
 
 
-def describe_resume(job: Job) -> str:
+def describe_resume(job: JobView) -> str:
     """Return `resumed from step 220`, or an empty string."""
     return f"resumed from step {job.resumed_from}" if job.resumed_from else ""
 
 
-def describe_deletion(name: str, last: Job | None, *, replaced: bool = False) -> str:
+def describe_deletion(name: str, last: JobView | None, *, replaced: bool = False) -> str:
     """Return the sentence for a job that was deleted while a command waited for it."""
     known = f" (last seen: {describe_state(last, ', ')})" if last else ""
     again = "; another job of that name is there now" if replaced else ""
@@ -110,7 +110,7 @@ _PASSING_STATES = ("preparing", "saving", "evaluating")
 _BETWEEN = ("training", "waiting")
 
 
-def describe_changes(before: Job | None, after: Job) -> tuple[str, ...]:
+def describe_changes(before: JobView | None, after: JobView) -> tuple[str, ...]:
     """Return the lines about the changes from `before` to `after`; `before` is None at the start."""
     old = {replica.name: replica for replica in before.replicas} if before else {}
     about_job = [f"{after.name}: {line}" for line in _state_changes(before, after)]
@@ -119,7 +119,7 @@ def describe_changes(before: Job | None, after: Job) -> tuple[str, ...]:
     return (*about_job, *about_replicas, *about_training)
 
 
-def _state_changes(before: Job | None, after: Job) -> Iterator[str]:
+def _state_changes(before: JobView | None, after: JobView) -> Iterator[str]:
     failure = _failure_between(before, after) if before is not None else None
     if failure is not None:
         yield f"Restarting: {failure.message}"
@@ -128,7 +128,7 @@ def _state_changes(before: Job | None, after: Job) -> Iterator[str]:
         yield describe_state(after)
 
 
-def _training_changes(before: Job | None, after: Job) -> Iterator[str]:
+def _training_changes(before: JobView | None, after: JobView) -> Iterator[str]:
     known = before.resumed_from if before and before.status.attempt == after.status.attempt else None
     if after.resumed_from is not None and after.resumed_from != known:
         yield describe_resume(after)
@@ -138,7 +138,7 @@ def _training_changes(before: Job | None, after: Job) -> Iterator[str]:
         yield f"evaluation at {describe_evaluation(after.evaluation)}"
 
 
-def _failure_between(before: Job, after: Job) -> FirstFailure | None:
+def _failure_between(before: JobView, after: JobView) -> FirstFailure | None:
     """Return a failure that `after` doesn't show any more: agents may restart training between two states."""
     failure = after.status.first_failure
     is_new = after.status.restarts.last_time != before.status.restarts.last_time
@@ -296,7 +296,7 @@ class Results:
     starts_over: bool = False
 
 
-def results_on_cluster(job: Job) -> Results:
+def results_on_cluster(job: JobView) -> Results:
     """Return the results of a job in a cluster, as far as its status has them."""
     failed = job.status.first_failure.rank if job.status.first_failure else ""
     role, _, index = failed.rpartition("-")
@@ -305,7 +305,7 @@ def results_on_cluster(job: Job) -> Results:
     return Results(output=path, has_checkpoints=bool(path), logs={failed: command}, advice=ON_CLUSTER)
 
 
-def describe_end(job: Job, results: Results) -> tuple[str, ...]:
+def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
     """Return the lines for a job that has ended."""
     is_complete = job.outcome is Outcome.COMPLETE
     condition = find_condition(job.status, COMPLETE if is_complete else FAILED)
@@ -320,7 +320,7 @@ def describe_end(job: Job, results: Results) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def describe_interruption(job: Job, results: Results) -> tuple[str, ...]:
+def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
     """Return the lines for a run that was interrupted."""
     step = job.checkpoint_step
     kept = f" The checkpoint of step {step} is kept in {results.output}/checkpoints." if step else ""
@@ -333,7 +333,7 @@ def describe_interruption(job: Job, results: Results) -> tuple[str, ...]:
     return (f"{job.name} was interrupted; all its processes have ended.{kept}", f"  {again}")
 
 
-def _success(job: Job, results: Results) -> Iterator[str]:
+def _success(job: JobView, results: Results) -> Iterator[str]:
     steps = max((each.report.step or 0 for each in job.replicas), default=0)
     if facts := ", ".join(filter(None, (str(steps or ""), describe_resume(job)))):
         yield f"  steps         {facts}"
@@ -346,7 +346,7 @@ def _success(job: Job, results: Results) -> Iterator[str]:
         yield f"  TensorBoard   tensorboard --logdir {results.output}"
 
 
-def _evaluation(job: Job, results: Results) -> Iterator[str]:
+def _evaluation(job: JobView, results: Results) -> Iterator[str]:
     evaluation, failed = job.evaluation, [r for r in job.replicas if r.is_evaluator and r.has_failed]
     is_early = isinstance(evaluation, EvaluationResult) and not evaluation.final
     if evaluation is not None:
@@ -362,12 +362,12 @@ def _evaluation(job: Job, results: Results) -> Iterator[str]:
         yield "  evaluation    none was reported"
 
 
-def _has_evaluator(job: Job) -> bool:
+def _has_evaluator(job: JobView) -> bool:
     role = job.spec.get(EVALUATOR)
     return not isinstance(role, dict) or role.get("replicas", 1) != 0
 
 
-def _first_failure(job: Job, results: Results) -> Iterator[str]:
+def _first_failure(job: JobView, results: Results) -> Iterator[str]:
     first = job.status.first_failure
     if first is None or not first.rank:
         return
@@ -403,7 +403,7 @@ def _log(replica: str, tail: tuple[str, ...], results: Results) -> Iterator[str]
 # One job in full: state, figures, conditions, first failure, pods.
 
 
-def describe_job(job: Job, pods: Iterable[Pod], now: datetime) -> tuple[str, ...]:
+def describe_job(job: JobView, pods: Iterable[Pod], now: datetime) -> tuple[str, ...]:
     """Return the lines.
 
     Args:
@@ -416,7 +416,7 @@ def describe_job(job: Job, pods: Iterable[Pod], now: datetime) -> tuple[str, ...
     return tuple(printable(line) for part in parts for line in part)
 
 
-def _header(job: Job, now: datetime) -> Iterator[str]:
+def _header(job: JobView, now: datetime) -> Iterator[str]:
     state = f"{job.state}, being deleted" if job.deleting else job.state
     yield f"{job.name}   {state}" + (f": {job.message}" if job.message else "")
     yield f"  namespace     {job.namespace}"
@@ -430,7 +430,7 @@ def _header(job: Job, now: datetime) -> Iterator[str]:
         yield f"  time          {'; '.join(ages)}"
 
 
-def _facts(job: Job) -> Iterator[str]:
+def _facts(job: JobView) -> Iterator[str]:
     status = job.status
     if status.worker is not None and status.worker.summary:
         yield f"  workers       {status.worker.summary} ready"
@@ -449,7 +449,7 @@ def _facts(job: Job) -> Iterator[str]:
     yield f"  restarts      {_describe_restarts(job)}"
 
 
-def _describe_restarts(job: Job) -> str:
+def _describe_restarts(job: JobView) -> str:
     restarts, attempt = job.status.restarts, job.status.attempt
     reset = f", {restarts.refunded} more that training has got beyond" if restarts.refunded else ""
     uncounted = f", {restarts.uncharged} that the job isn't charged for" if restarts.uncharged else ""
@@ -457,7 +457,7 @@ def _describe_restarts(job: Job) -> str:
     return f"{used(restarts)} of {job.spec.get('maxRestarts', 3)}{reset}{uncounted}{last}"
 
 
-def _conditions(job: Job, now: datetime) -> Iterator[str]:
+def _conditions(job: JobView, now: datetime) -> Iterator[str]:
     if not job.status.conditions:
         return
     yield "  conditions"
@@ -467,7 +467,7 @@ def _conditions(job: Job, now: datetime) -> Iterator[str]:
     yield from (f"    {line}" for line in layout(rows))
 
 
-def _pods(job: Job, pods: Iterable[Pod], now: datetime) -> Iterator[str]:
+def _pods(job: JobView, pods: Iterable[Pod], now: datetime) -> Iterator[str]:
     progress = job.status.progress or Progress()
     times = {"STEP TIME": progress.step_seconds, "OWN WORK": progress.work_seconds}
     known = {title: seconds for title, seconds in times.items() if seconds}

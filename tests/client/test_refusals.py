@@ -6,8 +6,8 @@ import click
 import pytest
 
 from trainjob.api import Document, read_documents
-from trainjob.cli.cluster.options import Duration, namespace_of
 from trainjob.cli.documents import RefusedFile
+from trainjob.cli.options import Duration, namespace_of
 from trainjob.cli.submit import changed_fields, changes_told, describe_refusal, refusal_told
 from trainjob.cluster.protocol import RequestFailure
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from trainjob.api import TRAINER_CONTAINER
-from trainjob.cli.cluster.problems import is_missing, is_passing
+from trainjob.client.problems import is_missing, is_passing
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.cluster.kube.resources import PODS
 from trainjob.cluster.local.process import TextLines

@@ -1,6 +1,6 @@
 import pytest
 
-from trainjob.cli.presenter import HERE, ON_CLUSTER, Advice
+from trainjob.client.presenter import HERE, ON_CLUSTER, Advice
 from trainjob.core.exits import EXITS
 
 

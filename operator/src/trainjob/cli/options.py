@@ -1,25 +1,17 @@
-"""The options for a command's cluster and namespace, and how commands with them end."""
+"""The options for a command's cluster and namespace, and durations."""
 
 from __future__ import annotations
 
 import functools
-import os
 import re
-import sys
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from trainjob.api import Document
-from trainjob.cli.cluster.problems import Exit
 from trainjob.cli.documents import RefusedFile
-
-if TYPE_CHECKING:
-    from trainjob.cli.cluster.connection import Connection
-
-Result = TypeVar("Result")
+from trainjob.client.connection import ClusterOptions
 
 # The namespace of a document.
 
@@ -65,26 +57,6 @@ class Duration(click.ParamType[float]):
 # The options for cluster and namespace.
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Values of the options; None: not given."""
-
-    namespace: str | None = None
-    context: str | None = None
-    kubeconfig: str | None = None
-
-    def run(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
-        """Connect to the cluster, and return the result of the work.
-
-        Raises:
-            ClusterProblem: the cluster can't be used, or it refused a request.
-        """
-        # The client is slow to import: only commands that need it import it.
-        from trainjob.cli.cluster.connection import run_connected  # noqa: PLC0415
-
-        return run_connected(self, work)
-
-
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select the cluster; the command gets them as `where: ClusterOptions`."""
 
@@ -101,20 +73,3 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, where=where, **options)
 
     return with_where
-
-
-def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
-    """End a command without a traceback on Ctrl-C or a closed output pipe."""
-
-    @functools.wraps(command)
-    def ending(*arguments: Any, **options: Any) -> Any:
-        try:
-            return command(*arguments, **options)
-        except KeyboardInterrupt:
-            sys.exit(Exit.INTERRUPTED)
-        except BrokenPipeError:
-            # Otherwise Python reports the error again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(Exit.NOBODY_READS)
-
-    return ending

@@ -8,7 +8,7 @@ import pytest
 from support.cli.requests import Answer, Asked, Break
 from support.cli.server import CliServer
 from support.cli.stored_jobs import stored_job
-from trainjob.cli.cluster.jobs import follow, job_scope
+from trainjob.client.jobs import follow, job_scope
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Backoff, Change, Failed, Gone, Seen, Timeouts

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from support.cli.program import NOW
-from trainjob.cli.job import read_run
+from trainjob.client.view import read_run
 from trainjob.cluster import Snapshot
 from trainjob.core.names import Replica
 

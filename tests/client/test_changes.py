@@ -1,5 +1,5 @@
 from support.cli.program import build_replica, build_run
-from trainjob.cli.presenter import describe_changes
+from trainjob.client.presenter import describe_changes
 from trainjob.core.agent_reports import EvaluationResult
 
 TRAINING = build_run([build_replica(step=3, total_steps=10)], message="training on 1 worker")

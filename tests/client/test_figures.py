@@ -1,6 +1,6 @@
 import pytest
 
-from trainjob.cli.presenter import format_metric, format_rate
+from trainjob.client.presenter import format_metric, format_rate
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""How commands end: exit codes, problems as one sentence, and the result of a job."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainjob.client.problems import ClusterProblem, NoCluster, NoJob, TimeIsOver
+
+if TYPE_CHECKING:
+    from trainjob.client.view import JobView
+
+# Exit codes of all commands for a cluster, as docs/cli.md lists them.
+
+
+class Exit(IntEnum):
+    """The exit code of a command."""
+
+    GOOD = 0
+    FAILED = 1
+    """The job failed, a file has mistakes, the cluster refused it, or there is no profile."""
+    USAGE = 2
+    """The command line is wrong, a file can't be read, or the output can't be written."""
+    NO_JOB = 3
+    """There is no such job, or it was deleted meanwhile."""
+    NO_CLUSTER = 4
+    """The cluster can't be used: no kubeconfig, no response, no permission, no TrainJob API."""
+    TIMEOUT = 124
+    """The time given by --timeout is over; the code of `timeout` in coreutils."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    NOBODY_READS = 141
+    """The program that read the output has exited, as after `| head`."""
+
+
+def describe_exits(meanings: Mapping[Exit, str]) -> str:
+    """Return the part of a command's help that explains its exit codes."""
+    rows = (f"  {code.value:<4} {meaning}" for code, meaning in meanings.items())
+    return "\n".join(["\b", "Exit codes:", *rows])
+
+
+_CODES = {NoCluster: Exit.NO_CLUSTER, NoJob: Exit.NO_JOB, TimeIsOver: Exit.TIMEOUT}
+
+
+def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
+    """End a command without a traceback on a problem, on Ctrl-C or a closed output pipe."""
+
+    @functools.wraps(command)
+    def ending(*arguments: Any, **options: Any) -> Any:
+        try:
+            return command(*arguments, **options)
+        except ClusterProblem as problem:
+            print_lines([str(problem)], err=True)
+            sys.exit(_CODES.get(type(problem), Exit.FAILED))
+        except KeyboardInterrupt:
+            sys.exit(Exit.INTERRUPTED)
+        except BrokenPipeError:
+            # Otherwise Python reports the error again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(Exit.NOBODY_READS)
+
+    return ending
+
+
+def conclude(job: JobView) -> Exit:
+    """Print the result of a finished job: on stdout if it is complete, else on stderr."""
+    # The presenter is slow to import: most commands end without a job.
+    from trainjob.client.presenter import describe_end, results_on_cluster  # noqa: PLC0415
+    from trainjob.client.view import Outcome  # noqa: PLC0415
+
+    code = Exit.GOOD if job.outcome is Outcome.COMPLETE else Exit.FAILED
+    print_lines(describe_end(job, results_on_cluster(job)), err=code is not Exit.GOOD)
+    return code
+
+
+def print_lines(lines: Iterable[str], *, err: bool) -> None:
+    """Print lines without terminal control characters from a cluster or a pod."""
+    from trainjob.core.wording import printable  # noqa: PLC0415 - most commands end without a problem
+
+    for line in lines:
+        click.echo(printable(line), err=err)

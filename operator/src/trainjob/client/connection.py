@@ -1,0 +1,95 @@
+"""A connection to the cluster that the options, the environment or the kubeconfig name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trainjob.client.problems import NoCluster, explain
+
+if TYPE_CHECKING:
+    from trainjob.cluster.kube.client import ApiClient
+    from trainjob.cluster.kube.config import Access
+
+# The Kubernetes client is slow to import: it is imported with the first connection. Help, and messages
+# about mistakes in files, don't wait for that.
+
+_USER_AGENT = "trainjob"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which cluster and namespace; None: not given, so that of the kubeconfig."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    def run(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
+        """Connect to the cluster, and return the result of the work.
+
+        Raises:
+            ClusterProblem: the cluster can't be used, or it refused a request.
+        """
+        return asyncio.run(with_connection(self, work))
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An API server, and the namespace of a command.
+
+    Attributes:
+        namespace: that of the options, else that of the context, or `default`.
+    """
+
+    api: ApiClient
+    namespace: str
+
+
+async def with_connection(
+    where: ClusterOptions, work: Callable[[Connection], Coroutine[Any, Any, Result]]
+) -> Result:
+    """Return the result of the work with the connection that the options select.
+
+    Raises:
+        ClusterProblem: the cluster can't be used, or it refused a request.
+    """
+    from trainjob.cluster.kube.client import ApiClient  # noqa: PLC0415
+    from trainjob.cluster.kube.config import InvalidAccess  # noqa: PLC0415
+    from trainjob.cluster.protocol import ClusterError, allow_deep_objects  # noqa: PLC0415
+
+    allow_deep_objects()
+    try:
+        access = find_access(where)
+        async with ApiClient(access, user_agent=_USER_AGENT) as api:
+            return await work(Connection(api, where.namespace or access.namespace))
+    except InvalidAccess as error:
+        raise NoCluster(str(error)) from error
+    except ClusterError as error:
+        raise explain(error) from error
+
+
+def find_access(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> Access:
+    """Return how to reach the cluster that the options select.
+
+    Raises:
+        InvalidAccess: there is no usable kubeconfig.
+    """
+    from trainjob.cluster.kube.config import (  # noqa: PLC0415
+        InvalidAccess,
+        from_kubeconfig,
+        in_cluster,
+    )
+
+    files = where.kubeconfig or environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
+    if any(part and Path(part).expanduser().is_file() for part in files.split(os.pathsep)):
+        return from_kubeconfig(files, where.context)
+    if where == ClusterOptions(where.namespace) and environ.get("KUBERNETES_SERVICE_HOST"):
+        return in_cluster(environ)
+    raise InvalidAccess(f"there is no kubeconfig {files}: name one by --kubeconfig or KUBECONFIG")
