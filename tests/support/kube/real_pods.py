@@ -7,6 +7,7 @@ from typing import Any
 
 from testbed import images
 from testbed.claims import NodeCluster
+from testbed.cluster import KubectlError
 
 MINUTES = 4
 """Against hanging only."""
@@ -59,7 +60,14 @@ def script_job(
 def wait_for(cluster: NodeCluster, namespace: str, name: str, what: str) -> dict[str, Any]:
     """Wait for what `kubectl wait --for` understands, and return the job."""
     limit = f"--timeout={MINUTES}m"
-    cluster.kubectl("wait", f"tj/{name}", "-n", namespace, f"--for={what}", limit, timeout=MINUTES * 60 + 10)
+    try:
+        cluster.kubectl(
+            "wait", f"tj/{name}", "-n", namespace, f"--for={what}", limit, timeout=MINUTES * 60 + 10
+        )
+    except KubectlError as error:
+        error.add_note(cluster.kubectl("describe", "tj,pods", "-n", namespace))
+        error.add_note(cluster.kubectl("get", "events", "-n", namespace, "--sort-by=.lastTimestamp"))
+        raise
     return cluster.get("tj", name, namespace=namespace)
 
 
