@@ -35,7 +35,8 @@ FROM build AS operator-dependencies
 # The official client reads kubeconfigs and runs programs in pods, for people's own machines. It is a third of all
 # dependencies, and kopf would import all of it where it is installed.
 RUN python3 -m venv --without-pip /opt/trainjob \
- && uv export --frozen --quiet --no-dev --no-emit-workspace --package trainjob --prune kubernetes -o requirements.txt \
+ && uv export --frozen --quiet --no-dev --no-emit-workspace --package trainjob --extra controller \
+      --prune kubernetes -o requirements.txt \
  && uv pip install --require-hashes --only-binary :all: --compile-bytecode -r requirements.txt \
  && rm -f /opt/trainjob/.lock
 

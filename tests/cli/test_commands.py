@@ -21,6 +21,16 @@ COMMANDS = [
     "convert",
     "controller",
 ]
+ANY_PROGRAM = """
+apiVersion: trainjob.dev/v1alpha1
+kind: TrainJob
+metadata: {name: any}
+spec:
+  worker: {replicas: 1}
+  evaluator: {replicas: 0}
+  output: {claim: {claimName: training}}
+  template: {spec: {containers: [{name: trainer, image: any, command: ["true"]}]}}
+"""
 
 
 def test_help_names_every_command_and_cuts_no_sentence() -> None:
@@ -75,6 +85,23 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 def test_the_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).exit_code == 0
+
+
+def test_only_the_controller_needs_its_packages(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(ANY_PROGRAM)
+    code = """
+import sys
+sys.modules["kopf"] = sys.modules["prometheus_client"] = None
+from trainjob.cli import commands
+for name in commands._MODULES:
+    commands.main.get_command(None, name)
+commands.main(["run", "job.yaml", "--plain"])
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "any is complete" in done.stdout
 
 
 def test_no_command_waits_for_the_official_client_before_it_asks_for_something() -> None:

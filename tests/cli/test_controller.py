@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from support.cli.program import CONTEXT
 from support.kube.controller import write_kubeconfig
@@ -133,3 +134,13 @@ from trainjob.installation.__main__ import main
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("package", ["kopf", "prometheus_client"])
+def test_without_its_extra_a_sentence_says_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    result = CliRunner().invoke(controller, [])
+    assert result.exit_code == 1
+    assert f"({package}): pip install 'trainjob[controller]'" in result.stderr

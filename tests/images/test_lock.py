@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -53,13 +54,21 @@ def pinned() -> dict[str, set[str]]:
 
 
 def test_the_operator_image_has_no_tensorflow() -> None:
-    assert needed("trainjob", without=PRUNED).isdisjoint({"tensorflow", "tensorflow-cpu", "keras", "numpy"})
+    in_image = needed("trainjob", without=PRUNED, extra="controller")
+    assert in_image.isdisjoint({"tensorflow", "tensorflow-cpu", "keras", "numpy"})
 
 
 def test_the_operator_image_leaves_out_the_official_client() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
-    assert f"--package trainjob --prune {PRUNED} " in dockerfile
+    assert re.search(rf"--package trainjob --extra controller \\\n +--prune {PRUNED} ", dockerfile)
     assert PRUNED in needed("trainjob")
+
+
+def test_people_install_nothing_that_only_the_controller_imports() -> None:
+    asked = tomllib.loads((ROOT / "operator" / "pyproject.toml").read_text())["project"]
+    extra = {Requirement(one).name for one in asked["optional-dependencies"]["controller"]}
+    assert extra.isdisjoint(needed("trainjob"))
+    assert extra < needed("trainjob", extra="controller")
 
 
 def test_the_controller_starts_without_what_its_image_leaves_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import logging
 import os
@@ -182,9 +183,19 @@ def controller(**options: Any) -> None:
     The exit code is 0 when it was asked to stop, 1 when a part has failed, 2 for wrong options, 3 when the
     Lease is lost.
     """
+    _need_packages()
     settings = read_settings(options, os.environ)
     start_logging(options["log_format"])
     sys.exit(_run(settings))
+
+
+def _need_packages() -> None:
+    missing = [name for name in ("kopf", "prometheus_client") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(
+            f"the controller needs packages that are not installed here ({', '.join(missing)}): "
+            "pip install 'trainjob[controller]'"
+        )
 
 
 def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) -> OperatorSettings:

@@ -164,6 +164,7 @@ def _replica_changes(before: ReplicaView | None, after: ReplicaView) -> Iterator
 
 _NO_MODULE = re.compile(r"No module named '([^']+)'")
 _NO_FILE = re.compile(r"can't open file '([^']+)'")
+_TENSORFLOW = ("tensorflow", "keras")
 _NO_SPACE = "No space left on device"
 
 
@@ -173,6 +174,7 @@ class Advice:
 
     Attributes:
         by_reason: advice by reason of failure (table of exit codes), for reasons that need no log.
+        tensorflow: Python did not find TensorFlow or Keras.
         module: Python did not find the module `{module}`.
         file: Python did not find the script `{file}`.
         command: there is no such command.
@@ -181,6 +183,7 @@ class Advice:
     """
 
     by_reason: Mapping[str, str]
+    tensorflow: str
     module: str
     file: str
     command: str
@@ -198,6 +201,8 @@ class Advice:
         if reason in self.by_reason:
             return self.by_reason[reason]
         if module := _NO_MODULE.search(log):
+            if module[1].partition(".")[0] in _TENSORFLOW:
+                return self.tensorflow
             return self.module.format(module=module[1])
         if file := _NO_FILE.search(log):
             return self.file.format(file=file[1])
@@ -237,6 +242,8 @@ HERE = Advice(
         ),
         "OutOfMemory": "give it a smaller batch or model, or fewer replicas on this machine",
     },
+    tensorflow="install TensorFlow into the environment that trainjob runs in: "
+    "pip install 'trainjob-trainer[cpu]', or [gpu] for NVIDIA GPUs",
     module="install the package of '{module}' into the environment that trainjob runs in",
     file="there is no {file}: commands start in the folder of the job's file",
     command="check the command of the container trainer: it must be installed on this machine",
@@ -255,6 +262,7 @@ ON_CLUSTER = Advice(
         "CheckpointMismatch": "the checkpoint is of another model: start over with spec.output.resume: Never",
         "OutOfMemory": "raise resources.limits.memory of the container trainer, or give it a smaller batch",
     },
+    tensorflow="the image has no TensorFlow: start from one that has it, or install it there",
     module="install the package of '{module}' into the image",
     file="there is no {file} in the image: see its WORKDIR and the command of the container trainer",
     command="check the command of the container trainer: the image must have it",
