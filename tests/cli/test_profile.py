@@ -198,7 +198,7 @@ def test_which_replica(spec: dict[str, Any], worker: int | None, chosen: str) ->
     try:
         told = choose(spec, worker).name
     except profile.ClusterProblem as problem:
-        told = problem.message
+        told = str(problem)
     assert chosen in told
 
 

@@ -48,6 +48,11 @@ def describe_exits(meanings: Mapping[Exit, str]) -> str:
 _CODES = {NoCluster: Exit.NO_CLUSTER, NoJob: Exit.NO_JOB, TimeIsOver: Exit.TIMEOUT}
 
 
+def code_of(problem: ClusterProblem) -> Exit:
+    """Return the exit code of a command that ends with this problem."""
+    return _CODES.get(type(problem), Exit.FAILED)
+
+
 def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
     """End a command without a traceback on a problem, on Ctrl-C or a closed output pipe."""
 
@@ -57,7 +62,7 @@ def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*arguments, **options)
         except ClusterProblem as problem:
             print_lines([str(problem)], err=True)
-            sys.exit(_CODES.get(type(problem), Exit.FAILED))
+            sys.exit(code_of(problem))
         except KeyboardInterrupt:
             sys.exit(Exit.INTERRUPTED)
         except BrokenPipeError:

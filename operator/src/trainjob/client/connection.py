@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ class ClusterOptions:
         Raises:
             ClusterProblem: the cluster can't be used, or it refused a request.
         """
+        import asyncio  # noqa: PLC0415 - as slow to import as the client
+
         return asyncio.run(with_connection(self, work))
 
 
