@@ -1,4 +1,4 @@
-"""The test cluster by hand: `python -m testbed COMMAND`; README.md beside this package tells the rest."""
+"""The test cluster by hand: `python -m testbed COMMAND`; README.md beside this package has the rest."""
 
 import argparse
 import sys

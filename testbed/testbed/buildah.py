@@ -19,7 +19,7 @@ class Buildah:
         root = cache() / "buildah"
         self._words = ("buildah", *("--root", root / "root", "--runroot", root / "run"), *DRIVER)
         root.mkdir(parents=True, exist_ok=True)
-        # Unless told otherwise it makes /etc/cni for networks that these builds don't have.
+        # By default it makes /etc/cni for networks that these builds don't have.
         config = root / "containers.conf"
         config.write_text(f'[network]\nnetwork_config_dir = "{root}/cni"\n')
         self._env = {"CONTAINERS_CONF": str(config)}

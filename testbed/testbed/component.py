@@ -34,7 +34,7 @@ class Runner(Protocol):
 class Plain:
     """Runs components as ordinary processes of this machine.
 
-    Every process is written down before anything else happens, so that whoever comes next can end it.
+    Every process is written down before anything else happens, so that the next run can end it.
     """
 
     def __init__(self, folder: Path, *, die_with_us: bool) -> None:

@@ -32,7 +32,7 @@ address = "{socket}"
 path = "/run/containerd/opt"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{pause}"
-# Without CAP_SYS_RESOURCE nobody may make a process harder to kill than itself.
+# Without CAP_SYS_RESOURCE no process may make a process harder to kill than itself.
 restrict_oom_score_adj = true
 disable_apparmor = true
 tolerate_missing_hugetlb_controller = true

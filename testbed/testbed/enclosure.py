@@ -1,6 +1,6 @@
 """Namespaces of their own for the node's processes: network, mounts, process numbers.
 
-Whatever happens in there stays in there: addresses, routes and firewall rules go with the network namespace,
+All that happens in there stays in there: addresses, routes and firewall rules go with the network namespace,
 mounts with the mount namespace, and every process, however deep in a container, with the first process. So
 cleaning up after a crash is to end one process; no kubelet, containerd or cluster of this machine is touched.
 """
@@ -109,7 +109,7 @@ class Enclosure:
                 process.kill()
 
     def _first_process(self) -> Process | None:
-        """Who listens on the socket: the kernel tells its number as seen from here."""
+        """Who listens on the socket: the kernel gives its number as seen from here."""
         try:
             with self._connection() as connection:
                 answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

@@ -102,7 +102,7 @@ def _build(image: Image, layout: Layout) -> None:
 
 
 def _forget_older(wanted: list[Image]) -> None:
-    """Leaves in buildah's store what the next build of these images goes on from."""
+    """Leaves in buildah's store what the next build of these images continues from."""
     stages = [name for image in wanted for name in stage_names(REPOSITORY / image.context, image.target)]
     with step("delete what older builds left"):
         Buildah().prune([BASE, *(image.name for image in wanted), *stages])

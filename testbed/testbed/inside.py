@@ -1,4 +1,4 @@
-"""The first process of the enclosure: it sets up the mounts, then starts and ends what it is told to.
+"""The first process of the enclosure: it sets up the mounts, then starts and ends what its commands say.
 
 Runs as a script under `unshare`, as process 1 of a new process namespace: when it ends, the kernel ends
 everything else in there. Needs nothing but the standard library.
@@ -93,7 +93,7 @@ def _start(request: dict[str, Any], log: Path) -> int:
 
 
 def _reap(living: dict[str, int]) -> None:
-    """Takes the status of whatever ended, orphans included."""
+    """Takes the status of all that ended, orphans included."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -10,7 +10,7 @@ from testbed.progress import say
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Holds an exclusive lock on a file, and waits for whoever holds it now."""
+    """Holds an exclusive lock on a file, and waits for its present holder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as handle:
         try:

@@ -59,7 +59,7 @@ def kubelet(plane: ControlPlane, network: Network) -> Component:
     """The kubelet, with its pods in our control group, content with a machine of any size and fullness."""
     folder = plane.folder
     certificate, key = plane.serving_pair("kubelet-server", (f"DNS:{NODE}", f"IP:{network.node}"))
-    (folder / "resolv.conf").write_text("")  # pods ask the cluster's DNS and nobody else
+    (folder / "resolv.conf").write_text("")  # pods ask the cluster's DNS alone
     config = _configuration(
         folder / "kubelet.json", "KubeletConfiguration", "kubelet.config.k8s.io/v1beta1",
         authentication={"x509": {"clientCAFile": str(plane.authority)}, "webhook": {"enabled": True},

@@ -156,7 +156,7 @@ def _cluster(folder: Path) -> NodeCluster:
 
 
 def _clean(*, keep_logs: bool = False) -> None:
-    """Ends and deletes whatever there is of a cluster of ours, in any state."""
+    """Ends and deletes all that there is of a cluster of ours, in any state."""
     for folder in (_folder(), _folder().with_name("store")):
         Enclosure(folder).destroy()
     network.disconnect()

@@ -19,7 +19,7 @@ class Pair:
 
 
 class Authority:
-    """A certificate authority in a folder: it signs whoever takes part in the cluster."""
+    """A certificate authority in a folder: it signs the certificates of the cluster's parts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -27,7 +27,7 @@ def start(name: str, *, die_with_us: bool) -> Cluster:
     """Starts a control plane in the folder `name` and returns once its controllers work.
 
     Args:
-        name: The folder under `places.state()`; whatever it held before is ended and deleted.
+        name: The folder under `places.state()`; all that it held before is ended and deleted.
         die_with_us: The control plane ends with this process, however it ends.
     """
     need_tools("openssl")

@@ -62,5 +62,5 @@ def test_editors_see_what_is_wrong(changes: dict[str, Any], is_good: bool) -> No
     assert jsonschema.Draft7Validator(schema).is_valid(change_job(changes)) is is_good
 
 
-def test_editor_schema_has_no_words_of_kubernetes() -> None:
+def test_the_editor_schema_has_no_kubernetes_keywords() -> None:
     assert "x-kubernetes" not in json.dumps(editor_schema())

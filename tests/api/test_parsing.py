@@ -180,5 +180,5 @@ def test_longest_name_leaves_room_for_every_pod(spec: dict[str, Any], most: int)
         (FieldError("", "is a list"), "is a list"),
     ],
 )
-def test_error_in_words(error: FieldError, text: str) -> None:
+def test_the_text_of_an_error(error: FieldError, text: str) -> None:
     assert str(error) == text

@@ -127,7 +127,7 @@ def test_scalar(text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(("text", "message"), UNREADABLE)
-def test_unreadable_text_is_told_with_its_line(text: str | bytes, message: str) -> None:
+def test_unreadable_text_is_reported_with_its_line(text: str | bytes, message: str) -> None:
     with pytest.raises(InvalidTrainJob) as caught:
         read_documents(text, source="f.yaml")
     assert str(caught.value.errors[0]).startswith(message)
@@ -223,7 +223,7 @@ def test_keys_become_text() -> None:
     }
 
 
-def test_all_duplicates_are_told() -> None:
+def test_all_duplicates_are_reported() -> None:
     with pytest.raises(InvalidTrainJob) as caught:
         read_documents("a: 1\na: 2\nb: 1\nb: 2\n", source="f.yaml")
     assert [error.path for error in caught.value.errors] == ["a", "b"]

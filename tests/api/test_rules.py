@@ -12,7 +12,7 @@ from support.world.wrong_jobs import ACCEPTED, BROKEN
 
 
 @pytest.mark.parametrize(("changes", "path", "message"), BROKEN)
-def test_broken_rule_is_told(changes: dict[str, Any], path: str, message: str) -> None:
+def test_a_broken_rule_is_reported(changes: dict[str, Any], path: str, message: str) -> None:
     errors = errors_of(change_job(changes))
     assert path in errors
     assert any(message in said for said in errors[path]), errors
@@ -35,7 +35,7 @@ def test_every_error_comes_in_one_pass() -> None:
     assert set(errors_of(change_job(changes))) == set(changes)
 
 
-def test_single_mistakes_are_told_once() -> None:
+def test_single_mistakes_are_reported_once() -> None:
     for changes, path, _ in BROKEN:
         errors = errors_of(change_job(changes))
         assert len(errors[path]) == len(set(errors[path])), errors

@@ -60,7 +60,7 @@ def test_nothing_else_is_looked_at_in_a_job_that_is_too_large(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("changes", [changes for changes, _, _ in TOO_LARGE])
-def test_what_is_not_kept_is_told_all_the_same(changes: dict[str, Any]) -> None:
+def test_what_is_not_kept_is_still_reported(changes: dict[str, Any]) -> None:
     job = change_job(changes)
     kept = without_too_large(job)
     assert errors_of(kept) == errors_of(job)
@@ -123,7 +123,7 @@ def test_a_thousand_replicas_train_at_most(changes: dict[str, Any], good: bool) 
         {"spec.template.spec.note": "x" * 60 * KIB, "spec.worker.replicas": 1000},
     ],
 )
-def test_a_job_that_has_begun_goes_on_whatever_its_size(changes: dict[str, Any]) -> None:
+def test_a_job_that_has_started_continues_at_any_size(changes: dict[str, Any]) -> None:
     job = change_job({**changes, "status": BEGUN})
     with pytest.raises(InvalidTrainJob):
         parse(job)  # a file may hold any status

@@ -112,7 +112,7 @@ spec:
     assert printed(result)[0]["spec"]["output"] == {"claim": {"claimName": "training"}}
 
 
-def test_items_of_a_list_are_told_apart(tmp_path: Path) -> None:
+def test_items_of_a_list_are_distinguished(tmp_path: Path) -> None:
     jobs = {"apiVersion": "v1", "kind": "List", "items": [CONFIG_MAP, build_tfjob()]}
     file = write(tmp_path, jobs)
     result = convert(file)

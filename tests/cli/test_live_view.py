@@ -61,7 +61,7 @@ def test_everything_is_shown() -> None:
 
 
 @pytest.mark.parametrize("state", ["finished", "starting", "waiting", "failed (1)"])
-def test_who_waits_for_data_is_told_of_those_that_train(state: str) -> None:
+def test_waiting_for_data_is_reported_of_replicas_that_train(state: str) -> None:
     job = build_run([build_replica(state=state, step_seconds=1.0, input_seconds=0.9)])
     assert "waits for its data" not in _drawn(job)
 

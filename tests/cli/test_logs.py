@@ -314,7 +314,7 @@ def test_ctrl_c_while_following(api: CliServer, tmp_path: Path) -> None:
     assert "Traceback" not in "\n".join(process.lines)
 
 
-def test_nobody_reads_any_more(api: CliServer, tmp_path: Path) -> None:
+def test_the_reader_of_the_output_is_gone(api: CliServer, tmp_path: Path) -> None:
     three_logs(api)
     api.write_log("digits-worker-0-1", *[at(9, "x" * 1000, fraction=n) for n in range(500)])
     with subprocess.Popen(

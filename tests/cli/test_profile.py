@@ -108,7 +108,7 @@ def test_a_record_that_ended_sooner_says_why(api: CliServer, tmp_path: Path) -> 
         ({"container": RUNNING}, [], "worker 0 has not answered"),
     ],
 )
-def test_what_can_not_be_had_is_told(
+def test_what_is_not_available_is_reported(
     pod: dict[str, Any] | None, answers: list[dict[str, Any]], told: str, api: CliServer, tmp_path: Path
 ) -> None:
     api.put(stored_job("Running"))

@@ -90,7 +90,7 @@ def test_several_jobs(tmp_path: Path) -> None:
     assert "holds no TrainJob 'three', but one, two" in other.stderr
 
 
-def test_mistakes_are_told_as_validate_tells_them(tmp_path: Path) -> None:
+def test_mistakes_are_reported_as_validate_does(tmp_path: Path) -> None:
     result = _render(tmp_path, build_job(workers=0))
     assert result.exit_code == 1
     assert result.stdout == ""

@@ -176,7 +176,7 @@ def test_an_interruption_ends_every_process(number: signal.Signals, tmp_path: Pa
     text = "\n".join(run.lines)
     assert "stopping: replicas have" in text
     assert "The checkpoint of step 5 is kept in runs/training/digits/checkpoints." in text
-    assert f"go on from there with the same command: trainjob run {file}" in text
+    assert f"continue from there with the same command: trainjob run {file}" in text
     pids = run.numbers_after("pid")
     assert len(pids) == 3
     assert not [pid for pid in pids if is_alive(pid)]
@@ -207,7 +207,7 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
         wait_gone(pid)
 
 
-def test_nobody_reads_any_more(tmp_path: Path) -> None:
+def test_the_reader_of_the_output_is_gone(tmp_path: Path) -> None:
     script = STAY.replace("signal.pause()", "while True: print('more', flush=True)")
     with running("run", str(write_job(tmp_path, script)), cwd=tmp_path) as run:
         run.read_until("worker-0: pid", "worker-1: pid", "evaluator-0: pid")

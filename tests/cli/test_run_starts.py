@@ -11,7 +11,7 @@ from support.cli.program import GUARD_SECONDS, command, trainjob, write_job
 STAY = "signal.pause()"
 
 
-def test_a_file_read_from_a_cluster_starts_anew(tmp_path: Path) -> None:
+def test_a_file_read_from_a_cluster_starts_over(tmp_path: Path) -> None:
     file = write_job(tmp_path, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z", "labels": None})
     with file.open("a") as job:
         job.write('status: {state: Failed, conditions: [{type: Failed, status: "True"}]}\n')
@@ -20,7 +20,7 @@ def test_a_file_read_from_a_cluster_starts_anew(tmp_path: Path) -> None:
     assert "worker-0: hello from worker 0" in result.stdout
 
 
-def test_nobody_reads_from_the_start(tmp_path: Path) -> None:
+def test_the_output_has_no_reader_from_the_start(tmp_path: Path) -> None:
     file = write_job(tmp_path, STAY)
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(  # noqa: PLW1510 - the exit code is what is looked at

@@ -38,7 +38,7 @@ def test_a_valid_job(job: dict[str, Any], expected: str, tmp_path: Path) -> None
     assert (result.exit_code, result.stdout, result.stderr) == (0, expected, "")
 
 
-def test_several_jobs_are_told_apart(tmp_path: Path) -> None:
+def test_several_jobs_are_distinguished(tmp_path: Path) -> None:
     result = _validate(_write(tmp_path, build_job(name="one"), build_job(name="two", workers=1)))
     assert result.stdout == "one: valid: 3 pods, 0 GPUs\ntwo: valid: 2 pods, 0 GPUs\n"
 
@@ -71,7 +71,7 @@ spec:
     assert lines[1].startswith(f"{file}:8 spec.maxRestart: ")
 
 
-def test_a_template_that_is_too_large_is_told_with_its_field_and_line(tmp_path: Path) -> None:
+def test_a_template_that_is_too_large_is_reported_with_its_field_and_line(tmp_path: Path) -> None:
     text = yaml.safe_dump(build_job(pod={"affinity": {"podAffinity": ["x" * 100] * 700}}))
     file = _write(tmp_path, text)
     result = _validate(file)

@@ -32,7 +32,7 @@ def test_an_empty_name_is_no_job(command: str, api: CliServer) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (3, "", "the job's name is empty\n")
 
 
-def test_it_waits_and_tells_how_far_it_is(api: CliServer) -> None:
+def test_it_waits_and_reports_progress(api: CliServer) -> None:
     api.put(stored_job("Pending", message="starting 2 workers"))
     waiting = Beside("wait", "digits")
     api.wait_until(lambda: api.count("watch") == 1)
@@ -95,7 +95,7 @@ def test_it_outlives_a_restart_of_the_api_server(api: CliServer) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_permission_that_is_taken_away(api: CliServer) -> None:
+def test_a_permission_that_is_revoked(api: CliServer) -> None:
     api.put(stored_job("Running"))
     waiting = Beside("wait", "digits")
     api.wait_until(lambda: api.count("watch") == 1)
@@ -126,7 +126,7 @@ def test_ctrl_c(api: CliServer, tmp_path: Path) -> None:
         assert process.lines == ["digits: Running: training"]
 
 
-def test_ctrl_c_while_nobody_answers(api: CliServer, tmp_path: Path) -> None:
+def test_ctrl_c_while_the_server_does_not_answer(api: CliServer, tmp_path: Path) -> None:
     answers = threading.Event()
     api.rules.append(lambda _: answers.wait(GUARD_SECONDS) and None)
     with running("wait", "digits", cwd=tmp_path) as process:

@@ -5,7 +5,7 @@ from trainjob.core.agent_reports import EvaluationResult
 TRAINING = build_run([build_replica(step=3, total_steps=10)], message="training on 1 worker")
 
 
-def test_the_first_view_is_told_whole() -> None:
+def test_the_first_view_is_reported_whole() -> None:
     assert describe_changes(None, TRAINING) == (
         "digits: Running: training on 1 worker",
         "worker-0: training, step 3 of 10",
@@ -31,23 +31,23 @@ def test_saving_a_checkpoint_says_nothing() -> None:
     assert describe_changes(saving, TRAINING) == ()
 
 
-def test_a_failure_while_saving_is_told() -> None:
+def test_a_failure_while_saving_is_reported() -> None:
     saving = build_run([build_replica(state="saving")])
     failed = build_run([build_replica(state="failed (1)", exit_code=1)])
     assert describe_changes(saving, failed) == ("worker-0: failed (1)",)
 
 
-def test_a_good_end_after_saving_is_told() -> None:
+def test_a_good_end_after_saving_is_reported() -> None:
     saving, finished = (build_run([build_replica(state=state, step=9)]) for state in ("saving", "finished"))
     assert describe_changes(saving, finished) == ("worker-0: finished, step 9",)
 
 
-def test_a_new_message_is_told() -> None:
+def test_a_new_message_is_reported() -> None:
     restarting = build_run(TRAINING.replicas, state="Restarting", message="worker 0 crashed")
     assert describe_changes(TRAINING, restarting) == ("digits: Restarting: worker 0 crashed",)
 
 
-def test_a_restart_between_two_views_is_told_once() -> None:
+def test_a_restart_between_two_views_is_reported_once() -> None:
     restarted = {
         "firstFailure": {"message": "worker 0 crashed; restarted in place"},
         "restarts": {"charged": 1, "lastTime": "2026-01-02T03:04:05Z"},
@@ -66,7 +66,7 @@ def test_a_restart_without_a_failure_is_no_failure() -> None:
     assert describe_changes(build_run(message="a"), build_run(message="a", **resized)) == ()
 
 
-def test_resuming_is_told_once_an_attempt() -> None:
+def test_resuming_is_reported_once_an_attempt() -> None:
     fresh = build_run([build_replica(step=1)])
     resumed = build_run([build_replica(step=221, resumed_from=220)])
     assert describe_changes(fresh, resumed) == ("digits: resumed from step 220",)
@@ -75,7 +75,7 @@ def test_resuming_is_told_once_an_attempt() -> None:
     assert describe_changes(resumed, again) == ("digits: resumed from step 220",)
 
 
-def test_a_straggler_is_told_once() -> None:
+def test_a_straggler_is_reported_once() -> None:
     straggler = {"replica": "worker-2", "node": "gpu-7", "workSeconds": 0.41, "medianSeconds": 0.2}
     before, after = build_run(), build_run(stragglers=[straggler])
     assert describe_changes(before, after) == (
@@ -85,7 +85,7 @@ def test_a_straggler_is_told_once() -> None:
     assert describe_changes(after, after) == ()
 
 
-def test_a_new_evaluation_is_told() -> None:
+def test_a_new_evaluation_is_reported() -> None:
     first = build_run(evaluation=EvaluationResult(step=220, metrics={"accuracy": 0.961, "loss": 0.12}))
     final = build_run(evaluation=EvaluationResult(step=440, metrics={"accuracy": 0.975}, final=True))
     assert describe_changes(build_run(), first) == (

@@ -68,7 +68,7 @@ def test_half_a_stamp_is_no_line(rest: str) -> None:
     assert cursor.finish() == []
 
 
-def test_it_goes_on_a_second_before_the_last_line() -> None:
+def test_it_continues_a_second_before_the_last_line() -> None:
     cursor = LogCursor()
     feed(cursor, f"{STAMP.format(9, 500)} x\n")
     assert cursor.since == "2026-01-02T03:04:08Z"

@@ -58,7 +58,7 @@ async def test_what_is_there_and_what_changes() -> None:
         assert await take(found, 1) == [("Gone", "Running")]
 
 
-async def test_a_watch_that_breaks_off_goes_on_where_it_was() -> None:
+async def test_a_watch_that_breaks_off_continues_where_it_was() -> None:
     async with following() as (api, found):
         assert await take(found, 1) == [("Listed", "")]
         fail(api, "watch", Break())

@@ -73,7 +73,7 @@ UNKNOWN = (
         (RequestFailure(code=422), "", ["job.yaml:1 HTTP status 422"]),
     ],
 )
-def test_the_api_servers_words_beside_the_lines(
+def test_the_api_servers_message_beside_the_lines(
     refusal: RequestFailure, root: str, expected: list[str]
 ) -> None:
     assert [line.rstrip() for line in describe_refusal(refusal, document(), root)] == expected

@@ -98,7 +98,7 @@ def test_why_there_is_no_log(pod: dict[str, Any], expected: str | None) -> None:
         assert why_no_log(read) == expected
 
 
-def test_causes_are_told_together() -> None:
+def test_causes_are_reported_together() -> None:
     waits = {f"worker {n}": "starting" for n in range(5)}
     assert describe_waits(waits) == "worker 0 and 4 more: starting"
     assert describe_waits({"worker 0": "a", "worker 1": "b", "worker 2": "a"}) == (
@@ -155,7 +155,7 @@ def test_a_pod_that_is_gone_is_not_read() -> None:
     assert made.due() == ()
 
 
-def test_what_is_waited_for_is_told_once() -> None:
+def test_what_is_waited_for_is_reported_once() -> None:
     made = replicas(stored_pod())
     made.begin()
     assert made.new_waits() == {"worker 0": "waiting for a node"}

@@ -124,7 +124,7 @@ def test_interruption() -> None:
     assert "\n".join(describe_interruption(job, RESULTS)) == (
         "digits was interrupted; all its processes have ended. "
         "The checkpoint of step 220 is kept in runs/training/digits/checkpoints.\n"
-        "  go on from there with the same command: trainjob run job.yaml"
+        "  continue from there with the same command: trainjob run job.yaml"
     )
 
 

@@ -67,7 +67,7 @@ async def test_another_token() -> None:
     async with agent(REPORT, heard, "another") as port:
         with pytest.raises(AgentRefused, match="another token"):
             await sync("127.0.0.1", port, TOKEN, {})
-    assert heard == ["a frame has a wrong tag: another token, or somebody in between"]
+    assert heard == ["a frame has a wrong tag: another token, or the frame was altered"]
 
 
 async def test_an_agent_that_leaves() -> None:

@@ -99,7 +99,7 @@ def test_what_the_trainer_refuses(request_: dict[str, int], words: str, tmp_path
     assert not list((tmp_path / "profile").iterdir())
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_a_request_without_an_answer(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.is_deaf = True
     with pytest.raises(ClusterProblem, match="worker 0 has not answered for 60 s"):
@@ -119,7 +119,7 @@ def test_the_job_ends_meanwhile(tmp_path: Path) -> None:
         job.run(count=20)
 
 
-def test_somebody_else_asks_meanwhile(tmp_path: Path) -> None:
+def test_another_request_comes_meanwhile(tmp_path: Path) -> None:
     job = Job(tmp_path)
     asked: list[bool] = []
     train = job.train
@@ -131,7 +131,7 @@ def test_somebody_else_asks_meanwhile(tmp_path: Path) -> None:
         train()
 
     job.train = interfere  # type: ignore[method-assign]
-    with pytest.raises(ClusterProblem, match="asked by somebody else"):
+    with pytest.raises(ClusterProblem, match="received another request"):
         job.run(first=500, last=510)
 
 

@@ -55,7 +55,7 @@ async def test_replicas_that_start_at_once_agree() -> None:
         assert len(server.all("Secret")) == 1
 
 
-async def test_whoever_loses_the_race_takes_the_winners() -> None:
+async def test_the_loser_of_the_race_uses_the_winners() -> None:
     async with FakeApiServer().serve() as server:
         winners = base64.b64encode(b"w" * 32).decode()
 

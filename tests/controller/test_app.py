@@ -71,13 +71,13 @@ async def test_when_asked_to_stop_the_lease_is_its_last_write() -> None:
             server.put(build_job(name=f"job-{number}"))
         assert await operator.end() is ExitCode.STOPPED
         assert operator.graces == [(GRACE_SECONDS, ExitCode.STOPPED)]
-        # What was done is still told; nothing more is done.
+        # What was done is still reported; nothing more is done.
         assert [write for write in server.writes() if " Event " not in write][-1] == "update Lease lease"
         assert _holder(server) == ""
         assert len(server.all("Pod")) < 90  # it was stopped in the midst of it
 
 
-async def test_agents_are_told_nothing_any_more_once_the_lease_is_given_back(
+async def test_agents_get_no_target_after_the_lease_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[str] = []
@@ -104,7 +104,7 @@ async def test_agents_are_told_nothing_any_more_once_the_lease_is_given_back(
     assert calls == ["asks", "asks no more", "gives the lease back"]
 
 
-async def test_orders_tell_how_often_the_lease_had_changed_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_targets_have_the_number_of_lease_transitions(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
 
     class Told(Controller):

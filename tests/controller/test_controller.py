@@ -14,7 +14,7 @@ from trainjob.controller import Controller
 
 
 class Kubelet:
-    """Runs every pod of a fake cluster at once, and ends it well (or as told)."""
+    """Runs every pod of a fake cluster at once, and ends it well, or as a test says."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
@@ -102,10 +102,10 @@ async def test_a_status_that_is_refused_is_one_line_and_an_event(caplog: pytest.
     (line,) = (record for record in caplog.records if words in record.getMessage())
     assert line.exc_info is None
     assert line.levelno == logging.ERROR
-    assert ("Refused", f"the cluster refuses what is to be done for this job: {words}") in cluster.events
+    assert ("Refused", f"the cluster refuses a write for this job: {words}") in cluster.events
 
 
-async def test_nothing_that_goes_wrong_while_a_refusal_is_told_stops_the_work() -> None:
+async def test_no_error_while_a_refusal_is_reported_stops_the_work() -> None:
     cluster = build_cluster()
     Kubelet(cluster)
     controller = Controller(cluster)
@@ -128,7 +128,7 @@ async def test_nothing_that_goes_wrong_while_a_refusal_is_told_stops_the_work() 
     assert troubles == []
 
 
-async def test_a_job_that_vanishes_is_told() -> None:
+async def test_a_job_that_vanishes_is_logged() -> None:
     cluster = build_cluster()
     controller = Controller(cluster)
     key = cluster.apply(build_plain_job())
@@ -170,7 +170,7 @@ async def test_a_cluster_that_asks_to_wait_for_nothing_is_not_asked_without_end(
 
 
 @pytest.mark.parametrize("ticks", range(6))
-async def test_a_cancellation_is_heard_at_the_moment_of_a_wakeup(ticks: int) -> None:
+async def test_a_cancellation_at_the_moment_of_a_wakeup_takes_effect(ticks: int) -> None:
     cluster = build_cluster()
     controller = Controller(cluster)
     running = asyncio.create_task(controller.run())
@@ -182,4 +182,4 @@ async def test_a_cancellation_is_heard_at_the_moment_of_a_wakeup(ticks: int) -> 
         await asyncio.sleep(0)
     running.cancel()
     done, _ = await asyncio.wait({running}, timeout=10)
-    assert done, "the controller goes on although it was cancelled"
+    assert done, "the controller continues although it was cancelled"

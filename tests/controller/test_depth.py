@@ -40,7 +40,7 @@ def has_pods(server: ControllerServer, job: str) -> bool:
     return sum(name.startswith(f"{job}-") for name in names) == 3
 
 
-async def test_a_job_as_deep_as_the_api_server_takes_harms_nobody() -> None:
+async def test_a_job_as_deep_as_the_api_server_accepts_harms_no_other() -> None:
     async with ControllerServer().serve() as server:
         settings = OperatorSettings(
             Access(server.url), identity="me", key=KeyName("trainjob"), host="127.0.0.1", port=0

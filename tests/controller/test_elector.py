@@ -88,7 +88,7 @@ async def test_another_one_waits_until_the_lease_is_released() -> None:
     assert shelf.holder == "b"
 
 
-async def test_a_lease_that_nobody_renews_is_taken_over() -> None:
+async def test_a_lease_that_is_not_renewed_is_taken_over() -> None:
     shelf = Shelf()
     first, second = build_elector(shelf, "a"), build_elector(shelf, "b")
     async with running(first.run()):
@@ -169,7 +169,7 @@ async def test_who_never_led_releases_nothing() -> None:
     assert shelf.spec is None
 
 
-async def test_a_release_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_release_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     shelf = Shelf()
     elector = build_elector(shelf, "a")
     async with running(elector.run()):

@@ -16,7 +16,9 @@ from trainjob.controller.health import (
 LONG = STUCK_SECONDS + 1
 
 
-@pytest.mark.parametrize(("silent", "problem"), [(0, ""), (90, ""), (91, "nothing heard or tried for 91 s")])
+@pytest.mark.parametrize(
+    ("silent", "problem"), [(0, ""), (90, ""), (91, "nothing received or tried for 91 s")]
+)
 def test_a_watch(silent: float, problem: str) -> None:
     assert check_watch("pods", silent, 90) == Check("pods", problem)
 
@@ -28,7 +30,7 @@ def test_a_watch(silent: float, problem: str) -> None:
         (Load(waiting=0, longest=0, unserved=0), ""),
         (Load(waiting=9999, longest=STUCK_SECONDS, unserved=STUCK_SECONDS), ""),
         (Load(waiting=0, longest=LONG, unserved=0), "one job has kept a worker busy for 301 s"),
-        (Load(waiting=2, longest=0, unserved=LONG), "2 jobs wait, and none was taken up for 301 s"),
+        (Load(waiting=2, longest=0, unserved=LONG), "2 jobs wait, and none was started for 301 s"),
     ],
 )
 def test_the_work_loop(load: Load | None, problem: str) -> None:

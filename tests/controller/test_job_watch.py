@@ -27,7 +27,7 @@ Event = tuple[str | None, str]
 
 
 class Heard:
-    """What a watch has told."""
+    """The events of a watch."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -114,7 +114,7 @@ async def test_an_error_in_the_watch_is_got_over(code: int) -> None:
         assert heard.restarts == (0 if code == 410 else 1)
 
 
-async def test_a_frozen_watch_is_opened_anew() -> None:
+async def test_a_frozen_watch_is_opened_again() -> None:
     timeouts = Timeouts(inactivity=0.5)
     async with ControllerServer().serve() as server, watching(server, timeouts=timeouts) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
@@ -132,7 +132,7 @@ async def test_a_kopf_that_says_nothing_for_too_long_is_started_again(
         await until(lambda: heard.starts >= 2)
         server.put(build_job(name="later"))
         await until(lambda: heard.events)
-    assert "nothing heard for 0 s" in caplog.text
+    assert "nothing received for 0 s" in caplog.text
 
 
 async def test_a_kopf_that_ends_is_started_again(caplog: pytest.LogCaptureFixture) -> None:

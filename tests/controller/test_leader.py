@@ -30,7 +30,7 @@ OTHERS = Lease("other", 15, renewed="r1", version="1")
     ("lease", "since", "closed", "now", "wait"),
     [
         (None, 0, 0, 0, 0),  # the first replica ever
-        (None, 100, 15, 105, 10),  # deleted under a leader that may go on until its deadline
+        (None, 100, 15, 105, 10),  # deleted under a leader that may continue until its deadline
         (Lease("me", 15), 0, 15, 1, 0),  # the own one
         (Lease("", 1), 100, 0, 100, 0),  # released
         (OTHERS, 100, 15, 100, 15),
@@ -51,7 +51,7 @@ def test_who_may_claim_when(
     [
         (None, OTHERS, 110),
         (Sighting(OTHERS, 100, 15), OTHERS, 100),
-        (Sighting(OTHERS, 100, 15), replace(OTHERS, version="2"), 100),  # somebody has set a label
+        (Sighting(OTHERS, 100, 15), replace(OTHERS, version="2"), 100),  # another client has set a label
         (Sighting(OTHERS, 100, 15), replace(OTHERS, renewed="r2", version="2"), 110),
         (Sighting(OTHERS, 100, 15), replace(OTHERS, holder="third", version="2"), 110),
         (Sighting(OTHERS, 100, 15), None, 110),
@@ -121,7 +121,7 @@ def test_a_leader_that_gets_no_answer_tries_on_and_then_gives_up() -> None:
     assert "no renewal for 10 s" in step.why
 
 
-def test_a_leader_whose_answer_was_lost_goes_on() -> None:
+def test_a_leader_whose_response_was_lost_continues() -> None:
     candidacy, _ = _lead(now=0)
     candidacy.failed(2)
     stored = Lease("me", 15, renewed="later", version="7")

@@ -42,7 +42,7 @@ async def test_a_request_to_stop_is_no_failure() -> None:
         (lambda: fail(asyncio.CancelledError()), ExitCode.FAILED, "A part has ended by itself"),
     ],
 )
-async def test_the_end_of_a_part_is_told(
+async def test_the_end_of_a_part_is_logged(
     work: object, code: ExitCode, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert callable(work)

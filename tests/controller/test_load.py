@@ -50,7 +50,7 @@ async def test_how_the_work_goes() -> None:
     running.cancel()
 
 
-async def test_a_job_is_looked_at_when_somebody_says_so() -> None:
+async def test_a_job_is_observed_when_its_key_is_added() -> None:
     cluster = SlowCluster()
     cluster.let_go.set()
     key = cluster.apply(build_plain_job())

@@ -30,7 +30,7 @@ def write(form: LogFormat) -> list[str]:
     start_logging(form, stream)
     log = logging.getLogger("trainjob.controller.operator")
     log.info("at work on %s", "päd")
-    log.debug("nobody wants to know")
+    log.debug("not at this level")
     try:
         raise ValueError("a defect")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Large jobs: their pods are built and sent a portion at a time, and others go on in between."""
+"""Large jobs: their pods are built and sent a portion at a time, and other jobs continue in between."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_an_api_server_that_is_away_is_not_asked_for_every_pod() -> None:
     assert len(asked) == PORTION
 
 
-async def test_a_name_that_is_taken_keeps_no_other_pod_away() -> None:
+async def test_a_name_that_is_in_use_delays_no_other_pod() -> None:
     world = World(build_plain_job(workers=WORKERS, evaluator=False))
     world.cluster.fault = lambda operation, manifest: (
         AlreadyExists("taken")
@@ -116,7 +116,7 @@ async def test_a_name_that_is_taken_keeps_no_other_pod_away() -> None:
 
 
 @pytest.mark.parametrize("what", ["created", "stopped"])
-async def test_others_go_on_between_two_portions(what: str) -> None:
+async def test_other_jobs_continue_between_two_portions(what: str) -> None:
     world = World(build_plain_job(workers=WORKERS, evaluator=False))
     if what == "stopped":
         await world.started()

@@ -24,8 +24,8 @@ async def passes(world: World, number: int) -> timedelta | None:
     return again
 
 
-async def test_a_name_that_is_taken_out_of_sight_is_left_to_the_queues_back_off() -> None:
-    """A pod whose labels somebody removed is not seen, and holds its name."""
+async def test_a_name_in_use_by_an_unseen_object_is_left_to_the_queues_back_off() -> None:
+    """A pod whose labels were removed is not seen, and holds its name."""
     world = World(build_plain_job(evaluator=False))
     await world.settle()
     world.pod("worker", 0)["metadata"]["labels"].clear()
@@ -33,7 +33,7 @@ async def test_a_name_that_is_taken_out_of_sight_is_left_to_the_queues_back_off(
         await world.reconciler.reconcile(world.key)
 
 
-async def test_the_other_seats_are_filled_all_the_same() -> None:
+async def test_the_other_replicas_are_created_all_the_same() -> None:
     world = World(build_plain_job())
     await world.settle()
     world.pod("worker", 0)["metadata"]["labels"].clear()
@@ -54,7 +54,7 @@ async def test_no_pod_starts_behind_a_service_that_is_out_of_sight() -> None:
     assert world.pods == []
 
 
-async def test_a_refusal_is_told_at_once_and_tried_again_slowly() -> None:
+async def test_a_refusal_is_reported_at_once_and_tried_again_slowly() -> None:
     world = World(build_plain_job())
     world.cluster.fault = refusing("used pods: 0")
     assert await passes(world, 1) == timedelta(0)
@@ -79,7 +79,7 @@ async def test_a_refused_deletion_is_no_refused_template() -> None:
     assert world.status.state == "Suspended"
 
 
-async def test_pods_that_are_gone_before_their_deleted_job_is_heard_to_be_are_not_made_again(
+async def test_pods_that_are_gone_before_the_event_of_their_jobs_deletion_are_not_created_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(build_plain_job())

@@ -50,7 +50,7 @@ def test_a_generated_name_becomes_a_name() -> None:
     assert "left out" in notes_of(build_tfjob(metadata={"generateName": "x-"}))["metadata.generateName"]
 
 
-def test_a_queue_that_nobody_reads_is_noted() -> None:
+def test_a_queue_that_is_never_read_is_noted() -> None:
     tfjob = build_tfjob(metadata={"labels": {"kueue.x-k8s.io/queue-name": "research"}})
     assert "Kueue doesn't know" in notes_of(tfjob)["metadata.labels[kueue.x-k8s.io/queue-name]"]
 

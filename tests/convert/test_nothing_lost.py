@@ -155,7 +155,7 @@ def expected(path: Path_, value: Any) -> tuple[tuple[str, ...], Any]:
 
 
 def is_name_of_output(path: Path_, value: Any, template: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Whether this is the name of the volume that has become the output, which is named anew."""
+    """Whether this is the name of the volume that has become the output, which has a new name."""
     if path[-1] != "name" or path[-3] not in ("volumes", "volumeMounts"):
         return False
     theirs = next(v for v in template["spec"]["volumes"] if v["name"] == value)

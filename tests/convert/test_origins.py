@@ -1,4 +1,4 @@
-"""What TrainJob's rules refuse is told by the field of the TFJob that it comes from."""
+"""What TrainJob's rules refuse is reported by the field of the TFJob that it comes from."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ def test_a_folder_of_an_nfs_server_may_be_it() -> None:
     assert spec["output"] == {"nfs": nfs, "mountPath": "/results"}
 
 
-def test_it_is_taken_out_of_every_role() -> None:
+def test_it_is_removed_from_every_role() -> None:
     replicas = {role: build_replicas(**MOUNT) for role in ("Chief", "Worker", "PS", "Evaluator")}
     tfjob = build_tfjob(replicas)
     spec = spec_of(tfjob)
@@ -87,7 +87,7 @@ def test_a_volume_that_something_else_mounts_stays() -> None:
         two_claims(),
     ],
 )
-def test_where_it_can_not_be_told_a_claim_has_to_be_named(worker: dict[str, Any]) -> None:
+def test_where_it_is_unknown_a_claim_has_to_be_named(worker: dict[str, Any]) -> None:
     tfjob = build_tfjob({"Worker": build_replicas(2, **worker)})
     spec = spec_of(tfjob)
     assert spec["output"] == {"claim": {"claimName": PLACEHOLDER_CLAIM}}

@@ -186,7 +186,7 @@ def test_a_role_says_only_what_is_different(
     ],
 )
 def test_pods_of_each_role_are_as_they_were(worker: dict[str, Any], chief: dict[str, Any]) -> None:
-    """Whatever way the difference is written: what makes the chief's pods is the chief's own template."""
+    """In any form of the difference, the chief's pods come from the chief's own template."""
     replicas = {"Chief": build_replicas(**chief), "Worker": build_replicas(2, **worker)}
     spec = parse(converted(build_tfjob(replicas)).manifest).spec
     for role, entry in (("chief", chief), ("worker", worker)):

@@ -35,7 +35,7 @@ async def test_steps_that_are_done_again_are_counted() -> None:
     assert world.status.restarts.steps_lost == 6 + 8
 
 
-async def test_steps_are_lost_with_a_pod_that_tells_nothing_any_more() -> None:
+async def test_steps_are_lost_with_a_pod_that_stops_reporting() -> None:
     world, agents = await training(build_job(evaluator=False))
     agents.report("worker-0", step=35, checkpointStep=30)
     world.cluster.remove(world.pod("worker", 1))

@@ -75,7 +75,7 @@ def test_arguments_stay_arguments() -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", "evaluator"])
-def test_an_agent_knows_its_place(role: str) -> None:
+def test_an_agent_knows_its_replica(role: str) -> None:
     place = agent_of(pod_of(role, incarnation=3, maxRestarts=5, stallTimeoutSeconds=60))
     assert place["replica"] == f"{role}-0"
     assert place["incarnation"] == 3

@@ -96,11 +96,11 @@ async def test_a_pod_that_is_replaced_keeps_the_version_of_its_job(role: str) ->
     world.cluster.remove(world.pod(role))
     await world.pass_time(60)
     assert source_of(world, role) == AgentSource(secret_of(world), OLD.digest)
-    # Nobody but the controller of that version could create its program; it is there, since pods have it.
+    # Only the controller of that version could create its program; it exists, since pods have it.
     assert writes_of(world, "ConfigMap") == []
 
 
-async def test_a_job_none_of_whose_pods_lives_goes_on_with_the_present_version() -> None:
+async def test_a_job_none_of_whose_pods_lives_continues_with_the_present_version() -> None:
     world = await world_of().started()
     upgrade(world)
     world.each(world.cluster.remove)
@@ -117,7 +117,7 @@ async def test_pods_that_have_ended_do_not_hold_a_version() -> None:
     assert source_of(world).digest == NEW.digest
 
 
-async def test_a_resumed_job_goes_on_with_the_present_version() -> None:
+async def test_a_resumed_job_continues_with_the_present_version() -> None:
     world = await world_of().started()
     world.edit(suspend=True)
     await world.settle()
@@ -143,7 +143,7 @@ async def test_an_evaluator_that_comes_after_the_training_has_its_program_create
     assert created[-1].startswith("create Pod digits-evaluator-0-")
 
 
-async def test_a_job_of_the_version_before_goes_on_with_its_secret_and_loses_it_at_its_end() -> None:
+async def test_a_job_of_the_version_before_continues_with_its_secret_and_loses_it_at_its_end() -> None:
     world = await world_of().started()
     name = as_the_version_before(world)
     upgrade(world)
@@ -238,7 +238,7 @@ async def test_a_failed_job_keeps_no_token() -> None:
 
 
 async def test_pods_can_not_have_other_secrets_deleted() -> None:
-    """Whoever may create pods, but not delete Secrets, can't have the controller do it."""
+    """A user who may create pods, but not delete Secrets, can't have the controller do it."""
     world = await world_of().started()
     for pod in world.pods:
         (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == "trainjob-bundle")

@@ -1,4 +1,4 @@
-"""Where training is said to go on: never at a checkpoint that there isn't, nor at the beginning if one is."""
+"""Where messages say that training continues: at no missing checkpoint, nor at the start if there is one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def observed(reports: dict[str, dict[str, Any]], written: int | None = None) -> 
     [
         ({}, None, None, ""),
         ({"p0": {"state": "starting"}}, None, None, ""),
-        ({"p1": {"step": 30}}, None, None, ""),  # the writer hasn't told
+        ({"p1": {"step": 30}}, None, None, ""),  # the writer hasn't reported
         ({"p0": {"step": 30}}, None, None, " from the beginning"),
         ({"p0": {"step": 0}}, None, None, " from the beginning"),
         ({"p0": {"step": 30, "resumedFrom": 20}}, None, 20, " from step 20"),
@@ -74,7 +74,7 @@ async def test_what_is_said_of_going_on_after_a_suspension(checkpoint: int | Non
     await world.settle()
     world.edit(suspend=False)
     await world.settle()
-    words = "going on" + (" from the last checkpoint" if checkpoint else "")
+    words = "continuing" + (" from the last checkpoint" if checkpoint else "")
     assert ("Resumed", words) in world.cluster.events
 
 

@@ -1,4 +1,4 @@
-"""Pods that outlive their deletion: their nodes are cut off, and what they write there nobody knows."""
+"""Pods that outlive their deletion: their nodes are cut off, and what they write there is unknown."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ async def test_who_is_waited_for_why_and_what_to_do_is_said_once() -> None:
     assert len(world.cluster.writes) == writes
 
 
-async def test_a_container_whose_end_is_told_is_waited_for_no_longer() -> None:
+async def test_a_container_whose_end_is_reported_is_waited_for_no_longer() -> None:
     world = await World(build_plain_job(evaluator=False)).started()
     old = await cut_off(world)
     await world.pass_time(GRACE_AND_MORE)
-    # The node has come back; a finalizer of somebody's keeps the object.
+    # The node has come back; a foreign finalizer keeps the object.
     world.cluster.evict_pod(old)
     await world.settle()
     assert len(names(world) - {old["metadata"]["name"]}) == 2

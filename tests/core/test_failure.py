@@ -45,13 +45,13 @@ def failure_of(*pods: dict[str, Any]) -> Failure | None:
     return first_failure(read_observed(job=build_plain_job(uid="u"), pods=pods), SEATS, NOW)
 
 
-def test_a_pod_that_was_taken_first_is_named_before_the_peer_that_crashed_for_it() -> None:
+def test_a_pod_that_was_deleted_first_is_named_before_the_peer_that_crashed_for_it() -> None:
     failure = failure_of(pod(0, ended=5), pod(1, deleted=2))
     assert failure is not None
     assert (failure.replica.index, failure.reason, failure.cause.counted) == (1, "PodDeleted", False)
 
 
-def test_a_pod_that_was_taken_later_is_not() -> None:
+def test_a_pod_that_was_deleted_later_is_not() -> None:
     failure = failure_of(pod(0, ended=5), pod(1, deleted=8))
     assert failure is not None
     assert (failure.replica.index, failure.cause.counted) == (0, True)

@@ -35,7 +35,7 @@ def test_no_group_has_more_than_its_share_and_all_together_no_more_than_there_ar
     assert taken(queue) == ["a"], "b has its turn behind a, and both are below their share"
 
 
-def test_who_has_its_share_holds_up_nobody() -> None:
+def test_a_group_with_its_share_delays_no_other() -> None:
     queue: FairQueue[str] = FairQueue(share=1)
     for item in ("a1", "a2", "b1"):
         queue.add(item, item[0])

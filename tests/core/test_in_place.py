@@ -50,7 +50,7 @@ async def test_where_agents_cannot_be_asked_running_pods_are_what_is_known() -> 
     assert world.status.state == "Running"
 
 
-async def test_a_controller_that_has_heard_nothing_yet_leaves_a_running_job_as_it_is() -> None:
+async def test_a_controller_without_a_report_yet_leaves_a_running_job_as_it_is() -> None:
     world, _ = await training(build_job())
     world.cluster.forget_answers()
     before = list(world.cluster.writes)
@@ -59,7 +59,7 @@ async def test_a_controller_that_has_heard_nothing_yet_leaves_a_running_job_as_i
     assert world.cluster.writes == before
 
 
-async def test_what_agents_restart_is_told_and_touches_no_pod() -> None:
+async def test_a_restart_by_agents_is_reported_and_touches_no_pod() -> None:
     world, agents = await training(build_job())
     before = names_of(world)
     agents.report("worker-0", step=30, checkpointStep=20)
@@ -83,7 +83,7 @@ async def test_what_agents_restart_is_told_and_touches_no_pod() -> None:
     assert names_of(world) == before
 
 
-async def test_a_restart_that_is_over_before_it_is_heard_of_is_told_all_the_same() -> None:
+async def test_a_restart_that_is_over_before_its_report_is_still_recorded() -> None:
     world, agents = await training(build_job())
     agents.fail("worker-0", code=137, reason="OutOfMemory", step=7)
     agents.meet()
@@ -130,7 +130,7 @@ async def test_failures_one_after_the_other_each_count() -> None:
 
 
 @pytest.mark.parametrize("way", ["evict_pod", "remove"])
-async def test_what_the_cluster_takes_is_not_charged(way: str) -> None:
+async def test_a_pod_deleted_by_the_cluster_is_not_counted(way: str) -> None:
     world, _ = await training(build_job(maxRestarts=0))
     kept = names_of(world)[0]
     getattr(world.cluster, way)(world.pod("worker", 1))
@@ -213,7 +213,7 @@ async def test_what_an_agent_says_is_permanent_is() -> None:
 
 
 def gone_without_a_controller(world: World, agents: Agents, restarts: int) -> None:
-    """The agents restart training so often, and then their pods are ended, while nobody looks."""
+    """The agents restart training so often, and then their pods end, while no controller runs."""
     for number in range(restarts):
         agents.fail("worker-1", message="boom", step=10 + number)
         agents.meet()
@@ -233,7 +233,7 @@ async def test_the_budget_holds_while_the_controller_and_the_leading_pod_are_gon
     assert target_of(world)["restarts"]["charged"] == 2
 
 
-async def test_restarts_that_nobody_saw_are_counted_in_a_job_that_has_failed() -> None:
+async def test_restarts_without_a_report_are_counted_in_a_job_that_has_failed() -> None:
     world, agents = await training(build_job(maxRestarts=2, evaluator=False))
     gone_without_a_controller(world, agents, 2)
     agents.charged -= 1  # giving up is no restart
@@ -286,7 +286,7 @@ async def test_what_agents_say_of_a_process_that_did_not_end(failure: dict[str, 
     assert (world.status.message or "").startswith(f"{text} at step 40; restarted in place (")
 
 
-async def test_a_worker_that_nobody_reaches_is_replaced_when_its_time_to_end_is_over() -> None:
+async def test_a_worker_that_is_unreachable_is_replaced_after_its_grace_period() -> None:
     world, agents = await training(build_job(evaluator=False))
     await world.pass_time(60)
     gone = world.pod("worker", 1)["metadata"]["name"]
@@ -312,7 +312,7 @@ async def test_a_worker_that_nobody_reaches_is_replaced_when_its_time_to_end_is_
     assert world.status.state == "Running"
 
 
-async def test_a_leading_agent_that_nobody_reaches_is_replaced() -> None:
+async def test_a_leading_agent_that_is_unreachable_is_replaced() -> None:
     world, agents = await training(build_job(evaluator=False))
     await world.pass_time(60)
     agents.unreachable, agents.witness = 12.0, {"leaderLostSeconds": 3.0}
@@ -330,8 +330,8 @@ async def test_a_leading_agent_that_nobody_reaches_is_replaced() -> None:
     assert world.status.attempt == 2, "its successor has only just begun"
 
 
-async def test_a_gang_whose_end_was_cut_off_starts_once_more() -> None:
-    """The others have been told that all is done and have gone; the leader's pod was lost just then."""
+async def test_workers_whose_end_was_cut_off_start_once_more() -> None:
+    """The others have ended because training is done; the leader's pod was lost just then."""
     world, agents = await training(build_job(evaluator=False))
     world.cluster.end_pod(world.pod("worker", 1), 0)
     world.cluster.evict_pod(world.pod("worker", 0))
@@ -394,7 +394,7 @@ async def test_progress_of_all_comes_from_the_leading_agent() -> None:
     assert world.status.output.checkpoint_step == 20
 
 
-async def test_restarts_are_refunded_by_a_checkpoint_further_than_ever() -> None:
+async def test_restart_counts_are_reset_by_a_checkpoint_further_than_ever() -> None:
     world, agents = await training(build_job(maxRestarts=1, evaluator=False))
     world.cluster.end_pod(world.pod("worker", 1), 1, message="boom")
     agents.report("worker-0", step=12, checkpointStep=10)
@@ -411,7 +411,7 @@ async def test_restarts_are_refunded_by_a_checkpoint_further_than_ever() -> None
     assert (world.status.restarts.charged, world.status.restarts.refunded) == (2, 1)
 
 
-async def test_a_gang_that_cannot_meet_gives_way_and_tries_again() -> None:
+async def test_workers_that_cannot_all_start_in_time_yield_and_try_again() -> None:
     world = World(build_job(startTimeoutSeconds=60, evaluator=False))
     agents = Agents(world)
     await world.settle()
@@ -425,7 +425,7 @@ async def test_a_gang_that_cannot_meet_gives_way_and_tries_again() -> None:
     assert world.status.message is not None
     assert world.status.message.startswith(
         "worker 1 can't start: ImagePullBackOff: no such image;"
-        " gave way after 60 s (spec.startTimeoutSeconds), trying again within a minute"
+        " yielded after 60 s (spec.startTimeoutSeconds), trying again within a minute"
     )
     assert is_true(world.status, "Restarting")
     running = find_condition(world.status, "Running")
@@ -450,14 +450,14 @@ async def hold(world: World, agents: Agents, index: int) -> None:
     await world.settle()
 
 
-async def test_training_goes_on_with_fewer_workers_and_grows_back() -> None:
+async def test_training_continues_with_fewer_workers_and_grows_back() -> None:
     world, agents = await training(build_job(worker={"replicas": 4, "minReplicas": 2}, evaluator=False))
     await hold(world, agents, 2)
     await world.pass_time(59)
     assert world.status.state == "Restarting"
     await world.pass_time(1)
     assert target_of(world)["without"] == ["worker-2"]
-    assert "worker 2 can't start: Unschedulable: no room; going on with 3 of 4" in (
+    assert "worker 2 can't start: Unschedulable: no room; continuing with 3 of 4" in (
         world.status.message or ""
     )
     agents.meet(without=["worker-2"])
@@ -500,7 +500,8 @@ async def test_a_size_that_the_global_batch_cannot_be_divided_by_is_refused() ->
     await world.pass_time(31)
     assert world.status.state == "Running"
     assert world.status.message == (
-        "training on 2 workers; can't go on with 3 workers: the global batch of 64 can't be divided by them"
+        "training on 2 workers; can't continue with 3 workers:"
+        " the global batch of 64 can't be divided by them"
     )
     assert names_of(world) == before
     assert world.status.observed_generation == 2

@@ -1,4 +1,4 @@
-"""A job's NetworkPolicy: there before its pods, and never somebody else's."""
+"""A job's NetworkPolicy: there before its pods, and never one of another owner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_without_the_setting_there_is_none() -> None:
     assert world.cluster.find("NetworkPolicy", world.key) is None
 
 
-async def test_a_policy_of_somebody_else_holds_the_job_up_and_says_so() -> None:
+async def test_a_policy_of_another_owner_blocks_the_job_with_a_message() -> None:
     world = World(build_plain_job(), settings=ISOLATED)
     world.cluster.put(
         {"kind": "NetworkPolicy", "metadata": {"name": "digits", "namespace": "default"}, "spec": {}}
@@ -66,7 +66,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-async def test_a_policy_that_somebody_has_changed_is_put_right_without_a_gap(change: dict[str, Any]) -> None:
+async def test_a_changed_policy_is_restored_without_a_gap(change: dict[str, Any]) -> None:
     world = await World(build_plain_job(), settings=ISOLATED).started()
     made = deepcopy(policy_of(world))
     changed = {**made, "spec": {**made["spec"], **change}}
@@ -78,7 +78,7 @@ async def test_a_policy_that_somebody_has_changed_is_put_right_without_a_gap(cha
     assert policy_of(world)["metadata"]["labels"] == made["metadata"]["labels"]
     assert world.cluster.events[-1] == (
         "PutRight",
-        "NetworkPolicy digits was changed by somebody; it is put right",
+        "NetworkPolicy digits was changed; it is restored",
     )
 
 
@@ -123,7 +123,7 @@ MATCH = {"matchLabels": {"a": "b"}}
         ({"podSelector": {**MATCH, "matchExpressions": []}}, {"podSelector": MATCH}, True),
         ({"ingress": [{"from": [{"ipBlock": {"cidr": "c", "except": []}}]}]},
          {"ingress": [{"from": [{"ipBlock": {"cidr": "c"}}]}]}, True),
-        # What lets in somebody else.
+        # What admits other clients.
         ({"ingress": [{}]}, {"ingress": []}, False),
         ({"ingress": [{"from": [{"podSelector": {}}]}]}, {"ingress": [{"from": []}]}, False),
         ({"ingress": [{"from": [{"podSelector": {}}]}]},

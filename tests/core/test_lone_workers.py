@@ -25,7 +25,7 @@ def names_of(world: World) -> set[str]:
     return {pod["metadata"]["name"] for pod in world.pods}
 
 
-async def test_a_process_that_restarts_alone_is_told_and_the_job_runs_on() -> None:
+async def test_a_process_that_restarts_alone_is_reported_and_the_job_keeps_running() -> None:
     world, agents = await coordinated()
     before = names_of(world)
     agents.fail_alone("worker-1", code=137, reason="Killed", step=30)
@@ -51,7 +51,7 @@ async def test_a_restart_that_has_been_made_good_when_it_is_reported_was_the_fir
     assert ("Restarted", message) in world.cluster.events
 
 
-async def test_the_restart_of_all_is_told_as_ever() -> None:
+async def test_a_restart_of_all_is_reported_as_before() -> None:
     world, agents = await coordinated()
     agents.fail("ps-0", code=137, reason="Killed", step=30)
     await world.settle()
@@ -83,7 +83,7 @@ async def test_a_workers_pod_is_replaced_while_the_others_train_on() -> None:
 
 
 @pytest.mark.parametrize("role", ["chief", "ps"])
-async def test_without_the_chief_or_a_server_nobody_trains_on(role: str) -> None:
+async def test_without_the_chief_or_a_server_training_stops(role: str) -> None:
     world, agents = await coordinated()
     world.cluster.evict_pod(world.pod(role, 0))
     agents.phase = "meeting"

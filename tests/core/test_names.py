@@ -36,7 +36,7 @@ def test_a_hostname_is_the_same_for_every_pod_of_a_replica() -> None:
     assert hostname("digits", Replica("evaluator", 0)) == "digits-evaluator-0"
 
 
-def test_labels_say_which_seat_a_pod_has() -> None:
+def test_labels_name_the_replica_of_a_pod() -> None:
     assert pod_labels("digits", Replica("worker", 1), 3) == {
         "app.kubernetes.io/name": "trainjob",
         "app.kubernetes.io/instance": "digits",

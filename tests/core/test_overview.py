@@ -1,4 +1,4 @@
-"""When figures are written: at once where somebody waits for them, else at most every half a minute."""
+"""When figures are written: at once where users wait for them, else at most every half a minute."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_the_first_step_of_each_attempt_is_written_at_once_and_the_next_on
 
 
 async def test_a_step_from_further_back_is_written_at_once() -> None:
-    """Agents may still have the report of the process before when they tell of the new attempt."""
+    """Agents may still have the report of the process before when they report the new attempt."""
     world, agents = await training(build_job(evaluator=False))
     assert await tell(world, agents, 40) == 40
     agents.fail("worker-1", step=40)
@@ -50,7 +50,7 @@ async def test_a_step_from_further_back_is_written_at_once() -> None:
     assert await tell(world, agents, 31, resumedFrom=30) == 31
 
 
-async def test_the_last_step_is_what_a_process_left_behind_not_what_was_heard_before() -> None:
+async def test_the_last_step_is_that_of_the_termination_message_not_of_an_earlier_report() -> None:
     world, agents = await training(build_job(evaluator=False))
     await tell(world, agents, 95, checkpointStep=90)
     words = json.dumps({"state": "finished", "step": 100, "totalSteps": 100, "checkpointStep": 100})
@@ -63,7 +63,7 @@ async def test_the_last_step_is_what_a_process_left_behind_not_what_was_heard_be
     assert world.status.output.checkpoint_step == 100
 
 
-async def test_each_time_that_a_gang_gives_way_it_says_the_same() -> None:
+async def test_each_start_timeout_has_the_same_message() -> None:
     """So that the event is one whose count grows; when it tries again is in a field of its own."""
     world = World(build_job(startTimeoutSeconds=60, evaluator=False))
     agents = Agents(world)

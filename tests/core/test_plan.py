@@ -65,7 +65,7 @@ async def test_a_job_that_stopped_early_is_complete_and_says_why() -> None:
     assert world.status.progress.eta is None
 
 
-async def test_a_finished_job_stays_finished_whatever_is_edited() -> None:
+async def test_a_finished_job_stays_finished_after_any_edit() -> None:
     world = await World(build_plain_job(evaluator=False)).started()
     world.each(lambda pod: world.cluster.end_pod(pod, 0))
     await world.settle()
@@ -173,7 +173,7 @@ async def test_a_finished_job_goes_when_its_ttl_is_over() -> None:
     assert world.pods == []
 
 
-async def test_a_resize_starts_a_gang_of_the_new_size() -> None:
+async def test_a_resize_restarts_training_with_the_new_number_of_workers() -> None:
     world = await World(build_plain_job()).started()
     world.edit(worker={"replicas": 3})
     await world.settle()
@@ -196,7 +196,7 @@ async def test_an_invalid_job_fails_with_every_error() -> None:
     assert world.pods == []
 
 
-async def test_a_service_that_is_not_ours_is_left_alone_and_told() -> None:
+async def test_a_service_of_another_owner_is_left_alone_and_reported() -> None:
     world = World(build_plain_job())
     world.cluster.put({"kind": "Service", "metadata": {"name": "digits", "namespace": "default"}})
     again = await world.settle()
@@ -210,7 +210,7 @@ async def test_a_service_that_is_not_ours_is_left_alone_and_told() -> None:
 @pytest.mark.parametrize(
     ("reason", "state"), [("Forbidden", "Pending"), ("Invalid", "Failed"), ("BadRequest", "Failed")]
 )
-async def test_a_refused_pod_is_told(reason: str, state: str) -> None:
+async def test_a_refused_pod_is_reported(reason: str, state: str) -> None:
     world = World(build_plain_job())
 
     def refuse(operation: str, manifest: dict[str, Any]) -> Exception | None:

@@ -13,7 +13,7 @@ async def test_a_larger_world_is_no_lost_pod() -> None:
     world = await World(build_plain_job()).started()
     world.edit(worker={"replicas": 3})
     await world.settle()
-    assert world.status.message == "resized to 3 workers; going on"
+    assert world.status.message == "resized to 3 workers; continuing"
     assert world.status.first_failure is None
     assert world.status.restarts.uncharged == 0
 
@@ -104,7 +104,7 @@ async def test_reasons_that_take_turns_are_not_written_each_time() -> None:
     assert "try 5" in (world.status.message or "")
 
 
-async def test_an_obstacle_that_is_gone_is_not_told_any_more() -> None:
+async def test_an_obstacle_that_is_gone_is_no_longer_reported() -> None:
     world = await World(build_plain_job(evaluator=False)).started()
     world.cluster.end_pod(world.pod("worker", 0), 1)
     await world.settle()
@@ -128,7 +128,7 @@ async def test_sentences_stay_short_and_printable() -> None:
     assert "\x1b" not in world.status.first_failure.log_tail
 
 
-async def test_a_spec_with_many_errors_is_told_in_a_sentence() -> None:
+async def test_a_spec_with_many_errors_is_reported_in_a_sentence() -> None:
     world = World(build_plain_job(**{f"unknown{i}": i for i in range(1000)}))
     await world.settle()
     assert world.status.state == "Failed"
@@ -153,7 +153,7 @@ async def test_a_new_controller_writes_nothing_to_a_running_job() -> None:
     assert world.cluster.writes == before
 
 
-async def test_a_job_that_is_read_more_strictly_by_now_is_told_so_and_keeps_its_pods() -> None:
+async def test_a_job_that_is_now_invalid_reports_why_and_keeps_its_pods() -> None:
     """It was stored before a container without a command was refused, and has been running since."""
     world = await World(build_plain_job(evaluator=False)).started()
     before = [pod["metadata"]["name"] for pod in world.pods]
@@ -163,7 +163,7 @@ async def test_a_job_that_is_read_more_strictly_by_now_is_told_so_and_keeps_its_
     message = world.status.message or ""
     assert message.startswith("spec.template.spec.containers[0].command: ")
     assert message.endswith(
-        "; its pods go on, but aren't looked after any more: correct that, delete the job, create it anew"
+        "; its pods keep running unmanaged: correct that, delete the job and create it again"
     )
     assert world.status.state == "Running"
     assert world.cluster.events[-1] == ("InvalidSpec", message)
@@ -234,7 +234,7 @@ async def test_resized_while_it_restarts() -> None:
     assert (world.status.attempt, world.status.worker.summary) == (2, "1/1")
 
 
-async def test_a_process_that_left_because_it_was_told_to_has_not_finished() -> None:
+async def test_a_process_that_left_on_request_has_not_finished() -> None:
     """A script may well answer SIGTERM with exit code 0."""
     world = await World(build_plain_job(workers=1, evaluator=False)).started()
     pod = world.pod("worker")

@@ -28,7 +28,7 @@ def refuse_evaluator(operation: str, manifest: dict[str, Any]) -> Exception | No
     return Refused("Forbidden", "exceeded quota: pods") if theirs else None
 
 
-async def test_a_refused_evaluator_is_told_and_tried_again_while_workers_train() -> None:
+async def test_a_refused_evaluator_is_reported_and_tried_again_while_workers_train() -> None:
     world = World(build_plain_job())
     world.cluster.fault = refuse_evaluator
     await world.started()
@@ -58,7 +58,7 @@ async def test_an_evaluator_that_is_refused_for_good_fails_no_training() -> None
     assert "the evaluator couldn't be created: no such field" in (world.status.message or "")
 
 
-async def test_an_evicted_evaluator_comes_back_whatever_the_budget() -> None:
+async def test_an_evicted_evaluator_comes_back_at_any_budget() -> None:
     world = await World(build_plain_job(maxRestarts=0)).started()
     for incarnation in range(2, 6):
         pod = world.pod("evaluator")
@@ -113,7 +113,7 @@ async def test_an_invalid_job_of_another_controller_is_left_alone() -> None:
     assert world.cluster.writes == []
 
 
-async def test_an_evaluator_that_left_because_it_was_told_to_is_not_done() -> None:
+async def test_an_evaluator_that_left_on_request_is_not_done() -> None:
     world = await World(build_plain_job(maxRestarts=0)).started()
     pod = world.pod("evaluator")
     world.cluster.end_pod(pod, 0)
@@ -153,7 +153,7 @@ async def test_what_becomes_of_the_pods_that_are_there_is_no_reason_to_ask_again
     assert quota.refused <= 5 * (6 + 3600 / 60), "in the end once a minute"
 
 
-async def test_a_job_goes_on_soon_after_the_quota_was_lifted() -> None:
+async def test_a_job_continues_soon_after_the_quota_was_lifted() -> None:
     world = World(build_plain_job(workers=3, startTimeoutSeconds=7200))
     quota = world.cluster.fault = Quota(world, pods=1)
     await world.settle()

@@ -12,7 +12,7 @@ from support.world.world import World
 from trainjob.core.conditions import find_condition, is_true
 
 
-async def test_a_crash_restarts_the_gang_from_the_checkpoint() -> None:
+async def test_a_crash_restarts_all_workers_from_the_checkpoint() -> None:
     world = await World(build_plain_job()).started()
     evaluator = world.pod("evaluator")["metadata"]["name"]
     world.cluster.report(world.pod("worker", 0), {"step": 30, "checkpointStep": 20})
@@ -106,7 +106,7 @@ async def test_a_lost_peer_alone_restarts_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("way", ["evict_pod", "remove"])
-async def test_what_the_cluster_takes_is_not_charged(way: str) -> None:
+async def test_a_pod_deleted_by_the_cluster_is_not_counted(way: str) -> None:
     world = await World(build_plain_job(maxRestarts=0)).started()
     getattr(world.cluster, way)(world.pod("worker", 1))
     await world.settle()

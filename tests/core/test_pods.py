@@ -92,7 +92,7 @@ def test_what_the_cluster_does_is_not_the_programs_fault(status: dict[str, Any],
 @pytest.mark.parametrize(
     "labels", [{}, {**LABELS, "trainjob.dev/index": "x"}, {"trainjob.dev/role": "worker"}]
 )
-def test_a_pod_without_a_seat_is_no_pod_of_the_job(labels: dict[str, str]) -> None:
+def test_a_pod_without_a_replica_is_no_pod_of_the_job(labels: dict[str, str]) -> None:
     assert read_pod(pod({}, labels=labels)) is None
 
 

@@ -106,7 +106,7 @@ def test_the_output_is_mounted(output: dict[str, Any], volume: dict[str, Any]) -
         ({"ephemeral": {"volumeClaimTemplate": {"spec": {}}}}, "/output/digits", None),
     ],
 )
-def test_a_new_pod_is_told_of_the_checkpoint_that_it_has_to_find(
+def test_a_new_pod_gets_the_step_of_the_checkpoint_that_it_has_to_find(
     output: dict[str, Any], path: str, told: str | None
 ) -> None:
     """A volume that is the pod's own may be empty, and so may another folder."""
@@ -316,7 +316,7 @@ outputs = st.sampled_from(
 
 
 def _take_all(value: Any) -> None:
-    """Change everything that a pod has of its own, as whoever sends it might."""
+    """Change everything that a pod has of its own, as its sender might."""
     for holder in (value["metadata"], value["spec"], value["spec"]["containers"], value):
         holder.clear()
 
@@ -339,7 +339,7 @@ def test_no_pod_is_another_one_for_what_it_shares(
 
 
 @given(templates, roles, roles, roles, roles, outputs)
-def test_whatever_is_accepted_can_be_rendered(
+def test_every_accepted_job_can_be_rendered(
     template: Any, worker: Any, chief: Any, ps: Any, evaluator: Any, output: Any
 ) -> None:
     job = build_job(worker=worker, chief=chief, ps=ps, evaluator=evaluator, output=output, template=template)
@@ -385,7 +385,7 @@ def test_a_controller_outside_of_the_cluster_is_no_peer() -> None:
     assert len(policy["spec"]["ingress"][0]["from"]) == 1
 
 
-def test_a_container_is_told_where_its_last_words_go() -> None:
+def test_a_container_gets_the_path_of_its_termination_message() -> None:
     pod = pod_of(container={"terminationMessagePath": "/tmp/last"})
     assert env_of(pod)["TRAINJOB_TERMINATION_LOG"] == "/tmp/last"
 

@@ -138,5 +138,5 @@ def test_what_is_kept_of_progress_says_the_same(raw: dict[str, Any]) -> None:
     )
 
 
-def test_a_seat_with_a_number_that_python_would_not_read_is_none() -> None:
+def test_a_replica_with_a_number_that_python_does_not_read_is_none() -> None:
     assert AgentReport.model_validate({"failure": {"replica": "worker-" + 5000 * "9"}}).failure is None

@@ -1,4 +1,4 @@
-"""Who holds the others up in every step, and when that is told."""
+"""Replicas that delay the others in every step, and when that is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVEN = {"worker-0": 0.2, "worker-1": 0.2, "worker-2": 0.2}
         ({"worker-0": 1.0, "worker-1": 2.0}, {"worker-0": 1.0, "worker-1": 2.0}, (), {"worker-1": 1.0}),
         # Tiny steps differ for no reason.
         ({**EVEN, "worker-2": 0.2}, {"worker-0": 0.001, "worker-1": 0.004}, (), {}),
-        # With half of them slow nobody stands out but against the fast ones.
+        # With half of them slow, each stands out only against the fast ones.
         (
             {"worker-0": 0.2, "worker-1": 0.2, "worker-2": 0.9, "worker-3": 0.2},
             {"worker-0": 0.2, "worker-1": 0.2, "worker-2": 0.9, "worker-3": 0.3},
@@ -52,9 +52,9 @@ def test_who_is_found(
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e6), max_size=12))
-def test_somebody_waits_and_whoever_is_slow_is_so_by_far(work: dict[str, float]) -> None:
+def test_one_replica_waits_and_a_slow_one_is_slower_by_far(work: dict[str, float]) -> None:
     found = find_stragglers(work, work, ())
-    assert len(found) < max(len(work), 1), "somebody has to wait"
+    assert len(found) < max(len(work), 1), "one of them has to wait"
     for replica, median in found.items():
         assert work[replica] > SLOW * median
         assert work[replica] >= median + NOTICEABLE
@@ -80,7 +80,7 @@ def test_the_sentence(fields: dict[str, Any], sentence: str) -> None:
 
 
 async def look(world: World, agents: Agents, work: list[float], *, step: int, seconds: int = 31) -> None:
-    """All tell of their steps; in half a minute at the latest the status has that."""
+    """All report their steps; the status has them within half a minute."""
     for index, own in enumerate(work):
         agents.report(f"worker-{index}", step=step, stepSeconds=max(work), workSeconds=own, inputSeconds=0.1)
     await world.pass_time(seconds)
@@ -90,7 +90,7 @@ def events_of(world: World) -> list[str]:
     return [message for reason, message in world.cluster.events if reason == "Straggler"]
 
 
-async def test_a_straggler_is_named_with_its_node_and_told_once_an_attempt() -> None:
+async def test_a_straggler_is_named_with_its_node_and_reported_once_an_attempt() -> None:
     world, agents = await training(build_job(workers=3, evaluator=False))
     world.pod("worker", 2)["spec"]["nodeName"] = "gpu-7"
     await look(world, agents, [0.2, 0.2, 0.41], step=1, seconds=1)
@@ -118,7 +118,7 @@ async def test_a_straggler_is_named_with_its_node_and_told_once_an_attempt() -> 
     assert len(events_of(world)) == 1
 
 
-async def test_a_new_attempt_begins_without_stragglers_and_tells_of_them_anew() -> None:
+async def test_a_new_attempt_begins_without_stragglers_and_reports_them_again() -> None:
     world, agents = await training(build_job(workers=2, evaluator=False))
     for step in (1, 2):
         await look(world, agents, [0.2, 0.9], step=step)
@@ -134,7 +134,7 @@ async def test_a_new_attempt_begins_without_stragglers_and_tells_of_them_anew() 
     assert len(events_of(world)) == 2
 
 
-async def test_a_controller_that_is_new_tells_nothing_twice() -> None:
+async def test_a_new_controller_reports_nothing_twice() -> None:
     world, agents = await training(build_job(workers=2, evaluator=False))
     for step in (1, 2):
         await look(world, agents, [0.2, 0.9], step=step)

@@ -1,4 +1,4 @@
-"""Whatever anybody says of a job, its status can be written: none is refused for a text or a number in it."""
+"""A job's status can be written with any report: none is refused for a text or a number in it."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def at(written: Any, path: str) -> list[Any]:
 
 
 @given(st.booleans(), pods, st.none() | reports, st.none() | reports)
-def test_a_status_can_be_written_whatever_is_said(
+def test_a_status_can_be_written_with_any_report(
     plain: bool, states: tuple[dict[str, Any], ...], said: dict[str, Any] | None, later: dict[str, Any] | None
 ) -> None:
     build = build_plain_job if plain else build_job

@@ -34,12 +34,12 @@ def test_what_is_shown_is_shown_as_it_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["Crashed", "OutOfMemory", "A", "A" * 64])
-def test_a_reason_is_a_word(word: str) -> None:
+def test_a_valid_reason_stays(word: str) -> None:
     assert reason_word(word, "Other") == word
 
 
 @pytest.mark.parametrize(
     "word", ["", "crashed", "Out Of", "A" * 65, "Crashed\n", "É", "OutOfnvidia.com/gpu", None, 7]
 )
-def test_what_is_no_reason_has_another_one(word: object) -> None:
+def test_an_invalid_reason_is_replaced(word: object) -> None:
     assert reason_word(word, "Other") == "Other"

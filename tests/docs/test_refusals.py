@@ -18,7 +18,7 @@ LEAST_WORDS = 2
 
 
 def said_by_the_trainer() -> set[str]:
-    """Whatever the sources say between the parts that vary, if it is a few words long."""
+    """The constant parts of the sources' messages, if they are a few words long."""
     files = Path(trainjob_trainer.__file__).parent.rglob("*.py")
     nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
@@ -33,7 +33,7 @@ def test_there_are_rows() -> None:
 
 
 @pytest.mark.parametrize(("what", "sentence", "code"), ROWS, ids=[row[0] for row in ROWS])
-def test_a_refusal_is_told_in_these_words(what: str, sentence: str, code: str) -> None:
+def test_a_refusal_has_the_documented_text(what: str, sentence: str, code: str) -> None:
     del what
     assert int(code) in list(ExitCode)
     words = sentence.replace("…", "").strip()

@@ -58,7 +58,7 @@ async def test_never_ready_gives_the_last_answer() -> None:
             await check_ready(url, say=[].append, patience_seconds=0.5)
 
 
-async def test_nobody_there() -> None:
+async def test_a_server_that_is_not_there() -> None:
     async with Answers((200, "")).serve() as url:
         pass
     with pytest.raises(InstallationFailed, match="Cannot connect"):

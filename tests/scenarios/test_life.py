@@ -1,4 +1,4 @@
-"""Thousands of lives: whatever happens to a job and whenever its controller dies, the rules hold."""
+"""Thousands of lives of jobs: with any events, and the controller killed at any time, the rules hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ends_as_the_rules_allow(schedule: Schedule, *, in_place: bool) -> None:
 
 @settings(max_examples=LIVES)
 @given(schedules(KINDS))
-def test_every_life_of_a_gang_ends_as_the_rules_allow(schedule: Schedule) -> None:
+def test_every_life_of_a_job_ends_as_the_rules_allow(schedule: Schedule) -> None:
     ends_as_the_rules_allow(schedule, in_place=False)
 
 

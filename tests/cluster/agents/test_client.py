@@ -1,4 +1,4 @@
-"""What becomes of a question, whoever is at the other end."""
+"""What becomes of a request, with any server at the other end."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_an_order_that_no_agent_would_take_is_not_sent() -> None:
             await sync("127.0.0.1", port, TOKEN, target)
 
 
-async def test_nobody_there() -> None:
+async def test_a_server_that_is_not_there() -> None:
     async with serving(silent) as port:
         pass
     with pytest.raises(AgentUnreachable, match=rf"agent at 127.0.0.1:{port} can't be reached"):
@@ -111,7 +111,7 @@ async def test_no_such_host() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", GREETING[:5], GREETING, GREETING + b"x" * 10])
-async def test_somebody_who_leaves_before_they_have_said_who_they_are(said: bytes) -> None:
+async def test_a_server_that_leaves_before_it_is_identified(said: bytes) -> None:
     async with serving(saying(said)) as port:
         with pytest.raises(AgentUnreachable, match="closed the connection"):
             await sync("127.0.0.1", port, TOKEN, TARGET)
@@ -120,7 +120,7 @@ async def test_somebody_who_leaves_before_they_have_said_who_they_are(said: byte
 @pytest.mark.parametrize(
     "said", [b"", GREETING, GREETING + b"n" * 32, GREETING + b"n" * 32 + b"\0\0\1\0half"]
 )
-async def test_somebody_who_says_no_more(said: bytes) -> None:
+async def test_a_server_that_falls_silent(said: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         await reader.read()
@@ -143,7 +143,7 @@ async def test_somebody_who_says_no_more(said: bytes) -> None:
         GREETING + b"n" * 32 + b"\0\0\0\x40" + b"z" * 0x40,
     ],
 )
-async def test_somebody_who_is_no_agent_of_this_job(said: bytes) -> None:
+async def test_a_server_that_is_no_agent_of_this_job(said: bytes) -> None:
     async with serving(saying(said)) as port:
         with pytest.raises(AgentRefused, match=rf"127.0.0.1:{port} is no agent of this job"):
             await sync("127.0.0.1", port, TOKEN, TARGET)

@@ -48,12 +48,12 @@ def build_pod(
 
 
 class World:
-    """Jobs and their pods, and who was told of a change."""
+    """Jobs and their pods, and the keys whose change was reported."""
 
     def __init__(self, *, port: int = AGENT_PORT, **polling: Any) -> None:
         self.uids: dict[JobKey, str] = {KEY: "uid-1"}
         self.pods: dict[JobKey, list[dict[str, Any]]] = {KEY: [build_pod()]}
-        self.told: Counter[JobKey] = Counter()
+        self.changed: Counter[JobKey] = Counter()
         self.outcomes: Counter[str] = Counter()
         given = {
             "token_of": lambda uid: f"token of {uid}",
@@ -65,7 +65,7 @@ class World:
         self.poller = AgentPoller(
             self.uids.get,
             lambda key: self.pods.get(key, []),
-            lambda key: self.told.update([key]),
+            lambda key: self.changed.update([key]),
             AgentPolling(**given),
         )
 
@@ -117,11 +117,11 @@ async def polling(world: World) -> AsyncIterator[World]:
 # -- over the network ------------------------------------------------------------------------------------
 
 
-async def test_an_agent_is_told_the_order_and_its_answer_is_known() -> None:
+async def test_an_agent_receives_the_target_and_its_report_is_kept() -> None:
     agent = FakeAgent("token of uid-1")
     async with agent.serve() as port, polling(World(port=port, intervals=ONCE)) as world:
         world.poller.set_target(KEY, TARGET)
-        await until(lambda: world.told[KEY] == 1)
+        await until(lambda: world.changed[KEY] == 1)
         report = dict(world.agent_report())
         assert report.pop("age") >= 0
         assert report == {**build_report(), "unreachableSeconds": 0.0}
@@ -129,7 +129,7 @@ async def test_an_agent_is_told_the_order_and_its_answer_is_known() -> None:
         assert world.outcomes == {"answered": 1}
 
 
-async def test_an_agent_with_another_key_is_no_end_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_agent_with_another_key_is_no_end_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     agent = FakeAgent("another")
     async with agent.serve() as port, polling(World(port=port)) as world:
         world.poller.set_target(KEY, TARGET)
@@ -169,7 +169,7 @@ def test_a_refusal_after_a_long_silence_is_logged_once_until_an_answer(
     assert all(5.0 <= moment <= 6.2 for moment in (warned_at[0], warned_at[1] - 31.0))
 
 
-async def test_a_report_that_is_larger_than_its_job_is_refused_and_told_once(
+async def test_a_report_that_is_larger_than_its_job_is_refused_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     agent = FakeAgent("token of uid-1")
@@ -180,7 +180,7 @@ async def test_a_report_that_is_larger_than_its_job_is_refused_and_told_once(
         assert world.poller.agent_report(KEY) is None
         (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert "default/digits: the agent at 127.0.0.1 can't be spoken to" in warning
-        assert "at most 67840 are taken" in warning
+        assert "at most 67840 are accepted" in warning
 
 
 async def test_of_a_report_what_is_known_is_kept_of_replicas_that_are() -> None:
@@ -198,7 +198,7 @@ async def test_of_a_report_what_is_known_is_kept_of_replicas_that_are() -> None:
         assert set(world.agent_report()) == {*build_report(), "age", "unreachableSeconds"}
 
 
-async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
+async def test_a_silent_leader_is_reported_by_another_agent() -> None:
     leader, member = FakeAgent("token of uid-1"), FakeAgent("token of uid-1", build_witness(11.0))
     intervals = replace(QUICK, witness=0.05, timeout=0.05)
     async with leader.serve() as port, member.serve("127.0.0.2", port), polling(
@@ -217,7 +217,7 @@ async def test_a_silent_leader_is_told_of_by_another_agent() -> None:
         assert world.agent_report()["unreachableSeconds"] == 0
 
 
-async def test_an_agent_is_heard_beside_two_hundred_that_take_calls_and_never_answer() -> None:
+async def test_an_agent_is_served_beside_two_hundred_that_accept_calls_and_never_answer() -> None:
     agent, tarpit = FakeAgent("token of uid-1"), FakeAgent("another")
     tarpit.is_mute = True
     intervals = replace(QUICK, timeout=NEVER)
@@ -239,7 +239,7 @@ async def test_the_same_order_is_no_reason_to_ask_another_one_is() -> None:
     calls.answers["127.0.0.1"] = build_report()
     async with polling(World(sync=calls, intervals=ONCE)) as world:
         world.poller.set_target(KEY, TARGET)
-        await until(lambda: world.told[KEY] == 1)
+        await until(lambda: world.changed[KEY] == 1)
         world.poller.set_target(KEY, dict(TARGET))
         other = {**TARGET, "maxRestarts": 7}
         world.poller.set_target(KEY, other)
@@ -247,7 +247,7 @@ async def test_the_same_order_is_no_reason_to_ask_another_one_is() -> None:
         assert [target for _, _, target in calls.made] == [TARGET, other]
 
 
-async def test_an_order_that_changes_during_a_call_is_told_after_it() -> None:
+async def test_a_target_that_changes_during_a_call_is_sent_after_it() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
     calls.held = asyncio.Event()
@@ -298,7 +298,7 @@ async def test_an_order_from_before_it_runs_counts() -> None:
 # -- whom not --------------------------------------------------------------------------------------------
 
 
-async def test_without_an_order_nobody_is_asked_and_nothing_is_known() -> None:
+async def test_without_a_target_no_agent_is_called_and_nothing_is_known() -> None:
     calls = Calls()
     calls.answers["127.0.0.1"] = build_report()
     async with polling(World(sync=calls)) as world:
@@ -382,4 +382,4 @@ async def test_what_goes_wrong_with_one_job_stops_no_other(caplog: pytest.LogCap
         other = JobKey("default", "other")
         world.uids[other], world.pods[other] = "uid-2", [build_pod(host="10.0.0.2")]
         world.poller.set_target(other, TARGET)
-        await until(lambda: world.told[other] == 1)
+        await until(lambda: world.changed[other] == 1)

@@ -120,7 +120,7 @@ def test_who_is_silent_is_asked_as_ever_until_it_is_known_whether_its_node_is_go
 
 
 @pytest.mark.parametrize("namespace", ["theirs", "ours"])
-def test_an_honest_job_is_heard_as_often_beside_two_hundred_silent_ones(namespace: str) -> None:
+def test_an_honest_job_is_polled_as_often_beside_two_hundred_silent_ones(namespace: str) -> None:
     network, honest = Network(), JobKey(namespace, "honest")
     keys = [JobKey("ours", f"silent{number}") for number in range(200)]
     network.silent = {f"{key.name}-{index}": 0.0 for key in keys for index in range(4)}

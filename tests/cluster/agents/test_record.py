@@ -24,7 +24,7 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def heard(*reports: dict[str, Any], at: float = 0.0) -> AgentRecord:
-    """Return the record of a leading agent that has said this, all of it told."""
+    """Return the record of a leading agent that has reported this, without news."""
     record = AgentRecord(FIGURES_SECONDS)
     for report in reports:
         record.hear(report, at)

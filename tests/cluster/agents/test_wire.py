@@ -1,4 +1,4 @@
-"""Only whoever has the token writes frames, each is taken once, and none is larger than agreed."""
+"""Only an owner of the token writes frames, each is accepted once, and none is larger than agreed."""
 
 from __future__ import annotations
 
@@ -125,5 +125,5 @@ def test_a_report_is_as_large_as_its_world(replicas: int, pods: int, most: int) 
     """A job that only says that it is large has no pods, and may not say more for that."""
     assert largest_report(replicas, pods) == most
     assert read_length(most.to_bytes(4, "big"), most) == most
-    with pytest.raises(InvalidFrame, match=f"at most {most} are taken"):
+    with pytest.raises(InvalidFrame, match=f"at most {most} are accepted"):
         read_length((most + 1).to_bytes(4, "big"), most)

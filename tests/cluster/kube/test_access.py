@@ -186,7 +186,7 @@ def test_certificates_that_can_not_be_used_are_named(tmp_path: Path) -> None:
         build_tls(Access(server="https://x", certificate_file=tmp_path / "pem", key_file=tmp_path / "pem"))
 
 
-def test_servers_are_checked_unless_told_otherwise() -> None:
+def test_servers_are_checked_by_default() -> None:
     assert build_tls(Access(server="https://x")).verify_mode is ssl.CERT_REQUIRED
     assert build_tls(Access(server="https://x", insecure=True)).verify_mode is ssl.CERT_NONE
 

@@ -127,7 +127,7 @@ async def test_one_that_is_planted_again_and_again_holds_the_pods_up() -> None:
                 shared.server.put(theirs)
 
         shared.server.fault = plant
-        with pytest.raises(Conflict, match="created by somebody else again and again"):
+        with pytest.raises(Conflict, match="created by another program again and again"):
             await shared.programs.provide(build_program("default", NOW))
 
 
@@ -139,7 +139,7 @@ async def test_a_refusal_is_the_clusters() -> None:
             await shared.programs.provide(build_program("default", NOW))
 
 
-async def test_what_nobody_needs_goes_at_the_second_look() -> None:
+async def test_what_is_unused_goes_at_the_second_look() -> None:
     async with open_shared() as shared:
         for bundle in (NOW, BEFORE):
             shared.server.put(build_program("default", bundle))
@@ -200,7 +200,7 @@ async def test_a_job_that_comes_while_it_is_deleted_does_not_lose_it() -> None:
         assert shared.names() == {program_name(NOW.digest)}
 
 
-async def test_it_looks_now_and_then_whatever_the_api_server_says() -> None:
+async def test_it_looks_now_and_then_even_after_errors_of_the_api_server() -> None:
     async with FakeApiServer().serve() as server:
         server.put(build_program("default", BEFORE))
         garbled = web.json_response({"items": [{"metadata": "?"}]})

@@ -20,7 +20,7 @@ def test_waits_double_up_to_a_limit(rand: float, expected: list[float]) -> None:
     assert waits(6, rand) == expected
 
 
-def test_success_starts_anew() -> None:
+def test_success_resets_it() -> None:
     backoff = Backoff(1.0, 10.0, lambda: 1.0)
     for _ in range(5):
         backoff.next()

@@ -113,7 +113,7 @@ async def test_every_request_is_reported(server: FakeApiServer) -> None:
     assert all(call.seconds >= 0 for call in calls)
 
 
-async def test_a_request_that_is_cancelled_is_not_taken_for_a_silent_server() -> None:
+async def test_a_cancelled_request_does_not_count_as_a_silent_server() -> None:
     calls: list[Call] = []
     asked = asyncio.Event()
 
@@ -180,7 +180,7 @@ async def test_a_redirect_is_not_followed(server: FakeApiServer) -> None:
     assert len(server.seen) == 1
 
 
-async def test_nobody_there() -> None:
+async def test_a_server_that_is_not_there() -> None:
     server = FakeApiServer()
     async with server.serve():
         url = server.url
@@ -189,7 +189,7 @@ async def test_nobody_there() -> None:
             await api.get(PODS, "default", "a")
 
 
-async def test_somebody_who_never_answers() -> None:
+async def test_a_server_that_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with open_client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.05) as api:
             with pytest.raises(Unavailable, match="no answer"):

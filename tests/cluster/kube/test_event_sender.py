@@ -43,7 +43,7 @@ async def open_sender(*, started: bool = True) -> AsyncIterator[Told]:
             yield told
 
 
-async def test_what_is_told_again_is_counted() -> None:
+async def test_a_repeated_event_is_counted() -> None:
     async with open_sender() as told:
         for count in (1, 2, 3):
             told.post()
@@ -62,7 +62,7 @@ async def test_what_waits_goes_out_at_once() -> None:
         assert (told.done("create"), told.done("patch")) == (1, 0)
 
 
-async def test_an_event_that_has_expired_is_told_anew() -> None:
+async def test_an_event_that_has_expired_is_posted_again() -> None:
     async with open_sender() as told:
         told.post()
         await until(told.counts)

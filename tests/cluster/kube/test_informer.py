@@ -1,4 +1,4 @@
-"""Whatever goes wrong with lists and watches, the store ends up with what the API server has."""
+"""After any fault of lists and watches, the cache ends up with what the API server has."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job_of(manifest: dict[str, Any]) -> JobKey | None:
 
 @dataclass
 class Watched:
-    """A store that is looked after."""
+    """A cache that is kept up to date."""
 
     server: FakeApiServer
     store: Store
@@ -43,7 +43,7 @@ class Watched:
     restarts: list[None] = field(default_factory=list)
 
     def is_level(self) -> bool:
-        """Tell whether the store has what the server has."""
+        """Return whether the cache has what the server has."""
         there = {(p["metadata"]["name"], p["metadata"]["resourceVersion"]) for p in self._listed()}
         return {
             (p["metadata"]["name"], p["metadata"]["resourceVersion"]) for p in self.store.items()
@@ -194,7 +194,7 @@ async def test_a_frozen_watch_is_noticed() -> None:
         assert watched.restarts
 
 
-async def test_a_deletion_that_nobody_told_is_found_by_the_next_list() -> None:
+async def test_a_deletion_without_an_event_is_found_by_the_next_list() -> None:
     async with open_informer(with_pods(2), replace(QUICK, watch=1.0, resync=0.0)) as watched:
         await watched.ready()
         watched.server.losing = True

@@ -100,7 +100,7 @@ async def test_a_sweep_that_fails_is_made_up_for() -> None:
 
 
 def story(server: FakeApiServer) -> list[tuple[str, dict[str, Any]]]:
-    """The old job's change and end, the new one's begin and change, as a watch tells them."""
+    """The old job's change and end, the new one's begin and change, as a watch reports them."""
     events = [("MODIFIED", server.put(build_job(workers=3)))]
     server.remove("TrainJob", "digits")
     events.append(("DELETED", server.log[-1][2]))

@@ -74,7 +74,7 @@ async def test_what_was_written_is_seen_at_once() -> None:
         job = server.put(build_job())
         async with open_kube(server.url) as cluster:
             await cluster.synced()
-            server.losing = True  # no watch will tell
+            server.losing = True  # no watch will report it
             for manifest in objects_of(job):
                 await cluster.create(manifest)
             snapshot = await look(cluster)
@@ -209,7 +209,7 @@ async def test_one_missed_end_makes_it_look_for_more() -> None:
             await until(lambda: cluster.job_keys() == ())
 
 
-async def test_a_refusal_has_the_clusters_own_words() -> None:
+async def test_a_refusal_has_the_clusters_own_message() -> None:
     async with FakeApiServer().serve() as server:
         job = server.put(build_job())
         answer = status_object(
@@ -225,7 +225,7 @@ async def test_a_refusal_has_the_clusters_own_words() -> None:
             assert raised.value.reason == "NamespaceTerminating"
 
 
-async def test_everybody_is_told_of_changes() -> None:
+async def test_every_listener_is_notified_of_changes() -> None:
     async with FakeApiServer().serve() as server:
         job = server.put(build_job())
         async with open_kube(server.url) as cluster:
@@ -256,7 +256,7 @@ async def test_one_namespace_only() -> None:
             assert len(cluster.jobs()) == 1
 
 
-async def test_restarts_and_silence_are_told_by_resource() -> None:
+async def test_restarts_and_silence_are_reported_by_resource() -> None:
     async with FakeApiServer().serve() as server:
         restarts: list[str] = []
         async with open_kube(server.url, on_restart=restarts.append, timeouts=QUICK) as cluster:
@@ -343,7 +343,7 @@ async def test_agents_are_asked_once_there_is_an_order_and_their_pod_runs() -> N
     ],
 )
 async def test_a_pod_that_only_has_the_jobs_labels_hears_no_order(owners: list[dict[str, Any]]) -> None:
-    """Whoever may create pods could lead the job's training by it."""
+    """A user who may create pods could lead the job's training by it."""
     agent, foreign = FakeAgent("token of uid-1"), FakeAgent("token of uid-1")
     async with FakeApiServer().serve() as server, agent.serve() as port, foreign.serve("127.0.0.2", port):
         job = server.put(build_job())

@@ -157,7 +157,7 @@ async def test_nothing_that_was_put_there_before_comes_into_a_pod() -> None:
                     assert evil not in held.values(), f"{made['kind']} {made['metadata']['name']}"
 
 
-async def test_a_restart_in_place_is_told_and_takes_no_pod() -> None:
+async def test_a_restart_in_place_is_reported_and_replaces_no_pod() -> None:
     async with FakeApiServer().serve() as server:
         agents = GhostAgents(lambda: server.uncopied("Pod"))
         kubelet = Kubelet(server, lambda _pod: None)
@@ -198,7 +198,7 @@ async def test_a_service_in_the_way_is_a_condition_and_no_storm() -> None:
             assert sum(write == "create Service digits" for write in server.writes()) == 1
 
 
-async def test_a_template_that_the_api_server_refuses_fails_the_job_with_its_words() -> None:
+async def test_a_template_that_the_api_server_refuses_fails_the_job_with_its_message() -> None:
     async with FakeApiServer().serve() as server:
         words = 'strict decoding error: unknown field "spec.containers[0].imagee"'
         server.fault = lambda seen: (
@@ -226,7 +226,7 @@ async def test_a_finished_job_goes_after_its_time_by_a_permission_of_the_table()
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_it_converges_whatever_goes_wrong_and_keeps_no_ghosts(seed: int) -> None:
+async def test_it_converges_after_any_fault_and_keeps_no_stale_objects(seed: int) -> None:
     timeouts = Timeouts(
         watch=2.0, inactivity=0.2, resync=1.0, sweep=0.2, first_retry=0.01, longest_retry=0.05
     )

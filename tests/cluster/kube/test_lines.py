@@ -77,7 +77,7 @@ def test_a_bookmark_has_a_version_only() -> None:
         b'{"type": "NEWS", "object": {"metadata": {"uid": "1"}}}',
     ],
 )
-def test_garbage_is_told_from_events(line: bytes) -> None:
+def test_garbage_is_distinguished_from_events(line: bytes) -> None:
     with pytest.raises(GarbledWatch):
         read_event(line)
 

@@ -183,7 +183,7 @@ texts = st.sampled_from(
 
 
 @given(statuses, metas, st.none() | texts)
-def test_whatever_a_pod_reports_is_read_alike(
+def test_any_report_of_a_pod_is_read_alike(
     status: dict[str, Any], meta: dict[str, Any], tf_config: str | None
 ) -> None:
     pod = build_real_pod()

@@ -34,7 +34,7 @@ def heard(snapshot: Snapshot) -> Any:
     return answer(snapshot).get("order")
 
 
-async def test_the_leading_agent_is_told_and_its_answer_is_seen(tmp_path: Path) -> None:
+async def test_the_leading_agent_gets_the_target_and_its_report_is_seen(tmp_path: Path) -> None:
     target = {"world": WORLD, "maxRestarts": 3}
     async with local_cluster(tmp_path) as (cluster, lines):
         await start(cluster, lines)
@@ -57,7 +57,7 @@ async def test_an_order_for_another_job_is_not_ours(tmp_path: Path) -> None:
         assert heard(await until(cluster, heard))["mine"]
 
 
-async def test_an_agent_that_comes_later_is_told_too(tmp_path: Path) -> None:
+async def test_an_agent_that_comes_later_gets_the_target_too(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         cluster.set_target(KEY, {"world": WORLD})
         await start(cluster, lines)
@@ -144,7 +144,7 @@ folder = pathlib.Path(os.environ["TRAINJOB_STATE_DIR"])
         (1, "x" * 5000 + "end\n", "", "x" * 4092 + "end"),
     ],
 )
-async def test_the_last_words(
+async def test_the_termination_message(
     code: int, said: str, printed: str, message: str | None, tmp_path: Path
 ) -> None:
     program = f"""
@@ -187,7 +187,7 @@ os._exit(1)
 
 
 @pytest.mark.parametrize("make", ["os.mkfifo(log)", "os.mkdir(log)", "os.symlink('/etc/passwd', log)", ""])
-async def test_a_termination_log_that_was_replaced_holds_nobody_up(make: str, tmp_path: Path) -> None:
+async def test_a_termination_log_that_was_replaced_blocks_nothing(make: str, tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, _):
         await cluster.create(build_token_secret())
         await cluster.create(build_agent_pod(python(REPLACED.format(make=make))))
@@ -221,7 +221,7 @@ async def test_a_bundle_is_created_once(tmp_path: Path) -> None:
             await cluster.create(build_token_secret())
 
 
-async def test_a_bundle_that_was_deleted_is_created_anew(tmp_path: Path) -> None:
+async def test_a_bundle_that_was_deleted_is_created_again(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         await cluster.create(build_token_secret(token="another"))  # noqa: S106
         (secret,) = cluster._store.of_kind("Secret")

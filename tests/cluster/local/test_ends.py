@@ -1,4 +1,4 @@
-"""Whatever ends a process, nothing of it and its children is left."""
+"""However a process ends, nothing of it and its children is left."""
 
 import os
 import signal

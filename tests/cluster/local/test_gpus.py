@@ -29,5 +29,5 @@ def test_gpus_are_shared_out_in_order() -> None:
     }
 
 
-def test_too_few_gpus_are_given_to_nobody() -> None:
+def test_too_few_gpus_are_given_to_no_replica() -> None:
     assert share_gpus({"a": 1, "b": 1}, ("0",)) == {}

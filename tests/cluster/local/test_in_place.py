@@ -92,7 +92,7 @@ def report_of(snapshot: Snapshot) -> dict[str, Any]:
     return dict(snapshot.agent_report or {})
 
 
-async def test_a_killed_process_starts_anew_in_its_pod(tmp_path: Path) -> None:
+async def test_a_killed_process_restarts_in_its_pod(tmp_path: Path) -> None:
     async with local_cluster(tmp_path) as (cluster, lines):
         job = InPlace(cluster, lines, "signal.pause()")
         await job.start()

@@ -184,7 +184,7 @@ print("input", repr(os.read(0, 10)), flush=True)
     async with local_cluster(tmp_path) as (cluster, lines):
         await cluster.create(build_pod(python(code)))
         await ended(cluster)
-        # Python itself ignores SIGPIPE, so another program must tell what it was started with.
+        # Python itself ignores SIGPIPE, so another program must report what it was started with.
         await cluster.create(
             build_pod(["sed", "-n", "/^Sig[BI]/p", "/proc/self/status"], name="digits-worker-0-bbbbbbbb")
         )

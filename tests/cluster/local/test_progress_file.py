@@ -34,7 +34,7 @@ def test_what_is_no_report_changes_nothing(text: str, tmp_path: Path) -> None:
     assert file.report == {"step": 1}
 
 
-def test_a_report_that_is_taken_away_is_forgotten(tmp_path: Path) -> None:
+def test_a_report_whose_file_is_deleted_is_forgotten(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path / "progress.json")
     replace(file.path, '{"step": 1}')
     file.has_changed()

@@ -141,7 +141,7 @@ async def test_a_job_takes_eight_kilobytes_in_etcd_beside_its_pods(
     assert {key for key in finished if "Secret" in key} == set()
 
 
-async def test_a_job_of_the_version_before_goes_on_through_the_upgrade(
+async def test_a_job_of_the_version_before_continues_through_the_upgrade(
     access: Access, admin: ApiClient, namespace: str
 ) -> None:
     job = parse(await admin.create(TRAINJOBS, build_job(namespace=namespace)))
@@ -171,7 +171,7 @@ async def test_a_job_of_the_version_before_goes_on_through_the_upgrade(
     assert await names(admin, namespace, SECRETS) == set()
 
 
-async def test_a_running_job_keeps_its_version_and_both_go_when_nobody_needs_them(
+async def test_a_running_job_keeps_its_version_and_both_are_deleted_when_unused(
     access: Access, admin: ApiClient, namespace: str
 ) -> None:
     kubelet = RealKubelet(admin, namespace, lambda _pod: None)

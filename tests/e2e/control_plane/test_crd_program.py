@@ -41,7 +41,7 @@ def test_again_changes_nothing(cluster: Cluster) -> None:
     assert cluster.get("crd", CRD)["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
-def test_it_replaces_one_of_nobody_and_keeps_what_others_wrote(cluster: Cluster) -> None:
+def test_it_replaces_one_without_an_owner_and_keeps_what_others_wrote(cluster: Cluster) -> None:
     manifest = yaml.safe_load(COMMITTED.read_text())
     manifest["metadata"]["annotations"] = {"their": "own"}
     manifest["metadata"]["labels"] = {"their": "label"}
@@ -62,7 +62,7 @@ def test_many_at_once_end_with_the_newest(cluster: Cluster, tmp_path: Path) -> N
     assert version_of(cluster.get("crd", CRD)) == "99.0.3"
 
 
-def test_the_api_servers_own_words(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_api_servers_own_message(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(COMMITTED.read_text().replace("scope: Namespaced", "scope: Nowhere"))
     done = run_installation("--kubeconfig", cluster.kubeconfig, "crd", file)

@@ -169,7 +169,7 @@ def before_agents() -> Manifest:
     return crd
 
 
-async def test_a_running_job_that_now_needs_a_command_is_told_so_and_keeps_its_pods(
+async def test_a_running_job_that_now_needs_a_command_reports_it_and_keeps_its_pods(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     install(cluster, before_agents(), tmp_path)
@@ -196,7 +196,7 @@ async def test_a_running_job_that_now_needs_a_command_is_told_so_and_keeps_its_p
     field, _, rest = after["status"]["message"].partition(": ")
     assert field == "spec.template.spec.containers[0].command"
     assert "needs a command" in rest
-    assert rest.endswith("correct that, delete the job, create it anew")
+    assert rest.endswith("correct that, delete the job and create it again")
     assert after["status"]["state"] == "Running"
     assert after["spec"]["restartStrategy"] == "InPlace"
     (left,) = cluster.get("pods", namespace="default", selector="trainjob.dev/job=plain")["items"]
@@ -206,7 +206,7 @@ async def test_a_running_job_that_now_needs_a_command_is_told_so_and_keeps_its_p
     )
 
 
-async def test_a_job_with_more_replicas_than_a_new_one_may_have_goes_on_once_it_has_begun(
+async def test_a_started_job_with_more_replicas_than_a_new_one_may_have_continues(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     install(cluster, older(), tmp_path)

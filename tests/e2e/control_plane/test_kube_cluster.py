@@ -69,7 +69,7 @@ async def eventually(ask: Callable[[], Coroutine[Any, Any, Any]], holds: Callabl
     return answer
 
 
-async def test_what_is_created_is_seen_at_once_and_its_name_is_taken(
+async def test_what_is_created_is_seen_at_once_and_its_name_is_in_use(
     kube: KubeCluster, job: Manifest
 ) -> None:
     for manifest in build_objects(parse(job)):
@@ -134,7 +134,7 @@ async def test_deletions_are_of_the_very_object(kube: KubeCluster, job: Manifest
     assert (await look(kube, job)).pods == ()
 
 
-async def test_a_bound_pod_goes_on_for_its_grace_period(
+async def test_a_bound_pod_keeps_running_for_its_grace_period(
     kube: KubeCluster, job: Manifest, control_plane: Cluster, namespace: str
 ) -> None:
     pod = pod_of(job)
@@ -156,7 +156,7 @@ async def test_a_bound_pod_goes_on_for_its_grace_period(
     assert gone.is_set()
 
 
-async def test_labels_are_set_and_taken_off_the_very_object(kube: KubeCluster, job: Manifest) -> None:
+async def test_labels_are_set_on_and_removed_from_the_very_object(kube: KubeCluster, job: Manifest) -> None:
     await kube.create(pod_of(job))
     pod = (await look(kube, job)).pods[0]
     with pytest.raises(Conflict):
@@ -233,7 +233,7 @@ async def test_repeated_events_become_one(
     assert max(len(event["message"].encode()) for event in found) <= 1024
 
 
-async def test_kubectl_describe_tells_the_events(
+async def test_kubectl_describe_shows_the_events(
     kube: KubeCluster, job: Manifest, control_plane: Cluster, namespace: str
 ) -> None:
     await kube.post_event(job, type_="Normal", reason="Created", message="starting 2 workers")
@@ -280,7 +280,7 @@ async def test_nothing_can_be_created_in_a_namespace_that_ends(
         control_plane.kubectl(*hold, '{"metadata":{"finalizers":null}}')
 
 
-async def test_watches_go_on_after_their_time(access: Access, admin: ApiClient, namespace: str) -> None:
+async def test_watches_continue_after_their_time(access: Access, admin: ApiClient, namespace: str) -> None:
     watches: list[str] = []
     async with open_real(
         access,
@@ -298,7 +298,7 @@ async def test_watches_go_on_after_their_time(access: Access, admin: ApiClient, 
         assert kube.health().synced
 
 
-async def test_an_account_without_permission_is_told_so_and_never_synced(
+async def test_an_account_without_permission_gets_an_error_and_never_synced(
     control_plane: Cluster, namespace: str, tmp_path: Path
 ) -> None:
     access = grant(control_plane, namespace, tmp_path, permissions=())

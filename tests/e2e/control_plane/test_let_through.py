@@ -114,7 +114,7 @@ def _let_through(asked: list[Asked], *, readable: bool) -> dict[str, Manifest]:
     return named
 
 
-async def test_what_can_not_be_read_fails_with_the_words_of_validate(
+async def test_what_can_not_be_read_fails_with_the_message_of_validate(
     access: Access,
     admin: ApiClient,
     namespace: str,
@@ -150,7 +150,7 @@ def _words(stored: Manifest) -> str:
     return listed(str(error) for error in refused.value.errors)
 
 
-async def test_what_pods_may_not_have_fails_the_job_with_the_words_of_the_api_server(
+async def test_what_pods_may_not_have_fails_the_job_with_the_message_of_the_api_server(
     control_plane: Cluster,
     access: Access,
     admin: ApiClient,

@@ -77,7 +77,7 @@ def place(control_plane: Cluster, admin: ApiClient, namespace: str, tmp_path: Pa
     return Place(admin, namespace, tmp_path / f"{namespace}-{ACCOUNT}.kubeconfig")
 
 
-async def test_a_leader_that_is_told_to_stop_is_followed_at_once(place: Place) -> None:
+async def test_a_leader_that_is_stopped_is_followed_at_once(place: Place) -> None:
     async with place.controller() as leader:
         await leader.says("At work")
         async with place.controller() as standby:
@@ -129,7 +129,7 @@ async def test_a_restart_writes_nothing(place: Place) -> None:
     assert {what: after.get(what) for what in before} == before
 
 
-async def test_fifty_jobs_end_well_whatever_is_killed(place: Place) -> None:
+async def test_fifty_jobs_end_well_after_kills(place: Place) -> None:
     names = {f"job-{number}" for number in range(50)}
     kubelet = RealKubelet(place.admin, place.namespace, lambda _pod: 0)
     async with running(kubelet.run()), place.controller() as first, place.controller() as second:

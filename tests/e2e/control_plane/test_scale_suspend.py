@@ -135,7 +135,7 @@ async def test_scale(place: Place, controller: ControllerProcess) -> None:
     assert not restarts.get("charged")
 
 
-async def test_suspend_and_go_on(place: Place, controller: ControllerProcess) -> None:
+async def test_suspend_and_continue(place: Place, controller: ControllerProcess) -> None:
     await place.submit("x")
     await place.is_running("x")
     await place.kubectl("patch", "tj", "x", "--type=merge", "-p", '{"spec": {"suspend": true}}')

@@ -159,7 +159,7 @@ def test_an_image_that_is_replaced_while_the_cluster_runs_keeps_its_files(
 
 @pytest.mark.testbed
 @pytest.mark.parametrize("lost", [store.SNAPSHOTS, store.BLOBS])
-def test_a_store_that_is_not_whole_is_filled_anew(
+def test_a_store_that_is_not_whole_is_filled_again(
     lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINJOB_CACHE", str(tmp_path))

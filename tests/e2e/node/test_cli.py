@@ -153,7 +153,7 @@ def crash(shell: Shell) -> Crash:
     return Crash(followed, row, previous, timed_out, meanwhile, waited)
 
 
-def test_following_goes_on_through_a_restart_and_ends_with_what_failed(crash: Crash) -> None:
+def test_following_continues_through_a_restart_and_ends_with_what_failed(crash: Crash) -> None:
     lines = crash.followed.stdout.splitlines()
     for attempt in ("1", "2"):
         for index in ("0", "1"):
@@ -189,7 +189,7 @@ def test_get_shows_a_running_second_attempt(crash: Crash) -> None:
     assert "boom in attempt 1" in text
 
 
-def test_kubectl_tells_the_same(crash: Crash, shell: Shell) -> None:
+def test_kubectl_shows_the_same(crash: Crash, shell: Shell) -> None:
     header, *rows = shell.cluster.kubectl("get", "tj", "crash", "-n", shell.namespace).splitlines()
     assert header.split() == ["NAME", "STATE", "WORKERS", "STEP", "ETA", "RESTARTS", "AGE"]
     assert crash.row.split()[:4] == ["crash", "Running", "2/2", "1"], "state, workers ready, restarts"

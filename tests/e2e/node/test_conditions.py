@@ -84,7 +84,7 @@ def test_a_pod_that_can_not_start(
     installed.delete("tj", name, namespace=restricted_module)
 
 
-def test_a_quota_that_refuses_a_pod_is_told_until_it_is_lifted(
+def test_a_quota_that_refuses_a_pod_is_reported_until_it_is_lifted(
     installed: NodeCluster, restricted: str, tmp_path: Any
 ) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "two"}}
@@ -115,7 +115,7 @@ def test_a_quota_that_refuses_a_pod_is_told_until_it_is_lifted(
     assert job["status"]["restarts"]["charged"] == 0
 
 
-def test_a_service_in_the_way_is_told_until_it_is_gone(
+def test_a_service_in_the_way_is_reported_until_it_is_gone(
     installed: NodeCluster, restricted: str, tmp_path: Any
 ) -> None:
     spec = {"clusterIP": "None", "selector": {"app": "other"}}

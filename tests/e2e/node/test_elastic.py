@@ -147,7 +147,7 @@ def profile(cluster: NodeCluster, namespace: str, folder: Path) -> None:
     assert len(cluster.kubectl("exec", reader, "-n", namespace, "--", *find).splitlines()) == 1
 
 
-def test_a_job_is_profiled_and_scaled_and_preempted_and_goes_on(
+def test_a_job_is_profiled_and_scaled_and_preempted_and_continues(
     installed: NodeCluster, restricted_module: str, tmp_path: Path
 ) -> None:
     namespace = restricted_module
@@ -175,13 +175,13 @@ def test_a_job_is_profiled_and_scaled_and_preempted_and_goes_on(
     installed.delete("tj", "scaled", namespace=namespace)
 
 
-def test_training_goes_on_without_a_worker_that_cannot_be_had(
+def test_training_continues_without_a_worker_that_is_unavailable(
     installed: NodeCluster, restricted_module: str
 ) -> None:
     namespace = restricted_module
     status = trains_on(installed, namespace, "short", "1 worker")
     assert status["worker"]["without"] == ["worker-1"]
-    assert "going on with 1 of 2 workers" in describe(installed, namespace, "short")
+    assert "continuing with 1 of 2 workers" in describe(installed, namespace, "short")
     node = installed.get("nodes")["items"][0]["metadata"]["name"]
     make_room(installed, node, 2)
     status = trains_on(installed, namespace, "short", "2 workers")

@@ -116,7 +116,7 @@ Running=False ImagePullBackOff
 """,
     "no-room": """
 STATE Restarting  WORKERS 0/1  RESTARTS 0
-worker 0 can't start: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu …; gave way after 5 s (spec.startTimeoutSeconds), trying again within a minute
+worker 0 can't start: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu …; yielded after 5 s (spec.startTimeoutSeconds), trying again within a minute
 Running=False StartTimeout
 Restarting=True StartTimeout
 event: StartTimeout
@@ -203,7 +203,7 @@ def test_the_log_says_where_a_stalled_process_was(name: str, installed: NodeClus
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_the_page_tells_the_same(name: str) -> None:
+def test_the_page_says_the_same(name: str) -> None:
     columns, *lines = SEEN[name].strip().splitlines()
     sentence = next(line for line in lines if line.startswith("worker "))
     (row,) = [row for row in PAGE.read_text().splitlines() if f"| `{sentence}` |" in row]

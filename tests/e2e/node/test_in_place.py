@@ -55,7 +55,7 @@ def finish(cluster: NodeCluster, namespace: str) -> dict[str, Any]:
     return status
 
 
-def test_a_process_that_is_killed_starts_anew_in_its_pod(installed: NodeCluster, restricted: str) -> None:
+def test_a_process_that_is_killed_restarts_in_its_pod(installed: NodeCluster, restricted: str) -> None:
     before = start(installed, restricted)
     run(installed, restricted, before["1"], 'kill -9 "$(cat /output/worker-1.pid)"')
     wait_for(installed, restricted, "toy", "jsonpath={.status.restarts.charged}=1")

@@ -1,4 +1,4 @@
-"""The API server's end of `kubectl exec`: a WebSocket on which a program's output and its end are told."""
+"""The API server's end of `kubectl exec`: a WebSocket with a program's output and its end."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def trainjob(
 
 
 class Running:
-    """A run of the program that goes on; `lines` are those of both streams together."""
+    """A run of the program that continues; `lines` are those of both streams together."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process

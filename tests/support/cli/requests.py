@@ -64,7 +64,7 @@ class Break(Exception):
 
 
 def matches(asked: Asked, manifest: Manifest) -> bool:
-    """Tell whether a list or a watch is to have this object."""
+    """Return whether a list or a watch has this object."""
     if manifest["kind"] != KINDS[asked.plural]:
         return False
     meta = manifest["metadata"]

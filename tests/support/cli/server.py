@@ -46,7 +46,7 @@ class CliServer:
     # -- what tests do --------------------------------------------------------------------------------
 
     def put(self, manifest: Manifest) -> Manifest:
-        """Store an object, new or changed, and tell whoever watches."""
+        """Store an object, new or changed, and notify the watches."""
         with self.changed:
             stored = deepcopy(manifest)
             plural = {kind: plural for plural, kind in KINDS.items()}[stored["kind"]]

@@ -73,7 +73,7 @@ class ApiObjects:
                 self.remove(place[0], place[2], place[1])
 
     def collect_garbage(self) -> None:
-        """Remove what is owned by nobody who is still there."""
+        """Remove what has no owner left."""
         uids = {stored["metadata"]["uid"] for stored in self.objects.values()}
         for place, stored in list(self.objects.items()):
             owners = {owner["uid"] for owner in stored["metadata"].get("ownerReferences") or ()}
@@ -89,7 +89,7 @@ class ApiObjects:
         return self.clock().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def happened(self, type_: str, manifest: Manifest, before: Manifest | None) -> None:
-        """Tell those who watch."""
+        """Notify the watches."""
 
     def _note(self, type_: str, manifest: Manifest, before: Manifest | None) -> None:
         self.version += 1

@@ -25,7 +25,7 @@ class Seen:
 
 
 class ApiRules(ApiObjects):
-    """A page has at most `page_limit` items, whatever the client asks for."""
+    """A page has at most `page_limit` items, for any limit of the client."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 It keeps the rules that clients depend on: resourceVersions grow over all kinds, a watch gives what came
 after its version or says 410, lists come in pages that expire, uids and resourceVersions are preconditions,
-a merge patch merges, a deleted pod that runs goes on for its grace period.
+a merge patch merges, a deleted pod that runs keeps running for its grace period.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeApiServer(FaultyServer, ApiRules):
                 stream.queue.put_nowait(line)
 
     def send_bookmarks(self) -> None:
-        """Tell every watch how far it has come."""
+        """Send every watch a bookmark."""
         for stream in self._streams:
             bookmark = {
                 "kind": stream.kind.kind,

@@ -26,13 +26,13 @@ def train_until(name):
         )
         time.sleep(0.2)
 """
-"""Always the same step, so that what is told of it is the same each time; the epoch is the sign of life."""
+"""Always the same step, so that its messages are the same each time; the epoch is the sign of life."""
 
 SUDDEN = """
 train_until(f"{job}.fault" if first and index == 1 else "end")
 FAULT
 """
-"""Worker 1 comes to grief when it is told to, the first time."""
+"""Worker 1 fails on request, the first time."""
 
 STALLING = """
 train_until(f"{job}.fault" if first else "end")
@@ -101,7 +101,7 @@ def sight(cluster: NodeCluster, namespace: str, name: str) -> str:
         *_first_failure(status),
         *_latest_warning(cluster.kubectl("describe", f"tj/{name}", "-n", namespace)),
     ]
-    return _masked("\n".join(dict.fromkeys(lines)))  # a sentence that three places tell is shown once
+    return _masked("\n".join(dict.fromkeys(lines)))  # a sentence in three places is shown once
 
 
 def _holds(condition: dict[str, Any]) -> bool:

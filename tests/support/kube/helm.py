@@ -28,7 +28,7 @@ HOOK_SECONDS = 60
 
 @contextmanager
 def own_plane(name: str) -> Iterator[Cluster]:
-    """A control plane that nobody else uses: the CRD and cluster-wide roles are changed in it."""
+    """A control plane of its own: the CRD and cluster-wide roles are changed in it."""
     try:
         yield plain_tier.start(name, die_with_us=True)
     finally:

@@ -24,10 +24,10 @@ QUICK = Timeouts(watch=60.0, inactivity=30.0, first_retry=0.01, longest_retry=0.
 
 
 async def until(predicate: Callable[[], object], what: str = "", *, guard: float = GUARD_SECONDS) -> None:
-    """Let everything go on until this holds."""
+    """Let everything run until this holds."""
     try:
         async with asyncio.timeout(guard):
-            while not predicate():  # noqa: ASYNC110 - of what other processes and threads do nobody tells
+            while not predicate():  # noqa: ASYNC110 - other processes and threads send no event
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"never came true: {what or predicate}") from None
@@ -65,7 +65,7 @@ async def open_kube(
     on_call: Callable[[Call], None] = lambda _call: None,
     **options: Any,
 ) -> AsyncIterator[KubeCluster]:
-    """Return a running cluster whose caches may not be filled yet; `feed` tells whether jobs are watched."""
+    """Return a running cluster whose caches may not be filled yet; `feed` says whether jobs are watched."""
     async with open_client(url, access=access or {}, on_call=on_call) as api:
         cluster = KubeCluster(api, **{"timeouts": QUICK, **options})
         inactivity = options.get("timeouts", QUICK).inactivity
@@ -75,7 +75,7 @@ async def open_kube(
 
 
 async def feed_jobs(api: ApiClient, cluster: KubeCluster, namespace: str | None, inactivity: float) -> None:
-    """Watch TrainJobs as kopf does: what is listed has no type, and nobody tells what a list lacks."""
+    """Watch TrainJobs as kopf does: what is listed has no type, and no event says what a list lacks."""
     while True:
         with suppress(ClusterError):
             listed = await api.list(TRAINJOBS, namespace)

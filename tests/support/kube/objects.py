@@ -39,7 +39,7 @@ def read_path(path: str) -> tuple[Kind, str | None, str, str]:
 
 
 def matches(manifest: dict[str, Any], selector: str) -> bool:
-    """Tell whether the object has the label; other selectors aren't known here."""
+    """Return whether the object has the label; other selectors aren't known here."""
     return not selector or selector in (manifest["metadata"].get("labels") or {})
 
 

@@ -1,4 +1,4 @@
-"""A reverse proxy in front of a real API server that spoils what it passes on, as a test tells it to.
+"""A reverse proxy in front of a real API server that spoils what it passes on, as a test says.
 
 It takes plain HTTP, speaks TLS to the API server, and leaves tokens as they are.
 """
@@ -140,5 +140,5 @@ class FaultyProxy(FaultyServer):
 
 
 def is_bookmark(line: bytes) -> bool:
-    """Tell whether a line of a watch says only how far it has come."""
+    """Return whether a line of a watch is a bookmark."""
     return bool(json.loads(line)["type"] == "BOOKMARK")

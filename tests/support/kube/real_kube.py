@@ -1,4 +1,4 @@
-"""A KubeCluster on a real API server: its own service account, and somebody who plays the kubelet."""
+"""A KubeCluster on a real API server: its own service account, and a player of the kubelet."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class RealKubelet:
         await self._admin.replace(PODS, changed, subresource="status")
 
     def _host(self, pod: Manifest) -> str:
-        """Return an address of this machine that no other pod has, and where nobody listens."""
+        """Return an address of this machine that no other pod has, and where no server listens."""
         number = len(self._hosts) + 1
         return self._hosts.setdefault(pod["metadata"]["uid"], f"127.77.{number >> 8}.{number & 255}")
 
@@ -166,7 +166,7 @@ async def eventually(
     answer: object = None
     try:
         async with asyncio.timeout(guard):
-            while not holds(answer := await ask()):  # noqa: ASYNC110 - the server tells nobody
+            while not holds(answer := await ask()):  # noqa: ASYNC110 - the server sends no event
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"it stayed at {answer}") from None

@@ -12,7 +12,7 @@ from testbed.cluster import KubectlError
 MINUTES = 4
 """Against hanging only."""
 
-# Process 1 of a container ignores SIGTERM unless told otherwise.
+# Process 1 of a container ignores SIGTERM by default.
 PREAMBLE = """
 import json, os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

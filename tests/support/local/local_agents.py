@@ -12,7 +12,7 @@ from support.local.local_cluster import build_pod, python
 TOKEN = "0123456789abcdef"  # noqa: S105 - no password
 BUNDLE = "digits-agent-aaaaaaaa"
 
-# Answers every order with the order and what the environment says, once it is told to go on.
+# Answers every target with the target and the environment, once the test lets it continue.
 SMALL_AGENT = """
 import hashlib, hmac, json, os, pathlib, socket
 

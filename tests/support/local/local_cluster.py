@@ -176,7 +176,7 @@ def wait_gone(pid: int) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether the process is there and more than a zombie."""
+    """Return whether the process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -12,10 +12,10 @@ from support.world.world import World
 
 @dataclass
 class Agents:
-    """Agents that start training once all are there, restart it in place, and tell the controller.
+    """Agents that start training once all are there, restart it in place, and report to the controller.
 
-    `failure` started the latest restart. Training goes on without a pod for the replicas `away`; the leading
-    agent can't reach those `lost`, for so many seconds.
+    `failure` started the latest restart. Training continues without a pod for the replicas `away`. The
+    leading agent can't reach those `lost`, for so many seconds.
     """
 
     world: World

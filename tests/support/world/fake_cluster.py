@@ -94,7 +94,7 @@ class FakeCluster:
         self._written("replace", manifest)
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
-        """See `Cluster.delete`; a pod that hasn't ended goes on until `end_pod` or `remove` is called."""
+        """See `Cluster.delete`; a pod that hasn't ended runs until `end_pod` or `remove` is called."""
         stored = self._find(ref)
         self._check("delete", stored)
         if ref.kind == "Pod" and grace_seconds != 0 and not _has_ended(stored):
@@ -171,7 +171,7 @@ class FakeCluster:
         return self._objects.get((kind, key.namespace, key.name))
 
     def put(self, manifest: Manifest) -> None:
-        """Store an object that somebody else made."""
+        """Store an object of another owner."""
         self._uids += 1
         manifest["metadata"].setdefault("uid", f"uid-{self._uids}")
         self._store(deepcopy(manifest))

@@ -121,7 +121,7 @@ class Life:
             agents.tell()
 
     def fail_child(self, agents: Agents, pod: dict[str, Any]) -> None:
-        """A training process crashes; the agents start all anew, or give up."""
+        """A training process crashes; the agents restart all, or give up."""
         replica = f"worker-{pod['metadata']['labels']['trainjob.dev/index']}"
         if agents.charged < MAX_RESTARTS:
             agents.fail(replica, message="ValueError: boom")
@@ -157,7 +157,7 @@ class Life:
         elif thing == "delete":
             pod["metadata"]["deletionTimestamp"] = self.world.now.isoformat()
         elif thing == "end-deleted" and running:
-            # The kubelet tells how it ended before the name is free.
+            # The kubelet reports how it ended before the name is free.
             cluster.end_pod(pod, number % 2)
             pod["metadata"]["deletionTimestamp"] = self.world.now.isoformat()
         elif thing == "vanish":
@@ -209,7 +209,7 @@ class Life:
         assert not (is_true(status, "Complete") and is_true(status, "Failed"))
 
     def is_overdue(self, pod: dict[str, Any]) -> bool:
-        """Tell whether the pod's time to end is long over: its node is gone, as far as anybody knows."""
+        """Return whether the pod's grace period is long over: its node counts as gone."""
         due = pod["metadata"].get("deletionTimestamp")
         return due is not None and self.world.now > datetime.fromisoformat(due) + timedelta(seconds=9)
 
@@ -256,7 +256,7 @@ async def live(schedule: Schedule, *, in_place: bool) -> Life:
 
 
 async def live_to_the_end(schedule: Schedule, *, in_place: bool) -> Life:
-    """Live through a schedule and whatever it takes to end."""
+    """Live through a schedule, and on to the job's end."""
     life = await live(schedule, in_place=in_place)
     await life.end()
     return life

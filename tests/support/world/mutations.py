@@ -67,7 +67,7 @@ FULL = build_job(
 
 
 def mutations() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each field of a full job with each wrong value, and each object with a field that nobody knows."""
+    """Each field of a full job with each wrong value, and each object with an unknown field."""
     for steps, value in walk_values(FULL):
         path = format_path(steps)
         if not steps:

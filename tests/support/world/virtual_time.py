@@ -1,4 +1,4 @@
-"""An event loop whose clock goes on to the next timer at once: an hour of waiting takes no time."""
+"""An event loop whose clock jumps to the next timer: an hour of waiting takes no time."""
 
 from __future__ import annotations
 

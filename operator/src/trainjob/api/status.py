@@ -37,7 +37,7 @@ class WorkerStatus(Reported):
     ready: NotNegative = Field(0, description="Workers whose pods are ready.")
     size: NotNegative | None = Field(None, description="Workers that training was last resized to.")
     without: Annotated[tuple[Word, ...], Strict(False)] = Field(
-        (), description="Those that can't be had: training goes on without them (minReplicas)."
+        (), description="Unavailable workers: training continues without them (minReplicas)."
     )
     summary: Word = Field("", description="Ready and desired workers, such as 2/2.")
     selector: Named = Field("", description="Label selector of the worker pods, for the scale subresource.")
@@ -49,7 +49,7 @@ class Restarts(Reported):
     charged: NotNegative = Field(0, description="Restarts that count against maxRestarts.")
     uncharged: NotNegative = Field(0, description="Restarts after preemption, lost nodes and the like.")
     refunded: NotNegative = Field(
-        0, description="Charged ones that count no more, since training has come further than ever before."
+        0, description="Charged restarts that count no more: training has come further since."
     )
     since_progress: NotNegative = Field(0, description="Restarts in a row without a new step.")
     furthest_step: Int64 | None = Field(None, description="The furthest step at which training has failed.")
@@ -58,7 +58,7 @@ class Restarts(Reported):
     )
     same: NotNegative = Field(0, description="How many times in a row the latest failure was the same.")
     last_time: Timestamp | None = Field(None, description="When the latest restart was decided.")
-    next_time: Timestamp | None = Field(None, description="When a gang that gave way tries again.")
+    next_time: Timestamp | None = Field(None, description="When training starts again after a start timeout.")
     replaced: Annotated[tuple[Named, ...], Strict(False)] = Field(
         (), description="Pods that the latest decision replaces."
     )
@@ -136,17 +136,15 @@ class FirstFailure(Reported):
 
 
 class TrainJobStatus(Reported):
-    """What the controller last saw; nobody else writes it."""
+    """What the controller last observed; only the controller writes it."""
 
     observed_generation: Int64 | None = Field(None, description="The generation that this status is about.")
     conditions: Annotated[tuple[Condition, ...], Strict(False)] = Field(
         (), description="Running, Restarting, Suspended, Complete and Failed."
     )
     state: Word | None = Field(None, description="The state in one word.")
-    message: Sentence | None = Field(
-        None, description="The state in one sentence that says what is going on."
-    )
-    start_time: Timestamp | None = Field(None, description="When the job was first taken up.")
+    message: Sentence | None = Field(None, description="The state in one sentence that explains it.")
+    start_time: Timestamp | None = Field(None, description="When the controller first acted on the job.")
     completion_time: Timestamp | None = Field(None, description="When the job finished, well or not.")
     worker: WorkerStatus | None = Field(None, description="The workers.")
     restarts: Restarts = Field(default_factory=Restarts, description="How often training was restarted.")

@@ -67,7 +67,7 @@ class WorkerRole(Role):
 
     replicas: Replicas = Field(1, description="Number of workers; kubectl scale changes it.")
     min_replicas: Replicas | None = Field(
-        None, description="The fewest workers that training may go on with; absent: as many as replicas."
+        None, description="The fewest workers that training may continue with; absent: as many as replicas."
     )
 
 
@@ -155,7 +155,7 @@ class Output(Part):
     )
     resume: Literal["Auto", "Never"] = Field(
         "Auto",
-        description="Auto goes on from the newest checkpoint; Never starts over in a new subfolder.",
+        description="Auto continues from the newest checkpoint; Never starts over in a new subfolder.",
     )
 
 
@@ -206,7 +206,7 @@ class TrainJobSpec(Part):
     )
     max_restarts: NotNegative = Field(
         3,
-        description="Restarts after failures of the program, anew after progress; lost nodes don't count.",
+        description="Restarts after program failures since the latest progress; lost nodes don't count.",
     )
     restart_strategy: Literal["InPlace", "Recreate"] = Field(
         "InPlace",
@@ -218,7 +218,7 @@ class TrainJobSpec(Part):
         " for some 550 MB a pod.",
     )
     start_timeout_seconds: Positive = Field(
-        600, description="How long the training replicas may take to meet before they give way and try again."
+        600, description="How long the training replicas may take to start before they yield and try again."
     )
     stall_timeout_seconds: Positive | None = Field(
         None,

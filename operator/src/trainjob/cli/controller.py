@@ -173,7 +173,7 @@ def _read_rules(
     default=70.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a watch may be silent before it is opened anew.",
+    help="How long a watch may be silent before it is opened again.",
 )
 @click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="plain", show_default=True)
 def controller(**options: Any) -> None:

@@ -51,7 +51,7 @@ class _Complaint:
     replicas: list[str] = field(default_factory=list)
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def text(self) -> tuple[str, ...]:
         return tuple(line.replace(_NAMES, _listed(self.replicas), 1) for line in self.lines)
 
 
@@ -101,8 +101,8 @@ async def _check_pods(api: ApiClient, document: Document, namespace: str) -> Ver
             await api.create(PODS, pod, dry_run=True)
         except ClusterError as refused:
             if _NO_PERMISSION in refused.failure.message:
-                told = f"the pods can't be asked for: {describe_problem(refused)}"
-                return Verdict((told,), Exit.NO_CLUSTER)
+                why = f"the pods can't be checked: {describe_problem(refused)}"
+                return Verdict((why,), Exit.NO_CLUSTER)
             if not is_verdict(refused.failure):
                 raise
             root = template_of(document, replica.role)
@@ -110,7 +110,7 @@ async def _check_pods(api: ApiClient, document: Document, namespace: str) -> Ver
             # The pods of a role, and so the messages about them, differ only in the pods' names.
             plain = tuple(line.replace(pod["metadata"]["name"], "") for line in lines)
             found.setdefault(plain, _Complaint(lines)).replicas.append(replica.name)
-    lines = tuple(line for complaint in found.values() for line in complaint.told)
+    lines = tuple(line for complaint in found.values() for line in complaint.text)
     return Verdict(lines, Exit.FAILED if lines else Exit.GOOD)
 
 

@@ -161,8 +161,8 @@ def logs(
 ) -> None:
     """Print the logs of all replicas of the TrainJob NAME, in the order in which lines were written.
 
-    With -f it waits for pods that aren't there yet, goes on with those that take their places after a
-    restart, and tells at the end what came of the job. Notes about the job go to stderr, logs to stdout.
+    With -f it waits for pods that aren't there yet, continues with their successors after a
+    restart, and reports at the end how the job ended. Notes about the job go to stderr, logs to stdout.
     """
     if follow and previous:
         raise click.UsageError("--previous shows what is over; it can't be followed")

@@ -258,7 +258,7 @@ class ProfileRequest:
 
     def __init__(self, client: ProfileClient, who: str, say: Callable[[str], None]) -> None:
         self._client, self._who, self._say = client, who, say
-        self._told = self._about = ""
+        self._reported = self._about = ""
         self._said_at = self._began = 0.0
         self._answered = False
 
@@ -276,14 +276,14 @@ class ProfileRequest:
         self._said_at = self._began = _now()
         try:
             await self._client.ask(request)
-        except ReplicaUnavailable as away:
-            raise ClusterProblem(f"{self._who} can't be asked: {away}") from away
+        except ReplicaUnavailable as error:
+            raise ClusterProblem(f"{self._who} can't be asked: {error}") from error
         try:
             async with asyncio.timeout(limit):
                 return await self._wait(request["id"])
         except TimeoutError:
-            told = self._told or self._who
-            raise TimeIsOver(f"{told}: given up by --timeout; the job goes on") from None
+            last = self._reported or self._who
+            raise TimeIsOver(f"{last}: given up by --timeout; the job continues") from None
         finally:
             with suppress(ReplicaUnavailable, ClusterProblem):
                 await self._client.withdraw(request["id"])
@@ -304,19 +304,19 @@ class ProfileRequest:
     async def _look(self, number: str) -> Mapping[str, Any]:
         try:
             answer = await self._client.answer()
-        except ReplicaUnavailable as away:
-            self._tell(f"{self._who}: {away}; trying again", str(away))
+        except ReplicaUnavailable as error:
+            self._report(f"{self._who}: {error}; trying again", str(error))
             return {}
         if not answer:
             return {}
         if answer.get("id") != number:
             if not self._answered:  # still the answer to an earlier request
                 return {}
-            raise ClusterProblem(f"{self._who} has been asked by somebody else meanwhile")
+            raise ClusterProblem(f"{self._who} has received another request meanwhile")
         self._answered = True
         if answer.get("state") == "refused":
             raise ClusterProblem(f"{self._who}: {answer.get('message')}")
-        self._tell(describe(self._who, answer), str(answer.get("state")))
+        self._report(describe(self._who, answer), str(answer.get("state")))
         return answer
 
     def _check_answered(self) -> None:
@@ -327,13 +327,13 @@ class ProfileRequest:
                 "run.steps()"
             )
 
-    def _tell(self, line: str, about: str) -> None:
+    def _report(self, line: str, about: str) -> None:
         if not line:
             return
-        self._told = printable(line)
+        self._reported = printable(line)
         if about != self._about or _now() - self._said_at >= _SECONDS_BETWEEN_LINES:
             self._about, self._said_at = about, _now()
-            self._say(self._told)
+            self._say(self._reported)
 
 
 def _now() -> float:
@@ -360,7 +360,7 @@ _EXITS = {
     Exit.NO_JOB: "there is no such job",
     Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
     Exit.TIMEOUT: "the steps have not come within --timeout",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C; the request is taken back",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C; the request is withdrawn",
 }
 
 
@@ -455,7 +455,7 @@ def choose(spec: Mapping[str, Any], worker: int | None) -> Replica:
     """
     if spec.get("ps") is not None:
         raise ClusterProblem(
-            "with parameter servers workers take steps as they are told: they aren't profiled"
+            "with parameter servers the chief assigns the workers' steps: they aren't profiled"
         )
     if worker is None and spec.get("chief") is not None:
         return Replica("chief", 0)

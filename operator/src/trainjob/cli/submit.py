@@ -55,7 +55,7 @@ async def describe_existing(
         if refused.failure.code == 0:
             raise
         lines += refusal_told(refused.failure, file)
-    lines.append(f"  to run it anew: kubectl delete tj {name} -n {namespace}, then submit it again")
+    lines.append(f"  to run it again: kubectl delete tj {name} -n {namespace}, then submit it")
     return tuple(lines)
 
 
@@ -114,9 +114,9 @@ def describe_refusal(
 def _mistakes(failure: RequestFailure) -> Iterable[tuple[str, str]]:
     named = [(str(c.get("field", "")), str(c.get("message", ""))) for c in failure.causes]
     # The structural schema and a rule may give the same cause for one field.
-    told = dict.fromkeys((f, f"{f}: {m}" if f not in _ROOT else m) for f, m in named if m)
-    if told:
-        return told
+    causes = dict.fromkeys((f, f"{f}: {m}" if f not in _ROOT else m) for f, m in named if m)
+    if causes:
+        return causes
     _, strict, rest = failure.message.partition(_STRICT)
     if strict:
         return [(found[1] if (found := _UNKNOWN.search(part)) else "", part) for part in rest.split(", ")]

@@ -120,7 +120,7 @@ _EXITS = {
 @cluster_options
 @ends_quietly
 def wait(name: str, timeout: float | None, where: ClusterOptions) -> None:
-    """Wait until the TrainJob NAME is over, whatever happens to the connection meanwhile.
+    """Wait until the TrainJob NAME has ended, also through lost connections.
 
     How far it is goes to stderr; what came of it to stdout if it is complete, else to stderr.
     """

@@ -248,7 +248,7 @@ HERE = Advice(
     file="there is no {file}: commands start in the folder of the job's file",
     command="check the command of the container trainer: it must be installed on this machine",
     killed="it was killed by SIGKILL, which is how a system out of memory ends programs",
-    again="correct it, and run the same command again: training goes on from the last checkpoint, if any",
+    again="correct it, and run the same command again: training continues from the last checkpoint, if any",
 )
 
 ON_CLUSTER = Advice(
@@ -267,7 +267,7 @@ ON_CLUSTER = Advice(
     file="there is no {file} in the image: see its WORKDIR and the command of the container trainer",
     command="check the command of the container trainer: the image must have it",
     killed="it was killed by SIGKILL, mostly for want of memory",
-    again="correct it, delete the job and submit it again: training goes on from the last checkpoint, if any",
+    again="correct it, delete the job, submit it again: training continues from the last checkpoint, if any",
 )
 
 
@@ -335,7 +335,7 @@ def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
     if results.starts_over:
         again = "this command starts over each time, in a new folder"
     elif step:
-        again = f"go on from there with the same command: {results.command}"
+        again = f"continue from there with the same command: {results.command}"
     else:
         again = f"start again with the same command: {results.command}"
     return (f"{job.name} was interrupted; all its processes have ended.{kept}", f"  {again}")

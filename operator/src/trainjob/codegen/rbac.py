@@ -42,7 +42,7 @@ EDIT_RULES = (
         GROUP,
         (PLURAL,),
         ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"),
-        "whoever may edit may run jobs; that is as much power as creating pods",
+        "an editor may run jobs; that is as much power as creating pods",
     ),
     RbacRule(GROUP, (f"{PLURAL}/status",), ("get",), "the status is the controller's to write"),
     RbacRule(GROUP, (f"{PLURAL}/scale",), ("get", "update", "patch"), "kubectl scale"),

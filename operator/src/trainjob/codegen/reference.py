@@ -225,8 +225,8 @@ another kind.
 {own}
 ## People
 
-Two ClusterRoles come with the chart and the kustomize base. They aggregate: whoever has Kubernetes' own
-`admin` or `edit` role in a namespace has the first there, whoever has `view` the second.
+Two ClusterRoles come with the chart and the kustomize base. They aggregate: an account with Kubernetes' own
+`admin` or `edit` role in a namespace has the first there, one with `view` the second.
 
 `edit`:
 

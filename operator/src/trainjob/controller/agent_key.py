@@ -103,7 +103,7 @@ def _key_of(secret: Manifest, key_name: KeyName) -> bytes:
         key = b""
     if len(key) < KEY_BYTES:
         raise InvalidKey(
-            f"{key_name} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and start the "
-            "controller anew, which makes another one"
+            f"{key_name} has no entry {ENTRY!r} of at least {KEY_BYTES} bytes: delete it and restart the "
+            "controller, which makes another one"
         )
     return key

@@ -36,7 +36,7 @@ def check_watch(name: str, silent_seconds: float, patience_seconds: float) -> Ch
     """Check that a watch works: it receives or tries something now and then."""
     if silent_seconds <= patience_seconds:
         return Check(name)
-    return Check(name, f"nothing heard or tried for {silent_seconds:.0f} s")
+    return Check(name, f"nothing received or tried for {silent_seconds:.0f} s")
 
 
 def check_work(load: Load | None) -> Check:
@@ -44,7 +44,7 @@ def check_work(load: Load | None) -> Check:
     if load is not None and load.longest > STUCK_SECONDS:
         return Check("work", f"one job has kept a worker busy for {load.longest:.0f} s")
     if load is not None and load.unserved > STUCK_SECONDS:
-        return Check("work", f"{load.waiting} jobs wait, and none was taken up for {load.unserved:.0f} s")
+        return Check("work", f"{load.waiting} jobs wait, and none was started for {load.unserved:.0f} s")
     return Check("work")
 
 

@@ -143,15 +143,15 @@ def _trace(on_call: Callable[[Call], None]) -> aiohttp.TraceConfig:
     async def end(
         _session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestEndParams
     ) -> None:
-        tell(context, params.url.path, "watch" in params.url.query, params.response.status)
+        report(context, params.url.path, "watch" in params.url.query, params.response.status)
 
     async def fail(
         _session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestExceptionParams
     ) -> None:
         if not isinstance(params.exception, asyncio.CancelledError):  # a cancelled request hasn't failed
-            tell(context, params.url.path, "watch" in params.url.query, 0)
+            report(context, params.url.path, "watch" in params.url.query, 0)
 
-    def tell(context: SimpleNamespace, path: str, is_watch: bool, code: int) -> None:
+    def report(context: SimpleNamespace, path: str, is_watch: bool, code: int) -> None:
         if path.endswith(f"/{TRAINJOBS.plural}"):
             verb = "watch" if is_watch else "list"
             seconds = asyncio.get_running_loop().time() - context.began
@@ -274,13 +274,13 @@ class JobWatch:
         self._on_call = on_call
         self._on_restart = on_restart
         self._on_started = on_started
-        self._heard_at = float("-inf")
+        self._received_at = float("-inf")
         # Without events, only the end of one request and the start of the next are noticed.
         self.patience_seconds = SERVER_SECONDS + 2 * timeouts.inactivity
 
     def silent_seconds(self) -> float:
         """Return the seconds since the latest event, response, failed request or restart."""
-        return asyncio.get_running_loop().time() - self._heard_at
+        return asyncio.get_running_loop().time() - self._received_at
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -288,11 +288,11 @@ class JobWatch:
         time = asyncio.get_running_loop().time
         while True:
             began = time()
-            self._heard()
+            self._note_sign()
             try:
                 await self._is_served()
                 await self._run_kopf()
-            except Exception as error:  # noqa: BLE001 - of kopf's, any; each is told, and none is the end
+            except Exception as error:  # noqa: BLE001 - any error of kopf's is logged, and none is the end
                 _log.error("The watch of TrainJobs has ended: %s", str(error) or type(error).__name__)
             if time() - began > STEADY_SECONDS:
                 backoff.reset()
@@ -300,8 +300,8 @@ class JobWatch:
             await asyncio.sleep(backoff.next())
 
     async def _run_kopf(self) -> None:
-        login = Login(self._access, self._hear_call)
-        registry = build_registry(self._hear_event, login, silence_seconds=self._timeouts.inactivity)
+        login = Login(self._access, self._on_request)
+        registry = build_registry(self._on_event, login, silence_seconds=self._timeouts.inactivity)
         tasks = await kopf.spawn_tasks(
             registry=registry,
             standalone=True,
@@ -328,15 +328,15 @@ class JobWatch:
                 task.result()
             if done:
                 raise JobWatchFailed("kopf has stopped")
-        raise JobWatchFailed(f"nothing heard for {self.patience_seconds:.0f} s")
+        raise JobWatchFailed(f"nothing received for {self.patience_seconds:.0f} s")
 
-    def _hear_event(self, kind: str | None, manifest: Manifest) -> None:
-        self._heard()
+    def _on_event(self, kind: str | None, manifest: Manifest) -> None:
+        self._note_sign()
         self._take(kind, manifest)
 
-    def _hear_call(self, call: Call) -> None:
-        self._heard()
+    def _on_request(self, call: Call) -> None:
+        self._note_sign()
         self._on_call(call)
 
-    def _heard(self) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+    def _note_sign(self) -> None:
+        self._received_at = asyncio.get_running_loop().time()

@@ -177,9 +177,9 @@ class Controller:
             _log.warning("%s: %s; trying again in %.1f s", key, error, wait)
         except Refused as error:
             wait = self._queue.retry(key)
-            told = quoted(str(error))
-            _log.error("%s: refused by the cluster: %s; trying again in %.1f s", key, told, wait)
-            await self._tell(key, f"the cluster refuses what is to be done for this job: {error.message}")
+            why = quoted(str(error))
+            _log.error("%s: refused by the cluster: %s; trying again in %.1f s", key, why, wait)
+            await self._post_refusal(key, f"the cluster refuses a write for this job: {error.message}")
         except Exception:  # noqa: BLE001 - one job must not stop the others
             wait = self._queue.retry(key)
             _log.exception("%s: could not be reconciled; trying again in %.1f s", key, wait)
@@ -188,7 +188,7 @@ class Controller:
             if again is not None:
                 self._queue.add_after(key, again.total_seconds())
 
-    async def _tell(self, key: JobKey, message: str) -> None:
+    async def _post_refusal(self, key: JobKey, message: str) -> None:
         """Report a refusal by an event: the refused request may be the status write itself."""
         try:
             snapshot = await self._cluster.observe(key)
@@ -197,6 +197,6 @@ class Controller:
                     snapshot.job, type_="Warning", reason="Refused", message=quoted(message)
                 )
         except ClusterError as error:
-            _log.info("%s: nobody could be told of it: %s", key, error)
+            _log.info("%s: the refusal could not be posted as an event: %s", key, error)
         except Exception:  # noqa: BLE001 - one job must not stop the others
-            _log.exception("%s: nobody could be told of it", key)
+            _log.exception("%s: the refusal could not be posted as an event", key)

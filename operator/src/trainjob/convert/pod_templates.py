@@ -378,9 +378,9 @@ def _say_missing(candidates: list[SharedMount], path: str) -> str:
 
 
 def _free_path(templates: Templates) -> str:
-    taken = {path for template in templates.values() for path in mount_paths(template)}
+    used = {path for template in templates.values() for path in mount_paths(template)}
     names = (_DEFAULT_PATH, "/trainjob-output", *(f"/trainjob-output-{number}" for number in range(2, 300)))
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in used)
 
 
 # A role's differences from `spec.template`: single fields, or a template of its own.

@@ -116,7 +116,7 @@ def note_dynamic_workers(enabled: Any, notes: Notes) -> None:
         notes.note(
             path,
             "left out: TF_CONFIG always has the whole cluster; kubectl scale changes the number of workers,"
-            " and with restartStrategy InPlace spec.worker.minReplicas is how few may go on",
+            " and with restartStrategy InPlace spec.worker.minReplicas is how few may continue",
         )
     elif enabled not in (None, False):
         notes.refuse(path, f"must be true or false, got {shown(enabled)}")

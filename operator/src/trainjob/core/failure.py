@@ -42,8 +42,8 @@ def origin(observed: Observed) -> str:
 
 
 def describe_resume(observed: Observed) -> str:
-    """Return `going on from the last checkpoint`, or `going on` if no checkpoint is known."""
-    return "going on" + (" from the last checkpoint" if checkpoint_step(observed) is not None else "")
+    """Return `continuing from the last checkpoint`, or `continuing` if no checkpoint is known."""
+    return "continuing" + (" from the last checkpoint" if checkpoint_step(observed) is not None else "")
 
 
 # Training without some workers: with parameter servers it needs only the chief and the `ps`.
@@ -240,7 +240,7 @@ def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = 
 def _cause(pod: Pod) -> Cause:
     detail = _detail(pod.message) if pod.termination is None else ""
     if pod.disrupted:
-        text = f"was taken away by the cluster ({quoted(pod.reason)}{detail})"
+        text = f"was removed by the cluster ({quoted(pod.reason)}{detail})"
         return Cause(reason_word(pod.reason, "Disrupted"), text, counted=False)
     if pod.deleted:
         return Cause("PodDeleted", "had its pod deleted", counted=False)

@@ -237,7 +237,7 @@ def _merge(template: Manifest, overlay: Manifest, annotations: dict[str, str]) -
 
 
 def _with_port(ports: list[Manifest], port: Manifest) -> list[Manifest]:
-    taken = any(
+    present = any(
         p.get("containerPort") == port["containerPort"] or p.get("name") == port["name"] for p in ports
     )
-    return ports if taken else [*ports, port]
+    return ports if present else [*ports, port]

@@ -296,7 +296,7 @@ class Observed:
         if not self.refused_size:
             return ""
         batch = f"the global batch of {self.global_batch} can't be divided by them"
-        return f"can't go on with {self.refused_size} workers: {batch}"
+        return f"can't continue with {self.refused_size} workers: {batch}"
 
     def divides_batch(self, workers: int) -> bool:
         """Return whether this number of workers can share the global batch, as far as it is known."""
@@ -382,11 +382,11 @@ def read_observed(
     return replace(observed, pods_of_others=pods_of_others)
 
 
-def _may_write(stranger: Pod, observed: Observed) -> bool:
+def _may_write(pod: Pod, observed: Observed) -> bool:
     """Return whether an earlier job's pod may write into this job's output, unless both jobs have agents."""
-    if observed.parsed is None or has_own_volumes(observed.parsed) or not is_training(stranger.replica):
+    if observed.parsed is None or has_own_volumes(observed.parsed) or not is_training(pod.replica):
         return False
-    return not (observed.in_place and stranger.source is not None)
+    return not (observed.in_place and pod.source is not None)
 
 
 def _reports(

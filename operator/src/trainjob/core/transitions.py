@@ -122,7 +122,7 @@ def resize(
     )
 
 
-def give_way(observed: Observed, message: str, now: datetime, *, until: datetime) -> TrainJobStatus:
+def start_timed_out(observed: Observed, message: str, now: datetime, *, until: datetime) -> TrainJobStatus:
     """Return the status after a start timeout: replicas that run yield, and all are created again later."""
     known = restarts_of(observed)
     counts = {

@@ -125,7 +125,7 @@ class Channel:
     def _open(self, body: bytes) -> dict[str, Any]:
         tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
         if not hmac.compare_digest(tag, _tag(self._key, self._directions[1], self._received, payload)):
-            raise WireError("a frame has a wrong tag: another token, or somebody in between")
+            raise WireError("a frame has a wrong tag: another token, or the frame was altered")
         self._received += 1
         self._largest = LARGEST_FRAME
         try:
@@ -184,7 +184,7 @@ async def _connect(host: str, port: int, token: bytes) -> Channel:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         if await _read_exactly(reader, len(GREETING)) != GREETING:
-            raise WireError("whoever listens there is no agent")
+            raise WireError("the server there is no agent")
         theirs, nonce = await _read_exactly(reader, NONCE_BYTES), os.urandom(NONCE_BYTES)
         writer.write(nonce)
     except BaseException:

@@ -119,7 +119,7 @@ HOLDING_KUBERNETES_OBJECTS = frozenset(
 )
 """Compared both ways: `==` ignores fields of its left side that the schema lacks (`codegen/crd.py`)."""
 
-IMMUTABLE = "is immutable; delete the job and create it anew"
+IMMUTABLE = "is immutable; delete the job and create it again"
 
 
 def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iterator[Rule]:
@@ -139,7 +139,7 @@ def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iter
     yield Rule(
         at=at,
         cel=f"{now} == {before}",
-        message=f"{', '.join(optional)} can't be added or removed; delete the job and create it anew",
+        message=f"{', '.join(optional)} can't be added or removed; delete the job and create it again",
     )
 
 

@@ -43,14 +43,14 @@ class AgentRecord:
         self._figures_seconds = figures_seconds
         self._report: Report | None = None
         self._said: tuple[object, object] = _digest({})
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._silence: _Silence | None = None
-        self._told: tuple[object, object] | None = None
-        self._told_at = float("-inf")
+        self._reported: tuple[object, object] | None = None
+        self._reported_at = float("-inf")
 
     def hear(self, report: Report, now: float) -> None:
         """Store the leading agent's report."""
-        self._report, self._heard_at, self._silence = report, now, None
+        self._report, self._received_at, self._silence = report, now, None
         self._said = _digest(report)
 
     def miss(self, pod: str, now: float) -> float:
@@ -86,7 +86,7 @@ class AgentRecord:
             return None
         return {
             **(self._report or {}),
-            **({"age": now - self._heard_at} if self._report is not None else {}),
+            **({"age": now - self._received_at} if self._report is not None else {}),
             "unreachableSeconds": self.silent_seconds(now),
             **({"witness": witness} if witness is not None else {}),
         }
@@ -94,10 +94,10 @@ class AgentRecord:
     def has_news(self, now: float) -> bool:
         """Return whether there is news since the last True; figures alone count every `figures_seconds`."""
         state = self._state(now)
-        is_decisive = self._told is None or self._told[0] != state[0]
-        is_due = now - self._told_at >= self._figures_seconds and self._told != state
+        is_decisive = self._reported is None or self._reported[0] != state[0]
+        is_due = now - self._reported_at >= self._figures_seconds and self._reported != state
         if is_decisive or is_due:
-            self._told, self._told_at = state, now
+            self._reported, self._reported_at = state, now
         return is_decisive or is_due
 
     def _state(self, now: float) -> tuple[object, object]:

@@ -84,7 +84,7 @@ class Sealer:
         payload = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
         length = TAG_BYTES + len(payload)
         if length > largest:
-            raise FrameTooLarge(f"a message of {length} bytes: at most {largest} are taken")
+            raise FrameTooLarge(f"a message of {length} bytes: at most {largest} are accepted")
         tag = _tag(self._key, self._direction, self._number, payload)
         self._number += 1
         return length.to_bytes(LENGTH_BYTES, "big") + tag + payload
@@ -109,7 +109,7 @@ class Opener:
         """
         tag, payload = body[:TAG_BYTES], body[TAG_BYTES:]
         if not hmac.compare_digest(tag, _tag(self._key, self._direction, self._number, payload)):
-            raise InvalidFrame("a frame has a wrong tag: another token, or somebody in between")
+            raise InvalidFrame("a frame has a wrong tag: another token, or the frame was altered")
         self._number += 1
         return _read(payload)
 
@@ -132,7 +132,7 @@ def read_length(prefix: bytes, largest: int = LARGEST_FRAME) -> int:
     """
     length = int.from_bytes(prefix, "big")
     if not TAG_BYTES < length <= largest:
-        raise InvalidFrame(f"a frame of {length} bytes: at most {largest} are taken")
+        raise InvalidFrame(f"a frame of {length} bytes: at most {largest} are accepted")
     return length
 
 
@@ -209,7 +209,7 @@ async def sync(
     except _Closed as error:
         raise AgentUnreachable(f"the agent at {where} has closed the connection") from error
     except InvalidFrame as error:
-        raise AgentRefused(f"whoever listens at {where} is no agent of this job: {error}") from error
+        raise AgentRefused(f"the server at {where} is no agent of this job: {error}") from error
     except FrameTooLarge as error:
         raise AgentRefused(f"the agent at {where} would not take the order: {error}") from error
 

@@ -69,7 +69,7 @@ class AgentPrograms:
                 self._checked[full_name] = created["metadata"]["uid"]
                 return
         raise Conflict(
-            f"ConfigMap {manifest['metadata']['name']} is created by somebody else again and again"
+            f"ConfigMap {manifest['metadata']['name']} is created by another program again and again"
         )
 
     async def _is_there(self, manifest: Manifest) -> bool:

@@ -199,7 +199,7 @@ class Store:
             self._unindex(full_name, before)
         if key is not None:
             self._by_job[key][full_name] = manifest
-        self._tell(before, key)
+        self._notify(before, key)
         return True
 
     def remove(self, manifest: Manifest) -> None:
@@ -236,7 +236,7 @@ class Store:
         key = self._job_of(known)
         if key is not None:
             self._unindex(full_name, key)
-        self._tell(key)
+        self._notify(key)
 
     def _bury(self, uid: str, version: str) -> None:
         before = self._ends.pop(uid, None)
@@ -250,7 +250,7 @@ class Store:
         if not objects:
             del self._by_job[key]
 
-    def _tell(self, *keys: JobKey | None) -> None:
+    def _notify(self, *keys: JobKey | None) -> None:
         for key in dict.fromkeys(keys):
             if key is not None:
                 self._changed(key)

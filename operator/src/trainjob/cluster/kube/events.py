@@ -54,8 +54,8 @@ class Series:
 def series_of(job: Manifest, *, type_: str, reason: str, message: str) -> Series:
     """Return the series that an event about this job belongs to."""
     namespace, name = namespaced_name(job)
-    told = clamp(printable(message), LONGEST_MESSAGE)
-    return Series(namespace, name, job["metadata"]["uid"], type_, reason, told)
+    text = clamp(printable(message), LONGEST_MESSAGE)
+    return Series(namespace, name, job["metadata"]["uid"], type_, reason, text)
 
 
 def clamp(text: str, limit: int) -> str:
@@ -139,7 +139,7 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Posted:
     """The Event object of a series."""
 
     name: str
@@ -160,7 +160,7 @@ class EventSender:
         self._waiting: dict[Series, _Waiting] = {}
         self._queue: FairQueue[Series] = FairQueue()
         self._of_namespace: Counter[str] = Counter()
-        self._told: OrderedDict[Series, _Told] = OrderedDict()
+        self._posted: OrderedDict[Series, _Posted] = OrderedDict()
         self._wakeup = asyncio.Event()
 
     def post(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
@@ -202,7 +202,7 @@ class EventSender:
             except Unavailable as error:
                 await asyncio.sleep(backoff.next(error.retry_after))
             except NotFound:
-                if self._told.pop(series, None) is None:
+                if self._posted.pop(series, None) is None:
                     return  # its namespace is gone
                 # The Event has expired: the next try creates a new one.
             except ClusterError as error:
@@ -213,12 +213,12 @@ class EventSender:
         _log.warning("the event %s about %s could not be sent", series.reason, series.name)
 
     async def _send(self, series: Series, waiting: _Waiting, suffix: str) -> None:
-        told = self._told.get(series)
-        if told is not None:
-            count = told.count + waiting.count
+        posted = self._posted.get(series)
+        if posted is not None:
+            count = posted.count + waiting.count
             patch = build_repetition(count, waiting.last)
-            await self._api.patch(EVENTS, series.namespace, told.name, patch)
-            self._remember(series, _Told(told.name, count))
+            await self._api.patch(EVENTS, series.namespace, posted.name, patch)
+            self._remember(series, _Posted(posted.name, count))
             return
         event = build_event(
             series,
@@ -230,10 +230,10 @@ class EventSender:
         )
         with suppress(AlreadyExists):  # an earlier try succeeded
             await self._api.create(EVENTS, event)
-        self._remember(series, _Told(event["metadata"]["name"], waiting.count))
+        self._remember(series, _Posted(event["metadata"]["name"], waiting.count))
 
-    def _remember(self, series: Series, told: _Told) -> None:
-        self._told[series] = told
-        self._told.move_to_end(series)
-        if len(self._told) > MOST_REMEMBERED:
-            self._told.popitem(last=False)
+    def _remember(self, series: Series, posted: _Posted) -> None:
+        self._posted[series] = posted
+        self._posted.move_to_end(series)
+        if len(self._posted) > MOST_REMEMBERED:
+            self._posted.popitem(last=False)

@@ -68,7 +68,7 @@ PERMISSIONS: tuple[Permission, ...] = (
         "networking.k8s.io",
         "networkpolicies",
         (*_READ, "create", "update"),
-        "who may reach the replicas; update is for one that somebody has changed",
+        "who may reach the replicas; update restores a changed one",
     ),
     Permission(
         "",
@@ -83,7 +83,7 @@ PERMISSIONS: tuple[Permission, ...] = (
         "the agent's program, one for all jobs of a namespace; deleted when no job needs it, and when it "
         "isn't what its name says",
     ),
-    Permission("", "events", ("create", "patch"), "what `kubectl describe` tells; patch counts repetitions"),
+    Permission("", "events", ("create", "patch"), "what `kubectl describe` shows; patch counts repetitions"),
     Permission(
         "coordination.k8s.io",
         "leases",

@@ -111,7 +111,7 @@ class Transport:
         # aiohttp doesn't wait for the TLS shutdown of connections whose requests were cancelled.
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
-                while any(opened.fileno() != -1 for opened in self._sockets):  # noqa: ASYNC110 - aiohttp tells nobody
+                while any(opened.fileno() != -1 for opened in self._sockets):  # noqa: ASYNC110 - aiohttp has no event for it
                     await asyncio.sleep(0.01)
 
     def _open_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:

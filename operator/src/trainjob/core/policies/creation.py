@@ -70,7 +70,7 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     return Plan(
         plan.status,
         (*left_over, *creations),
-        (*plan.events, *evaluator.events, *_told_of(creations)),
+        (*plan.events, *evaluator.events, *_restoration_events(creations)),
         soonest(
             plan.requeue,
             evaluator.requeue,
@@ -115,7 +115,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     """Return a plan if something in the cluster prevents the creation of the job's objects, else None."""
     refusal = observed.training_refusal
     if refusal is not None and refusal.permanent:
-        return Plan(transitions.target_failure(observed, "InvalidTemplate", _told(refusal), now))
+        return Plan(transitions.target_failure(observed, "InvalidTemplate", _describe(refusal), now))
     claim = observed.job.spec.output.claim
     created = claim is not None and claim.size is not None and not claim.retain
     for kind, found in (
@@ -129,10 +129,10 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
             return _held_up(observed, f"{kind}Conflict", message, now)
     if observed.pods_of_others and not observed.training_pods:
         # They may answer at the addresses of this job, and may still write into its output.
-        stranger = observed.pods_of_others[0]
-        if _time_to_end(stranger, now) <= timedelta(0):
-            return _overdue(observed, stranger, "an earlier job of this name", now)
-        message = f"waiting for pod {stranger.name} of an earlier job of this name to end"
+        other = observed.pods_of_others[0]
+        if _time_to_end(other, now) <= timedelta(0):
+            return _overdue(observed, other, "an earlier job of this name", now)
+        message = f"waiting for pod {other.name} of an earlier job of this name to end"
         return _held_up(observed, "PodConflict", message, now)
     return None
 
@@ -141,7 +141,7 @@ def _held_up(observed: Observed, reason: str, message: str, now: datetime) -> Pl
     return Plan(transitions.wait(observed, reason, message, now), requeue=RECHECK)
 
 
-def _told(refusal: Refusal) -> str:
+def _describe(refusal: Refusal) -> str:
     return f"the cluster refuses {refusal.what}: {quoted(refusal.message)}"
 
 
@@ -212,20 +212,20 @@ def _network_policy(observed: Observed) -> tuple[Action, ...]:
     return (Replace({**wanted, "metadata": {**wanted["metadata"], **state}}),)
 
 
-def _told_of(actions: Iterable[Action]) -> Iterable[Event]:
+def _restoration_events(actions: Iterable[Action]) -> Iterable[Event]:
     for action in actions:
         if isinstance(action, Replace):
             what = f"{action.manifest['kind']} {action.manifest['metadata']['name']}"
-            yield Event("Warning", "PutRight", f"{what} was changed by somebody; it is put right")
+            yield Event("Warning", "PutRight", f"{what} was changed; it is restored")
 
 
 def _missing_pods(observed: Observed, replicas: Iterable[Replica]) -> tuple[Action, ...]:
-    taken = {p.replica for p in observed.training_pods}
+    present = {p.replica for p in observed.training_pods}
     attempt, source = observed.attempt, observed.agent_source
     return tuple(
         CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt, source=source)
         for replica in replicas
-        if replica not in taken
+        if replica not in present
     )
 
 
@@ -245,7 +245,7 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
     """Report what keeps the training from running: a refused creation, or the first pod that waits."""
     refusal = observed.training_refusal
     if refusal is not None:
-        return Plan(transitions.wait(observed, "CreationRefused", _told(refusal), now))
+        return Plan(transitions.wait(observed, "CreationRefused", _describe(refusal), now))
     for pod in observed.training_pods:
         if pod.waiting is not None and pod.replica in observed.training_replicas:
             reason, detail = pod.waiting

@@ -72,7 +72,7 @@ def _shrunk(observed: Observed, now: datetime) -> Plan | None:
     if len(chosen) < (observed.job.spec.worker.min_replicas or 0) or without == _known(observed):
         return None
     why = listed(who_is_missing(observed))
-    message = f"{why}; going on with {len(chosen)} of {len(workers)} workers until it can be had"
+    message = f"{why}; continuing with {len(chosen)} of {len(workers)} workers until it is available"
     return _resized(observed, message, without, now)
 
 
@@ -83,7 +83,7 @@ def _grown(observed: Observed, now: datetime) -> Plan | None:
     without = tuple(r.name for r in workers if r not in chosen)
     if len(without) >= len(known):
         return None
-    message = f"going on with {len(chosen)} of {len(workers)} workers, more than before"
+    message = f"continuing with {len(chosen)} of {len(workers)} workers, more than before"
     return _resized(observed, message, without, now)
 
 

@@ -46,7 +46,7 @@ def finished(observed: Observed, now: datetime) -> Plan | None:
 
 INVALID_REASON = "InvalidSpec"
 
-_LEFT_ALONE = "its pods go on, but aren't looked after any more: correct that, delete the job, create it anew"
+_LEFT_ALONE = "its pods keep running unmanaged: correct that, delete the job and create it again"
 
 
 def invalid(observed: Observed, now: datetime) -> Plan | None:
@@ -142,7 +142,7 @@ def suspended(observed: Observed, now: datetime) -> Plan | None:
     if not observed.job.spec.suspend:
         return _resumed(observed, now)
     running = observed.unfinished_pods
-    message = "suspended; set spec.suspend to false to go on"
+    message = "suspended; set spec.suspend to false to continue"
     status = transitions.suspend(observed, message, now, reached=not running)
     if is_true(status, SUSPENDED) and not is_true(observed.status, SUSPENDED):
         return Plan(status, events=(Event("Normal", "Suspended", message),))

@@ -30,11 +30,12 @@ def yielded(observed: Observed, now: datetime) -> Plan | None:
         return None
     allowed = observed.job.spec.start_timeout_seconds
     message = (
-        f"{listed(who_is_missing(observed))}; gave way after {allowed} s (spec.startTimeoutSeconds),"
+        f"{listed(who_is_missing(observed))}; yielded after {allowed} s (spec.startTimeoutSeconds),"
         " trying again within a minute"
     )
+    until = now + pause(observed, observed.attempt + 1)
     return Plan(
-        transitions.give_way(observed, message, now, until=now + pause(observed, observed.attempt + 1)),
+        transitions.start_timed_out(observed, message, now, until=until),
         events=(Event("Warning", transitions.START_TIMEOUT, message),),
     )
 

@@ -1,4 +1,4 @@
-"""Whatever order the news comes in, the store ends up with the newest state and with no ghosts."""
+"""In any order of events, the cache ends up with the newest state and without stale objects."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_has_ended_is_not_brought_back_by_older_news() -> None:
     assert len(store) == 0
 
 
-def test_an_end_that_is_told_first_is_remembered() -> None:
+def test_an_end_that_comes_first_is_remembered() -> None:
     store, _ = build_store()
     store.remove(pod(7))
     assert not store.put(pod(5))
@@ -81,7 +81,7 @@ def test_the_end_of_the_old_one_leaves_the_new_one_of_that_name() -> None:
     assert [p["metadata"]["uid"] for p in store.of_job(KEY)] == ["new"]
 
 
-def test_a_late_word_about_the_old_one_does_not_come_after_the_new_ones_end() -> None:
+def test_a_late_event_of_the_old_one_does_not_come_after_the_new_ones_end() -> None:
     store, _ = build_store()
     store.put(pod(5, uid="old"))
     store.put(pod(9, uid="new"))
@@ -97,7 +97,7 @@ def test_an_object_that_leaves_the_selector_may_come_back() -> None:
     assert store.put(pod(7))
 
 
-def test_a_change_of_jobs_is_told_to_both() -> None:
+def test_a_change_of_jobs_is_sent_to_both() -> None:
     store, told = build_store()
     store.put(pod(5))
     store.put(pod(6, job="letters"))
@@ -118,7 +118,7 @@ def test_a_list_drops_what_it_does_not_have() -> None:
     assert not store.put(pod(9, name="a", uid="1"))
 
 
-def test_a_list_drops_the_old_one_of_a_name_that_is_taken_anew() -> None:
+def test_a_list_drops_the_old_one_of_a_name_that_is_used_again() -> None:
     store, _ = build_store()
     store.put(pod(5, uid="old"))
     store.retain([(("lab", "a"), "new")], "10")
@@ -135,7 +135,7 @@ def test_what_a_write_did_not_find_is_gone() -> None:
     assert told == [KEY, KEY]
 
 
-def test_what_nobody_reads_is_not_kept() -> None:
+def test_what_is_never_read_is_not_kept() -> None:
     store, _ = build_store()
     store.put(pod(5))
     assert "managedFields" not in store.items()[0]["metadata"]

@@ -1,4 +1,4 @@
-"""What is shown of a job: its row, its picture, its end, how far it is."""
+"""How a job on a cluster is shown: its row, its description, its end and its progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from trainjob.cli.get import job_header, job_row
 from trainjob.cli.screen import ProgressLine
 from trainjob.client.job_logs import own_pods
 from trainjob.client.presenter import (
-    ON_CLUSTER,
     describe_deletion,
     describe_end,
     describe_job,
@@ -195,7 +194,7 @@ def test_a_failed_job() -> None:
     assert lines[0] == "digits failed after 1m5s: worker 1 crashed"
     assert "  first failure worker-1, exit code 1 (Crashed), at step 30, on node node-7" in lines
     assert "  whole log     trainjob logs digits -n default --role worker --index 1" in lines
-    assert lines[-1].startswith("  what to do    correct it, delete the job and submit it again")
+    assert lines[-1].startswith("  what to do    correct it, delete the job, submit it again")
 
 
 def test_a_job_that_failed_without_a_replica() -> None:
@@ -226,25 +225,6 @@ def test_a_job_that_was_deleted() -> None:
 )
 def test_how_far_it_is(job: dict[str, Any], expected: str) -> None:
     assert describe_progress(read_job(job)) == expected
-
-
-@pytest.mark.parametrize(
-    ("reason", "code", "log", "words"),
-    [
-        ("OutOfMemory", 137, "", "resources.limits.memory"),
-        ("Crashed", 1, "ModuleNotFoundError: No module named 'pandas'", "'pandas' into the image"),
-        ("Crashed", 2, "python: can't open file '/app/x.py': [Errno 2]", "no /app/x.py in the image"),
-        ("Crashed", 127, "", "the image must have it"),
-        ("Crashed", 1, "OSError: [Errno 28] No space left on device", "make room"),
-        ("Killed", 137, "", "for want of memory"),
-        ("Crashed", 1, "ValueError", "submit it again"),
-        ("OutputFinished", 81, "", "spec.output.resume: Never"),
-    ],
-)
-def test_what_to_do(reason: str, code: int, log: str, words: str) -> None:
-    told = ON_CLUSTER.on(reason, code, log)
-    assert words in told
-    assert "--fresh" not in told  # that is for runs on one's own machine
 
 
 class Terminal(StringIO):

@@ -1,4 +1,4 @@
-"""Creations that fail in whatever way: the job's state is told all the same, and so is what is in the way."""
+"""Creations that fail in any way: the status still has the job's state, and what prevents the creations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def passes(world: World, number: int) -> timedelta | ClusterError | None:
 
 
 @pytest.mark.parametrize("error", [BROKEN, TAKEN], ids=["no-answer", "name-taken"])
-async def test_what_is_in_the_way_is_told_after_some_attempts(error: ClusterError) -> None:
+async def test_an_obstacle_is_reported_after_some_attempts(error: ClusterError) -> None:
     world = World(build_plain_job(startTimeoutSeconds=3600))
     world.cluster.fault = failing(error, "worker")
     await passes(world, 3)
@@ -60,7 +60,7 @@ async def test_what_is_in_the_way_is_told_after_some_attempts(error: ClusterErro
 
 
 @pytest.mark.parametrize("error", [BROKEN, TAKEN], ids=["no-answer", "name-taken"])
-async def test_trouble_with_the_evaluator_does_not_hide_that_training_runs(error: ClusterError) -> None:
+async def test_a_failed_pass_for_the_evaluator_does_not_hide_that_training_runs(error: ClusterError) -> None:
     world = World(build_plain_job())
     world.cluster.fault = failing(error, "evaluator")
     await passes(world, 3)

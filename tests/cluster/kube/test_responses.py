@@ -50,13 +50,13 @@ def test_each_answer_says_what_to_do_next(code: int, reason: str, kind: type[Clu
         (422, "Invalid"),
     ],
 )
-def test_a_refusal_keeps_kubernetes_word_and_sentence(code: int, reason: str) -> None:
+def test_a_refusal_keeps_kubernetes_reason_and_message(code: int, reason: str) -> None:
     error = error_of(code, told(code, reason, 'unknown field "spec.containers[0].imagee"'))
     assert isinstance(error, Refused)
     assert (error.reason, error.message) == (reason, 'unknown field "spec.containers[0].imagee"')
 
 
-def test_the_end_of_a_namespace_is_told_from_other_prohibitions() -> None:
+def test_the_end_of_a_namespace_differs_from_other_prohibitions() -> None:
     causes = [{"reason": "NamespaceTerminating", "message": "namespace lab is being terminated"}]
     error = error_of(403, told(403, "Forbidden", causes=causes))
     assert isinstance(error, Refused)
