@@ -17,10 +17,9 @@ from trainjob.core.agent import (
     STATE_FOLDER,
     TOKEN,
     agent_source,
-    build_token_secret,
     job_token,
 )
-from trainjob.core.manifests import build_pod
+from trainjob.core.manifests import build_pod, build_token_secret
 from trainjob.core.settings import Bundle
 from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
 

@@ -4,7 +4,7 @@ import pytest
 
 from support.world.tfjobs import build_replicas, build_tfjob, converted, notes_of, refusals_of, spec_of
 from trainjob.api import parse
-from trainjob.core.roles import role_template, trainer_container
+from trainjob.core.manifests import role_template, trainer_container
 
 TEMPLATE = "spec.tfReplicaSpecs.Worker.template"
 GPU = {"limits": {"nvidia.com/gpu": 1}}

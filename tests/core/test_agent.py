@@ -19,8 +19,6 @@ from trainjob.api import parse
 from trainjob.core.agent import (
     AgentSource,
     agent_source,
-    build_program,
-    build_token_secret,
     job_token,
     old_secret_name,
     programs_in_use,
@@ -28,7 +26,7 @@ from trainjob.core.agent import (
     secret_name,
     wrapped_command,
 )
-from trainjob.core.manifests import build_pod
+from trainjob.core.manifests import build_pod, build_program, build_token_secret
 from trainjob.core.settings import Bundle
 
 BUNDLE = Bundle(b"zip", b"key")

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from support.world.jobs import build_job, build_plain_job
 from trainjob.api import InvalidTrainJob, OutputStatus, TrainJobStatus, parse
-from trainjob.core.manifests import build_claim, build_network_policy, build_objects, build_pod, build_service
+from trainjob.core.manifests import (
+    build_claim,
+    build_network_policy,
+    build_objects,
+    build_pod,
+    build_service,
+    render_template,
+)
 from trainjob.core.settings import Isolation
-from trainjob.core.templates import render_template
 
 
 def pod_of(role: str = "worker", **job: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainjob.core.roles import count_gpus, is_extended_resource
+from trainjob.core.manifests import count_gpus, is_extended_resource
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from support.world.jobs import build_job
 from trainjob.cluster import Conflict, NotFound, ObjectRef, Refused
 from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.core.agent import build_program, program_name
+from trainjob.core.agent import program_name
+from trainjob.core.manifests import build_program
 from trainjob.core.settings import Bundle
 
 NOW = Bundle(b"the present program", b"key")

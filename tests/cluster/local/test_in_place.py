@@ -23,8 +23,8 @@ from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import Manifest, Snapshot
 from trainjob.cluster.local import LocalCluster
-from trainjob.core.agent import agent_source, build_token_secret
-from trainjob.core.manifests import build_pod
+from trainjob.core.agent import agent_source
+from trainjob.core.manifests import build_pod, build_token_secret
 from trainjob.core.settings import Bundle
 
 WORLD = {"worker": 2}

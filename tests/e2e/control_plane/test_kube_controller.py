@@ -29,8 +29,7 @@ from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.cluster.kube.resources import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Controller
-from trainjob.core.agent import build_program
-from trainjob.core.manifests import build_network_policy, build_objects
+from trainjob.core.manifests import build_network_policy, build_objects, build_program
 from trainjob.core.observed import is_same_policy
 from trainjob.core.settings import Bundle, Isolation, Settings
 

@@ -12,8 +12,8 @@ from trainjob.cli.documents import RefusedFile, UnreadableFile, read_valid_train
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options, namespace_of
 from trainjob.client.connection import ClusterOptions
+from trainjob.core.manifests import count_gpus, role_template
 from trainjob.core.names import replica_counts
-from trainjob.core.roles import count_gpus, role_template
 
 if TYPE_CHECKING:
     from trainjob.client.connection import Connection

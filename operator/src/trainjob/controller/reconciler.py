@@ -21,6 +21,7 @@ from trainjob.cluster import (
     Unavailable,
 )
 from trainjob.core.actions import Action, Creation, Delete, Plan, Replace
+from trainjob.core.manifests import load_templates
 from trainjob.core.observed import Observed, Refusal, read_observed
 from trainjob.core.plan import plan
 from trainjob.core.settings import Settings
@@ -69,6 +70,7 @@ class Reconciler:
         self._settings = settings or Settings()
         self._clock = clock
         self._histories: dict[JobKey, _CreationHistory] = {}
+        load_templates()  # now, so that the first job needn't wait for it
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
         """Make one pass over a job, and return when to make the next one, or None to wait for a change.

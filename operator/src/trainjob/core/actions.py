@@ -7,18 +7,10 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from trainjob.api import TrainJob, TrainJobStatus
-from trainjob.core.agent import (
-    AgentSource,
-    agent_source,
-    build_program,
-    build_token_secret,
-    has_agent,
-    old_secret_name,
-    secret_name,
-)
+from trainjob.core.agent import AgentSource, agent_source, has_agent, old_secret_name, secret_name
 from trainjob.core.agent_reports import restart_counts
 from trainjob.core.conditions import FAILURE_TARGET, SUCCESS_CRITERIA_MET, is_finished, is_true
-from trainjob.core.manifests import build_pod
+from trainjob.core.manifests import build_pod, build_program, build_token_secret
 from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_replicas
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod

@@ -1,8 +1,7 @@
-"""The agent in a pod, with which training restarts in place: its objects, command and environment."""
+"""The agent in a pod, with which training restarts in place: its source, command and environment."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import json
@@ -14,17 +13,12 @@ from typing import Any
 from trainjob.api import AGENT_PORT, BUNDLE_VOLUME, STATE_VOLUME, ObjectMeta, TrainJob, TrainJobSpec
 from trainjob.core.agent_reports import restart_counts
 from trainjob.core.names import (
-    LABEL_PROGRAM,
-    MANAGER,
     Replica,
     host,
-    job_labels,
     leader,
-    owner_references,
     pod_name,
 )
 from trainjob.core.settings import Bundle
-from trainjob.core.templates import render_template
 
 # The token that a job's agents and the controller share.
 
@@ -166,34 +160,6 @@ def programs_in_use(
         if not ended and (job.get("spec") or {}).get("restartStrategy") != "Recreate":
             used.add((job["metadata"]["namespace"], program_name(digest)))
     return used
-
-
-def build_program(namespace: str, bundle: Bundle) -> Manifest:
-    """Return the ConfigMap with the agent and the trainer library for the pods of a namespace."""
-    return render_template(
-        "agent_program.yaml.j2",
-        object_name=program_name(bundle.digest),
-        namespace=namespace,
-        labels={
-            "app.kubernetes.io/name": MANAGER,
-            "app.kubernetes.io/managed-by": MANAGER,
-            LABEL_PROGRAM: "true",
-        },
-        program=bundle.encoded,
-    )
-
-
-def build_token_secret(job: TrainJob, bundle: Bundle) -> Manifest:
-    """Return the Secret with the job's token for its pods."""
-    token = job_token(bundle.key, job.metadata.uid)
-    return render_template(
-        "agent_secret.yaml.j2",
-        job=job.metadata,
-        object_name=secret_name(job.metadata, bundle.key),
-        labels=job_labels(job.metadata.name),
-        owners=owner_references(job),
-        token=base64.b64encode(token.encode()).decode(),
-    )
 
 
 def wrapped_command(command: list[str], digest: str = "") -> list[str]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
 
-from trainjob.api import AGENT_PORT, PORT, TrainJob
+import yaml
+
+from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER, TrainJob, TrainJobSpec
 from trainjob.api.errors import mapping_at
 from trainjob.core.agent import (
     AgentSource,
@@ -12,7 +18,10 @@ from trainjob.core.agent import (
     agent_mounts,
     agent_volumes,
     has_agent,
+    job_token,
     old_secret_name,
+    program_name,
+    secret_name,
     wrapped_command,
 )
 from trainjob.core.names import (
@@ -20,6 +29,8 @@ from trainjob.core.names import (
     EVALUATOR,
     LABEL_JOB,
     LABEL_LIVE,
+    LABEL_PROGRAM,
+    MANAGER,
     VOLUME,
     Replica,
     build_tf_config,
@@ -35,9 +46,101 @@ from trainjob.core.names import (
     pod_name,
     reported_checkpoint,
 )
-from trainjob.core.roles import role_template, trainer_container
-from trainjob.core.settings import Isolation
-from trainjob.core.templates import render_template
+from trainjob.core.settings import Bundle, Isolation
+
+if TYPE_CHECKING:
+    import jinja2
+    from jinja2.runtime import Context
+
+Manifest = dict[str, Any]
+
+# Devices that pods request.
+
+
+def is_extended_resource(name: str) -> bool:
+    """Return whether a resource is a device: its name has a domain outside Kubernetes' own."""
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
+
+
+def count_gpus(pod: Mapping[str, Any]) -> int:
+    """Return how many GPUs, of any vendor, the containers of a pod or pod template request."""
+    total = 0
+    for container in pod["spec"].get("containers") or ():
+        resources = container.get("resources")
+        limits = resources.get("limits") if isinstance(resources, Mapping) else None
+        if isinstance(limits, Mapping):
+            total += sum(_quantity(number) for name, number in limits.items() if name.endswith("/gpu"))
+    return total
+
+
+def _quantity(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        return 0
+
+
+# The pod template of one role: `spec.template` or the role's own, with the role's named fields.
+
+
+_POD_FIELDS = {
+    "node_selector": "nodeSelector",
+    "tolerations": "tolerations",
+    "affinity": "affinity",
+    "priority_class_name": "priorityClassName",
+}
+_CONTAINER_FIELDS = {"resources": "resources", "env": "env"}
+
+
+def trainer_container(pod_spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the training container of a validated pod spec."""
+    return next(c for c in pod_spec["containers"] if c["name"] == TRAINER_CONTAINER)
+
+
+def role_template(spec: TrainJobSpec, role: str) -> dict[str, Any]:
+    """Return the role's pod template, in which the role's named fields replace whole fields.
+
+    The evaluator gets no extended resources (GPUs) unless it has resources or a template of its own.
+
+    The template, its pod spec, its list of containers and the training container are copies, which callers
+    may change. All else is shared with the job and the pods of its other replicas, and must not change: a
+    copy of a large template for each of many pods would delay all other jobs.
+    """
+    settings = getattr(spec, role)
+    template: dict[str, Any] = {**(settings.template or spec.template)}
+    pod_spec = template["spec"] = {**template["spec"]}
+    pod_spec["containers"] = [
+        {**container} if container["name"] == TRAINER_CONTAINER else container
+        for container in pod_spec["containers"]
+    ]
+    container = trainer_container(pod_spec)
+    for field, key in _POD_FIELDS.items():
+        if getattr(settings, field) is not None:
+            pod_spec[key] = _as_json(getattr(settings, field))
+    for field, key in _CONTAINER_FIELDS.items():
+        if getattr(settings, field) is not None:
+            container[key] = _as_json(getattr(settings, field))
+    if role == EVALUATOR and settings.resources is None and settings.template is None:
+        _drop_extended_resources(container)
+    return template
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _drop_extended_resources(container: dict[str, Any]) -> None:
+    resources = container.get("resources")
+    if not isinstance(resources, dict):
+        return
+    container["resources"] = {
+        kind: {k: v for k, v in named.items() if not is_extended_resource(k)}
+        if kind in ("limits", "requests") and isinstance(named, dict)
+        else named
+        for kind, named in resources.items()
+    }
+
 
 # Jobs in a Kueue queue, whose pods are admitted together, as one pod group.
 #
@@ -60,7 +163,8 @@ def queue_annotations(job: TrainJob) -> dict[str, str]:
     return {GROUP_SIZE: str(len(desired_replicas(job.spec)))} if QUEUE_NAME in job.metadata.labels else {}
 
 
-Manifest = dict[str, Any]
+# The objects of a job.
+
 
 TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default of `terminationMessagePath`."""
@@ -114,6 +218,34 @@ def build_claim(job: TrainJob) -> Manifest | None:
         labels=job_labels(job.metadata.name),
         owners=owner_references(job),
         claim=claim,
+    )
+
+
+def build_program(namespace: str, bundle: Bundle) -> Manifest:
+    """Return the ConfigMap with the agent and the trainer library for the pods of a namespace."""
+    return render_template(
+        "agent_program.yaml.j2",
+        object_name=program_name(bundle.digest),
+        namespace=namespace,
+        labels={
+            "app.kubernetes.io/name": MANAGER,
+            "app.kubernetes.io/managed-by": MANAGER,
+            LABEL_PROGRAM: "true",
+        },
+        program=bundle.encoded,
+    )
+
+
+def build_token_secret(job: TrainJob, bundle: Bundle) -> Manifest:
+    """Return the Secret with the job's token for its pods."""
+    token = job_token(bundle.key, job.metadata.uid)
+    return render_template(
+        "agent_secret.yaml.j2",
+        job=job.metadata,
+        object_name=secret_name(job.metadata, bundle.key),
+        labels=job_labels(job.metadata.name),
+        owners=owner_references(job),
+        token=base64.b64encode(token.encode()).decode(),
     )
 
 
@@ -241,3 +373,84 @@ def _with_port(ports: list[Manifest], port: Manifest) -> list[Manifest]:
         p.get("containerPort") == port["containerPort"] or p.get("name") == port["name"] for p in ports
     )
     return ports if present else [*ports, port]
+
+
+# Jinja2 templates of manifests, rendered so that no value can become structure.
+#
+# A template is YAML. Every value passes the filter `value`, which writes a numbered placeholder into the
+# text. The text is parsed, and then the values replace the placeholders. So the YAML parser never reads a
+# value. A text without values is the same for thousands of pods and is parsed once: parsing took three
+# quarters of the time to render a pod.
+
+
+_PLACES = "_places"
+_TAG = "!place"
+
+
+class _Place(int):
+    """The placeholder for the value of this number."""
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A safe loader that also reads placeholders."""
+
+
+def _read_place(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> _Place:
+    return _Place(loader.construct_scalar(node))
+
+
+_Loader.add_constructor(_TAG, _read_place)
+
+
+@cache
+def load_templates() -> jinja2.Environment:
+    """Return the templates; the first call imports jinja2, which takes a while."""
+    import jinja2  # noqa: PLC0415 - `trainjob validate` renders nothing
+
+    @jinja2.pass_context
+    def leave_place(context: Context, value: Any) -> str:
+        if isinstance(value, jinja2.Undefined):
+            str(value)  # raises, and names what is missing
+        places: list[Any] = context[_PLACES]
+        # A copy, and a check that it is JSON: the values are shared with the job.
+        places.append(value if isinstance(value, str) else json.loads(json.dumps(value)))
+        return f"{_TAG} {len(places) - 1}"
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("trainjob", "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - this is YAML, not HTML, and holds no values
+        keep_trailing_newline=True,
+        auto_reload=False,
+    )
+    environment.filters["value"] = leave_place
+    return environment
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+
+
+def _fill(tree: Any, values: list[Any]) -> Any:
+    if isinstance(tree, _Place):
+        return values[tree]
+    if isinstance(tree, dict):
+        return {key: _fill(branch, values) for key, branch in tree.items()}
+    if isinstance(tree, list):
+        return [_fill(branch, values) for branch in tree]
+    return tree
+
+
+def render_template(name: str, **values: Any) -> dict[str, Any]:
+    """Return the object that the template `name` describes.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a value that wasn't given.
+        TypeError: a value can't be written as JSON.
+    """
+    places: list[Any] = []
+    text = load_templates().get_template(name).render(**values, **{_PLACES: places})
+    rendered = _fill(_parse(text), places)
+    assert isinstance(rendered, dict)  # noqa: S101 - our own templates
+    return rendered

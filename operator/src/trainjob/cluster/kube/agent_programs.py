@@ -15,7 +15,8 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Scope, Seen, list_all
 from trainjob.cluster.kube.resources import CONFIG_MAPS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound
-from trainjob.core.agent import PROGRAM_PREFIX, build_program, programs_in_use
+from trainjob.core.agent import PROGRAM_PREFIX, programs_in_use
+from trainjob.core.manifests import build_program
 from trainjob.core.names import LABEL_PROGRAM
 from trainjob.core.settings import Bundle
 

@@ -17,8 +17,7 @@ from trainjob.cluster.local.machine import (
     resolve_volumes,
 )
 from trainjob.core.agent import DEFAULT_GRACE_SECONDS
-from trainjob.core.manifests import TERMINATION_LOG
-from trainjob.core.roles import count_gpus
+from trainjob.core.manifests import TERMINATION_LOG, count_gpus
 
 # Addresses and paths of mounted volumes, rewritten for this machine.
 

@@ -20,8 +20,8 @@ from trainjob.cluster.local.machine import (
 )
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.agent import TOKEN
+from trainjob.core.manifests import count_gpus
 from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
-from trainjob.core.roles import count_gpus
 
 
 class Sandbox:
