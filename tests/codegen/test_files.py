@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.codegen import rbac
-from trainjob.codegen.__main__ import main
-from trainjob.codegen.files import GENERATED, drift, find_repository
+from trainjob.codegen.__main__ import GENERATED, drift, find_repository, main
+from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,9 +11,9 @@ from support.agents.tracebacks import MISTAKES, OTHERS
 from trainjob.core import exits
 from trainjob.core import failure as rules
 from trainjob.core.agent_reports import AgentReport, RestartCounts, read_termination_message
+from trainjob.core.delays import restart_delay
 from trainjob.core.exits import EXITS, meaning_of
 from trainjob.core.pods import read_json
-from trainjob.core.queueing import restart_delay
 from trainjob.core.stragglers import SUSPECT_REASON, named_replicas
 from trainjob_trainer import WeightsDiverged
 from trainjob_trainer.agent import budget, failure

@@ -11,7 +11,7 @@ from aiohttp import web
 from trainjob.api import parse
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access
-from trainjob.installation.check import EXAMPLE, check_api, check_ready
+from trainjob.installation.__main__ import EXAMPLE, check_api, check_ready
 from trainjob.installation.crd_update import InstallationFailed
 
 

@@ -24,8 +24,8 @@ from trainjob.cluster import JobKey
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import read_token_file
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.cluster.kube.permissions import PERMISSIONS
 from trainjob.cluster.kube.transport import Call
+from trainjob.codegen.rbac import PERMISSIONS
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_objects
 from trainjob.core.settings import Bundle, Isolation, Settings

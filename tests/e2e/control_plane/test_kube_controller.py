@@ -25,9 +25,9 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access, build_tls, from_kubeconfig
 from trainjob.cluster.kube.informer import Timeouts
-from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.cluster.kube.resources import DEPENDENTS, NETWORK_POLICIES, PODS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
+from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_network_policy, build_objects, build_program
 from trainjob.core.observed import is_same_policy

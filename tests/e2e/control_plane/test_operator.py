@@ -19,8 +19,8 @@ from support.kube.kube_cluster import running
 from support.kube.real_kube import ACCOUNT, RealKubelet, grant, states
 from support.world.jobs import build_job
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.cluster.kube.resources import BY_KIND, PODS, TRAINJOBS, Resource
+from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 from trainjob.controller.election import LEASES
 
 Manifest = dict[str, Any]

@@ -20,8 +20,8 @@ from support.kube.kube_cluster import running
 from support.kube.real_kube import ACCOUNT, RealKubelet, eventually, grant
 from support.world.jobs import build_plain_job
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
 from trainjob.cluster.kube.resources import DEPENDENTS, PODS, TRAINJOBS
+from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 
 Manifest = dict[str, Any]
 

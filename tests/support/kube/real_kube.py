@@ -18,8 +18,8 @@ from trainjob.cluster import ClusterError
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access, from_kubeconfig
-from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, PermissionScope
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
+from trainjob.codegen.rbac import PERMISSIONS, Permission, PermissionScope
 
 Manifest = dict[str, Any]
 

@@ -1,12 +1,80 @@
-"""Slots that namespaces, and the jobs in each, take in turn."""
+"""Slots that namespaces, and the jobs in each, take in turn.
+
+Polls, writes to the API server and passes over jobs have a limited number of slots. In order of arrival, a
+thousand items of one job would delay all other jobs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
 
-from trainjob.core.queueing import FairQueue
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """The items that wait for a slot, and the slots in use; no method blocks.
+
+    Groups (namespaces) take turns, and so do the members (jobs) of a group. Items of one member keep their
+    order.
+
+    Args:
+        slots: the number of slots; None for no limit.
+        share: the most slots that one group may have; None for all.
+    """
+
+    def __init__(self, slots: int | None = None, share: int | None = None) -> None:
+        self._slots = slots
+        self._share = share
+        self._groups: OrderedDict[Hashable, OrderedDict[Hashable, deque[Item]]] = OrderedDict()
+        self._held: Counter[Hashable] = Counter()
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        """Return the number of waiting items."""
+        return self._waiting
+
+    @property
+    def has_next(self) -> bool:
+        """Return whether an item could have a slot now."""
+        return self._next_group() is not None
+
+    def add(self, item: Item, group: Hashable, member: Hashable = None) -> None:
+        """Add an item that waits for a slot, behind the other items of its member."""
+        members = self._groups.setdefault(group, OrderedDict())
+        members.setdefault(member, deque()).append(item)
+        self._waiting += 1
+
+    def take(self) -> Item | None:
+        """Return the next item, with a slot until `release`; None if no item may have a slot now."""
+        found = self._next_group()
+        if found is None:
+            return None
+        (group,) = found
+        members = self._groups[group]
+        member, items = next(iter(members.items()))
+        item = items.popleft()
+        _move_on(members, member, is_over=not items)
+        _move_on(self._groups, group, is_over=not members)
+        self._held[group] += 1
+        self._waiting -= 1
+        return item
+
+    def release(self, group: Hashable) -> None:
+        """Free a slot of this group."""
+        self._held[group] -= 1
+        if not self._held[group]:
+            del self._held[group]
+
+    def _next_group(self) -> tuple[Hashable] | None:
+        """Return the next group in a tuple, since a group may be any value; few groups are skipped."""
+        if self._slots is not None and self._held.total() >= self._slots:
+            return None
+        share = self._share
+        return next(((group,) for group in self._groups if share is None or self._held[group] < share), None)
 
 
 class FairSlots:
@@ -40,9 +108,17 @@ class FairSlots:
                 self._hand_out()
 
     def _hand_out(self) -> None:
-        while (taken := self._queue.take()) is not None:
-            waiter, group = taken
+        while (entry := self._queue.take()) is not None:
+            waiter, group = entry
             if waiter.cancelled():
                 self._queue.release(group)
             else:
                 waiter.set_result(None)
+
+
+def _move_on(ring: OrderedDict[Hashable, Any], key: Hashable, *, is_over: bool) -> None:
+    """Move a key to the end of its ring, or remove it if it has no items left."""
+    if is_over:
+        del ring[key]
+    else:
+        ring.move_to_end(key)

@@ -6,11 +6,93 @@ Run from anywhere in the repository: `python -m trainjob.codegen [--check]`.
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from trainjob.codegen.files import drift, find_repository, write
+from trainjob.codegen import rbac
+from trainjob.codegen.crd import released_crd_text
+from trainjob.codegen.reference import editor_schema_text, permissions_text, reference_text
+
+# The repository of the generated files, and its version.
+
+
+_PROJECT = "operator/pyproject.toml"
+_SOURCES = "operator/src/trainjob/api"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A working tree of this project.
+
+    Attributes:
+        root: its root folder.
+        version: the version of the next release, from the operator's project file.
+    """
+
+    root: Path
+    version: str
+
+
+def find_repository(folder: Path) -> Repository:
+    """Return the working tree that contains `folder`.
+
+    Raises:
+        FileNotFoundError: no working tree contains it.
+    """
+    for candidate in (folder, *folder.parents):
+        if (candidate / _SOURCES).is_dir():
+            project = tomllib.loads((candidate / _PROJECT).read_text(encoding="utf-8"))["project"]
+            return Repository(candidate, project["version"])
+    raise FileNotFoundError(f"{folder} is not inside the repository: no {_SOURCES} there or above")
+
+
+# The generated files by path, and how each is built for a version.
+
+
+_MOST_LINES = 40
+_LEASE = "{{ include `trainjob.fullname` . }}"
+_KEY = "{{ include `trainjob.agentKeyName` . }}"
+"""Templates for the names; they have no double quotes, since YAML puts them between such."""
+
+GENERATED: Mapping[str, Callable[[str], str]] = {
+    "manifests/crd/crd.yaml": released_crd_text,  # the chart has a symbolic link to it, which Helm follows
+    "manifests/base/rbac.yaml": lambda _: rbac.cluster_wide_text(),
+    "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
+    "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
+    "charts/trainjob/files/own-rules.yaml": lambda _: rbac.rules_text(rbac.own_rules(lease=_LEASE, key=_KEY)),
+    "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
+    "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
+    "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
+    "docs/reference/api.md": lambda _: reference_text(),
+    "docs/reference/permissions.md": lambda _: permissions_text(),
+}
+
+
+def drift(repository: Repository) -> str:
+    """Return a diff from what is committed to what would be generated; empty when they are the same."""
+    parts: list[str] = []
+    for name, build in GENERATED.items():
+        path = repository.root / name
+        present = path.read_text(encoding="utf-8") if path.is_file() else ""
+        wanted = build(repository.version).splitlines()
+        lines = difflib.unified_diff(
+            present.splitlines(), wanted, name, f"{name} (generated)", n=1, lineterm=""
+        )
+        parts += islice(lines, _MOST_LINES)
+    return "\n".join(parts)
+
+
+def write(repository: Repository) -> None:
+    """Write every generated file."""
+    for name, build in GENERATED.items():
+        path = repository.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(build(repository.version), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None, *, folder: Path | None = None) -> int:

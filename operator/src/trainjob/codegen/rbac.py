@@ -1,18 +1,115 @@
 """RBAC rules: the controller's, from the table of its calls, and those for users.
 
-The chart uses only the rules and names its roles after the release; kustomize uses whole objects.
+A test compares the table with the actual calls, and runs the controller with these permissions only. The
+chart uses only the rules and names its roles after the release; kustomize uses whole objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from trainjob.api.constants import GROUP, PLURAL
 from trainjob.api.yaml import dump_yaml
-from trainjob.cluster.kube.permissions import PERMISSIONS, Permission, PermissionScope
 from trainjob.cluster.protocol import Manifest
+
+# The controller's permissions at the API server.
+
+
+class PermissionScope(Enum):
+    """Where a permission is needed."""
+
+    JOBS = "jobs"
+    """In every namespace with jobs of this controller: one namespace, or all of them."""
+
+    OPERATOR = "operator"
+    """In the controller's own namespace only."""
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What may be done with one resource.
+
+    Attributes:
+        group: the API group; empty for the core group.
+        resource: the plural, with the subresource behind a slash.
+        verbs: as RBAC writes them.
+        why: one phrase for the reader of the manifest.
+        scope: where.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    scope: PermissionScope = PermissionScope.JOBS
+
+
+_READ = ("get", "list", "watch")
+
+PERMISSIONS: tuple[Permission, ...] = (
+    Permission(
+        GROUP,
+        PLURAL,
+        (*_READ, "delete"),
+        "the controller's jobs; delete is for those whose ttlSecondsAfterFinished is over",
+    ),
+    Permission(GROUP, f"{PLURAL}/status", ("update",), "what became of each job"),
+    Permission(
+        GROUP,
+        f"{PLURAL}/finalizers",
+        ("update",),
+        "objects that name a job as an owner which waits for them (blockOwnerDeletion)",
+    ),
+    Permission(
+        "",
+        "pods",
+        (*_READ, "create", "patch", "delete"),
+        "the replicas; patch removes the label by which the job's Service selects a pod",
+    ),
+    Permission("", "services", (*_READ, "create"), "the replicas' DNS names"),
+    Permission("", "persistentvolumeclaims", (*_READ, "create"), "the output of jobs that ask for a size"),
+    Permission(
+        "networking.k8s.io",
+        "networkpolicies",
+        (*_READ, "create", "update"),
+        "who may reach the replicas; update restores a changed one",
+    ),
+    Permission(
+        "",
+        "secrets",
+        ("create", "delete"),
+        "each job's token, deleted when the job has finished; none is ever read",
+    ),
+    Permission(
+        "",
+        "configmaps",
+        ("get", "list", "create", "delete"),
+        "the agent's program, one for all jobs of a namespace; deleted when no job needs it, and when it "
+        "isn't what its name says",
+    ),
+    Permission("", "events", ("create", "patch"), "what `kubectl describe` shows; patch counts repetitions"),
+    Permission(
+        "coordination.k8s.io",
+        "leases",
+        ("get", "create", "update"),
+        "which of the controller's replicas is the leader",
+        PermissionScope.OPERATOR,
+    ),
+    Permission(
+        "",
+        "secrets",
+        ("get", "create"),
+        "the controller's own key, from which the jobs' tokens are derived",
+        PermissionScope.OPERATOR,
+    ),
+)
+
+
+# The rules and roles that are made from them.
+
 
 NAME = "trainjob"
 """Name of the objects in the kustomize base, and in a Helm release that has this name."""
@@ -20,8 +117,7 @@ NAME = "trainjob"
 NAMESPACE = "trainjob-system"
 """Namespace of the controller in the kustomize base."""
 
-_HEADER = "# Generated from operator/src/trainjob/cluster/kube/permissions.py by `make generate`.\n"
-_USER_HEADER = "# Generated from operator/src/trainjob/codegen/rbac.py by `make generate`.\n"
+_HEADER = "# Generated from operator/src/trainjob/codegen/rbac.py by `make generate`.\n"
 _API_GROUP = "rbac.authorization.k8s.io"
 _AGGREGATE = f"{_API_GROUP}/aggregate-to-"
 
@@ -72,9 +168,7 @@ def own_rules(*, lease: str, key: str) -> tuple[RbacRule, ...]:
 
 def rules_text(rules: Iterable[RbacRule], *, has_header: bool = True) -> str:
     """Return the list of rules as YAML, each with its reason."""
-    rules = tuple(rules)
-    header = _USER_HEADER if rules in (EDIT_RULES, VIEW_RULES) else _HEADER
-    return (header if has_header else "") + "".join(map(_rule, rules))
+    return (_HEADER if has_header else "") + "".join(map(_rule, rules))
 
 
 def cluster_wide_text() -> str:
@@ -154,7 +248,7 @@ def _rule(rule: RbacRule) -> str:
         "resourceNames": [rule.name] if rule.name else [],
         "verbs": rule.verbs,
     }
-    return f"# {rule.why}\n" + _yaml([{field: words for field, words in fields.items() if words}])
+    return f"# {rule.why}\n" + _yaml([{field: value for field, value in fields.items() if value}])
 
 
 def _yaml(data: Any) -> str:

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from trainjob.core.queueing import FairQueue
+from trainjob.cluster.fair_slots import FairQueue
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -11,11 +11,11 @@ from functools import reduce
 from trainjob.api import FirstFailure, Restarts
 from trainjob.core.agent_reports import LOG_TAIL, LOST, REPLICA_RUNNING, ChildFailure, RestartCounts, tail
 from trainjob.core.conditions import RUNNING, is_true
+from trainjob.core.delays import time_left
 from trainjob.core.exits import PEER_LOST, Raised, find_exception, is_mistake, meaning_of
 from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
-from trainjob.core.queueing import time_left
 from trainjob.core.wording import last_line, quoted, reason_word
 
 # Known checkpoints: where training continues after a stop.

@@ -16,6 +16,7 @@ from trainjob.api.errors import value_at
 from trainjob.core.agent import AgentSource, agent_source, has_agent
 from trainjob.core.agent_reports import MEETING, STOPPING, AgentReport, Member, Report, RestartCounts
 from trainjob.core.conditions import RUNNING, is_true
+from trainjob.core.delays import refusal_delay, time_left
 from trainjob.core.names import (
     EVALUATOR,
     JobKey,
@@ -28,7 +29,6 @@ from trainjob.core.names import (
     training_replicas,
 )
 from trainjob.core.pods import Pod, PodState, last_reports, read_pod
-from trainjob.core.queueing import refusal_delay, time_left
 from trainjob.core.settings import Settings
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from trainjob.api import CONTROLLER
 from trainjob.core.actions import Plan, build_target, delete_agent_secrets
+from trainjob.core.delays import soonest
 from trainjob.core.observed import Observed
 from trainjob.core.policies.creation import incomplete
 from trainjob.core.policies.elastic_policy import elastic, resized
@@ -23,7 +24,6 @@ from trainjob.core.policies.lifecycle import (
 from trainjob.core.policies.startup_policy import yielded
 from trainjob.core.policies.success_policy import succeeded
 from trainjob.core.progress import with_overview
-from trainjob.core.queueing import soonest
 from trainjob.core.stragglers import straggler_events
 
 Policy = Callable[[Observed, datetime], Plan | None]

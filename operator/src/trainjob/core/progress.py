@@ -8,11 +8,11 @@ from typing import Any
 from trainjob.api import Evaluation, OutputStatus, Progress, TrainJob, TrainJobStatus, WorkerStatus
 from trainjob.core.agent_reports import Report
 from trainjob.core.conditions import truncated
+from trainjob.core.delays import time_left
 from trainjob.core.failure import restarts_of, with_log
 from trainjob.core.names import EVALUATOR, LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
-from trainjob.core.queueing import time_left
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.wording import short_duration
 

@@ -11,10 +11,10 @@ from typing import Any
 from trainjob.api import Progress, Straggler, TrainJobStatus
 from trainjob.core.actions import Event
 from trainjob.core.agent_reports import read_replica
+from trainjob.core.delays import time_left
 from trainjob.core.failure import Failure
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
-from trainjob.core.queueing import time_left
 
 # Replicas that wait for their input data, which makes their steps long.
 

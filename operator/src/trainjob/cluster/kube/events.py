@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from trainjob.cluster.fair_slots import FairQueue
 from trainjob.cluster.kube.cache import namespaced_name
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.cluster.kube.resources import EVENTS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, NotFound, Unavailable
-from trainjob.core.queueing import FairQueue
 from trainjob.core.wording import printable
 
 # Event objects.

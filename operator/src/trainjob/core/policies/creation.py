@@ -20,6 +20,7 @@ from trainjob.core.actions import (
     stop_pods,
 )
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
+from trainjob.core.delays import RECHECK, restart_delay, soonest, time_left
 from trainjob.core.manifests import build_claim, build_network_policy, build_service
 from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
@@ -27,7 +28,6 @@ from trainjob.core.pods import Pod
 from trainjob.core.policies.elastic_policy import patience_left
 from trainjob.core.policies.startup_policy import pause_left, start_time_left
 from trainjob.core.policies.success_policy import EvaluatorStep, evaluator_step
-from trainjob.core.queueing import RECHECK, restart_delay, soonest, time_left
 from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
+from trainjob.core.delays import time_left
 from trainjob.core.exits import PEER_LOST
 from trainjob.core.failure import (
     MOST_ALIKE,
@@ -26,7 +27,6 @@ from trainjob.core.failure import (
 )
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
-from trainjob.core.queueing import time_left
 from trainjob.core.stragglers import describe_suspects
 
 CULPRIT_GRACE = timedelta(seconds=10)

@@ -16,10 +16,10 @@ from trainjob.core.conditions import (
     is_finished,
     is_true,
 )
+from trainjob.core.delays import time_left
 from trainjob.core.failure import describe_resume
 from trainjob.core.names import ObjectRef
 from trainjob.core.observed import Observed
-from trainjob.core.queueing import time_left
 from trainjob.core.wording import listed
 
 # Finished jobs: only cleanup is left.

@@ -12,11 +12,11 @@ from trainjob.core import transitions
 from trainjob.core.actions import Event, Plan
 from trainjob.core.agent_reports import ABSENT, LOST, MEETING
 from trainjob.core.conditions import RUNNING, active_since, find_condition
+from trainjob.core.delays import time_left
 from trainjob.core.failure import trains_on
 from trainjob.core.names import Replica
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
-from trainjob.core.queueing import time_left
 from trainjob.core.wording import listed, quoted
 
 LONGEST_PAUSE = timedelta(seconds=60)

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from trainjob.core import transitions
 from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
+from trainjob.core.delays import restart_delay, soonest, time_left
 from trainjob.core.failure import describe_pod
 from trainjob.core.names import EVALUATOR, Replica, finishing_roles, leader
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
-from trainjob.core.queueing import restart_delay, soonest, time_left
 from trainjob.core.wording import quoted
 
 # The evaluator: a failure restarts it alone.

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trainjob.cluster.kube.permissions import PERMISSIONS, PermissionScope
+from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 
 
 def test_no_resource_stands_twice_and_each_says_why() -> None:

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from trainjob.core.delays import refusal_delay, restart_delay
 from trainjob.core.observed import Refusal
-from trainjob.core.queueing import refusal_delay, restart_delay
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

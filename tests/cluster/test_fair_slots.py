@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.core.queueing import FairQueue
+from trainjob.cluster.fair_slots import FairQueue
 
 
 def taken(queue: FairQueue[str], number: int = 100) -> list[str]:
