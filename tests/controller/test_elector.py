@@ -60,8 +60,8 @@ class Shelf:
             raise Unavailable("nobody there")
 
 
-def build_elector(shelf: Shelf, identity: str, terms: LeaseDurations = QUICK) -> Elector:
-    return Elector(shelf, identity=identity, terms=terms, clock=time.monotonic)
+def build_elector(shelf: Shelf, identity: str, durations: LeaseDurations = QUICK) -> Elector:
+    return Elector(shelf, identity=identity, durations=durations, clock=time.monotonic)
 
 
 async def test_the_first_one_leads_and_renews() -> None:
@@ -183,7 +183,9 @@ async def test_a_release_that_fails_is_logged(caplog: pytest.LogCaptureFixture) 
 async def test_what_people_read_in_the_lease() -> None:
     shelf = Shelf()
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    elector = Elector(shelf, identity="a", terms=LeaseDurations(), clock=time.monotonic, wall=lambda: noon)
+    elector = Elector(
+        shelf, identity="a", durations=LeaseDurations(), clock=time.monotonic, wall=lambda: noon
+    )
     async with running(elector.run()):
         await elector.won.wait()
     assert shelf.spec == {

@@ -47,5 +47,5 @@ def test_the_thread_ends_with_the_context() -> None:
 
 
 def test_the_slack_is_within_the_others_wait() -> None:
-    terms = LeaseDurations()
-    assert terms.renew_deadline + SLACK_SECONDS + CHECK_SECONDS < terms.lease_seconds
+    durations = LeaseDurations()
+    assert durations.renew_deadline + SLACK_SECONDS + CHECK_SECONDS < durations.lease_seconds

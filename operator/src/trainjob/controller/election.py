@@ -131,12 +131,12 @@ class Candidacy:
 
     Args:
         identity: the name of this process; no other process, not even a later one, may use it.
-        terms: the durations.
+        durations: of the Lease.
     """
 
-    def __init__(self, identity: str, terms: LeaseDurations) -> None:
+    def __init__(self, identity: str, durations: LeaseDurations) -> None:
         self._identity = identity
-        self._terms = terms
+        self._durations = durations
         self._sighting: Sighting | None = None
         self._is_current = False  # the sighting is the API server's state, as far as known
         self._next = float("-inf")
@@ -150,7 +150,7 @@ class Candidacy:
         """Return the next step."""
         if self._until is not None:
             if now >= self._until:
-                return Lost(f"no renewal for {self._terms.renew_deadline:g} s")
+                return Lost(f"no renewal for {self._durations.renew_deadline:g} s")
             holder = self._sighting.lease.holder if self._sighting and self._sighting.lease else ""
             if self._is_current and holder not in ("", self._identity):
                 return Lost(f"{holder} has taken it over")
@@ -173,18 +173,18 @@ class Candidacy:
         """Record that the Lease written at `sent` is stored as `lease`."""
         self._sighting = see(lease, now, self._sighting)
         self._is_current = True
-        self._until = sent + self._terms.renew_deadline
-        self._next = sent + self._terms.retry_seconds
+        self._until = sent + self._durations.renew_deadline
+        self._next = sent + self._durations.retry_seconds
 
     def failed(self, now: float) -> None:
         """Record that a request failed, or that the Lease changed in between."""
         self._is_current = False
         # A leader retries faster, to make more attempts within `renew_deadline`.
-        self._next = now + self._terms.retry_seconds / (4 if self._until is not None else 1)
+        self._next = now + self._durations.retry_seconds / (4 if self._until is not None else 1)
 
     def _await(self, now: float, wait: float) -> None:
         self._is_current = False
-        self._next = now + min(wait, self._terms.retry_seconds)
+        self._next = now + min(wait, self._durations.retry_seconds)
 
 
 # The Lease at the API server.
@@ -265,7 +265,7 @@ class Elector:
     Args:
         leases: the store of the Lease.
         identity: the name of this process; no other process, not even a later one, may use it.
-        terms: the durations.
+        durations: of the Lease.
         clock: returns seconds of a monotonic clock that includes the machine's sleep.
         wall: returns the time of day, for people who read the Lease.
 
@@ -279,16 +279,16 @@ class Elector:
         leases: Leases,
         *,
         identity: str,
-        terms: LeaseDurations,
+        durations: LeaseDurations,
         clock: Callable[[], float],
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._leases = leases
         self._identity = identity
-        self._terms = terms
+        self._durations = durations
         self._clock = clock
         self._wall = wall
-        self._candidacy = Candidacy(identity, terms)
+        self._candidacy = Candidacy(identity, durations)
         self.won = asyncio.Event()
         self.transitions = 0
 
@@ -347,7 +347,7 @@ class Elector:
 
     async def _claim(self, instead_of: Lease | None) -> None:
         sent = self._clock()
-        spec = self._spec(instead_of, holder=self._identity, seconds=self._terms.lease_seconds)
+        spec = self._spec(instead_of, holder=self._identity, seconds=self._durations.lease_seconds)
         if instead_of is None:
             stored = await self._leases.create(spec)
         else:

@@ -24,7 +24,7 @@ from trainjob.controller.election import ANSWER_SECONDS, ApiLeases, Elector, Lea
 from trainjob.controller.health import Check, Health, check_caches, check_key, check_watch, check_work, serve
 from trainjob.controller.kopf_watch import JobWatch
 from trainjob.controller.metrics import Metrics
-from trainjob.controller.options import ExitCode, OperatorSettings, leave_within
+from trainjob.controller.process import ExitCode, OperatorSettings, leave_within
 from trainjob.core.agent import job_token
 from trainjob.core.settings import Bundle
 
@@ -262,7 +262,7 @@ class Operator:
         if election is None:
             return None
         leases = ApiLeases(self._lease_api, election.namespace, election.name)
-        return Elector(leases, identity=self._settings.identity, terms=election.terms, clock=clock)
+        return Elector(leases, identity=self._settings.identity, durations=election.durations, clock=clock)
 
     async def _is_served(self) -> None:
         """Return once TrainJobs can be listed: kopf looks for their kind only when it starts."""

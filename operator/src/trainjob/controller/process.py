@@ -57,12 +57,12 @@ class Election:
     Attributes:
         namespace: the namespace of the Lease.
         name: the name of the Lease.
-        terms: its durations.
+        durations: the durations of the Lease.
     """
 
     namespace: str
     name: str = "trainjob-controller"
-    terms: LeaseDurations = field(default_factory=LeaseDurations)
+    durations: LeaseDurations = field(default_factory=LeaseDurations)
 
 
 @dataclass(frozen=True)
