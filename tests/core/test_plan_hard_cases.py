@@ -46,7 +46,8 @@ async def test_a_time_in_the_future_is_not_waited_for() -> None:
     assert world.status.attempt == 2
 
 
-async def test_a_clock_that_is_set_back_holds_up_no_restart() -> None:
+async def failed_three_times() -> World:
+    """Return the world of a job whose worker has failed three times: its next start is delayed."""
     world = await World(build_plain_job(workers=1, evaluator=False, maxRestarts=9)).started()
     for _ in range(2):
         world.cluster.end_pod(world.pod("worker"), 1)
@@ -55,6 +56,11 @@ async def test_a_clock_that_is_set_back_holds_up_no_restart() -> None:
         await world.started()
     world.cluster.end_pod(world.pod("worker"), 1)
     await world.settle()
+    return world
+
+
+async def test_a_clock_that_is_set_back_holds_up_no_restart() -> None:
+    world = await failed_three_times()
     world.now -= timedelta(hours=1)
     await world.pass_time(5)
     assert world.pods != []
@@ -203,14 +209,7 @@ async def test_a_pod_that_does_not_end_is_named() -> None:
 
 
 async def test_suspended_while_it_waits_to_restart() -> None:
-    world = await World(build_plain_job(evaluator=False, workers=1, maxRestarts=9)).started()
-    for _ in range(2):
-        world.cluster.end_pod(world.pod("worker"), 1)
-        await world.settle()
-        await world.pass_time(1)
-        await world.started()
-    world.cluster.end_pod(world.pod("worker"), 1)
-    await world.settle()
+    world = await failed_three_times()
     world.edit(suspend=True, worker={"replicas": 2})
     await world.pass_time(100)
     assert world.pods == []

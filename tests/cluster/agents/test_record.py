@@ -27,7 +27,7 @@ def heard(*reports: dict[str, Any], at: float = 0.0) -> AgentRecord:
     """Return the record of a leading agent that has reported this, without news."""
     record = AgentRecord(FIGURES_SECONDS)
     for report in reports:
-        record.hear(report, at)
+        record.receive(report, at)
     record.has_news(at)
     return record
 
@@ -64,24 +64,24 @@ def test_an_answer_has_its_age() -> None:
 )
 def test_what_decides_something_is_news_at_once(path: tuple[str, ...], value: Any) -> None:
     record = heard(build_report())
-    record.hear(changed(path, value), 0.1)
+    record.receive(changed(path, value), 0.1)
     assert record.has_news(0.1)
     assert not record.has_news(0.1)
 
 
 def test_figures_are_news_now_and_then() -> None:
     record = heard(build_report(step=1))
-    record.hear(build_report(step=2), FIGURES_SECONDS - 0.1)
+    record.receive(build_report(step=2), FIGURES_SECONDS - 0.1)
     assert not record.has_news(FIGURES_SECONDS - 0.1)
     assert record.has_news(FIGURES_SECONDS)
-    record.hear(build_report(step=2), 3 * FIGURES_SECONDS)
+    record.receive(build_report(step=2), 3 * FIGURES_SECONDS)
     assert not record.has_news(3 * FIGURES_SECONDS)
 
 
 @pytest.mark.parametrize("path", [("phaseSeconds",), (*WORKER, "seconds")])
 def test_that_time_goes_by_is_no_news(path: tuple[str, ...]) -> None:
     record = heard(build_report())
-    record.hear(changed(path, 99.0), 100.0)
+    record.receive(changed(path, 99.0), 100.0)
     assert not record.has_news(100.0)
 
 
@@ -92,7 +92,7 @@ def test_silence_is_news_and_so_is_its_length_now_and_then() -> None:
     assert record.miss("pod", 2.0) == 1.0
     assert not record.has_news(2.0)
     assert record.has_news(1.0 + FIGURES_SECONDS)
-    record.hear(build_report(), 8.0)
+    record.receive(build_report(), 8.0)
     assert record.has_news(8.0)
 
 

@@ -1,4 +1,4 @@
-"""Jobs that are there when the CRD changes: they stay as they are, and can be looked after."""
+"""Jobs that exist when the CRD changes: they stay as they are, and can be managed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do with kubectl to jobs that a running controller looks after: scale, suspend, wait, delete."""
+"""What people do with kubectl to jobs of a running controller: scale, suspend, wait, delete."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class TrainJobSpec(Part):
     )
     managed_by: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
         None,
-        description="The controller that looks after the job; absent: this one.",
+        description="The controller that manages the job; absent: this one.",
         examples=["kueue.x-k8s.io/multikueue"],
     )
     max_restarts: NotNegative = Field(

@@ -118,7 +118,7 @@ def _read_rules(
     context_settings={"auto_envvar_prefix": "TRAINJOB_CONTROLLER"},
     short_help="Look after the TrainJobs of a cluster.",
 )
-@click.option("--namespace", help="The namespace whose TrainJobs to look after; all of them without this.")
+@click.option("--namespace", help="The namespace whose TrainJobs to manage; all namespaces without this.")
 @click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -177,11 +177,10 @@ def _read_rules(
 )
 @click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="plain", show_default=True)
 def controller(**options: Any) -> None:
-    """Look after the TrainJobs of a cluster, until asked to stop by SIGTERM.
+    """Manage the TrainJobs of a cluster until SIGTERM.
 
     Each option is also read from the environment, --log-format from TRAINJOB_CONTROLLER_LOG_FORMAT.
-    The exit code is 0 when it was asked to stop, 1 when a part has failed, 2 for wrong options, 3 when the
-    Lease is lost.
+    The exit code is 0 after SIGTERM, 1 when a part has failed, 2 for wrong options, 3 when the Lease is lost.
     """
     _need_packages()
     settings = read_settings(options, os.environ)

@@ -177,7 +177,7 @@ def run_settings(policy: RunPolicy, notes: Notes) -> dict[str, Any]:
     _note_cleaning(policy["cleanPodPolicy"], notes)
     manager = policy["managedBy"]
     if manager.value == THEIR_CONTROLLER:
-        notes.note(manager.path, "left out: the controller of TrainJobs looks after the job")
+        notes.note(manager.path, "left out: the controller of TrainJobs manages the job")
     elif manager.value not in (None, ""):
         settings["managedBy"] = manager.value
     return settings

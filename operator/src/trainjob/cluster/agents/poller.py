@@ -352,7 +352,7 @@ class AgentPoller:
         largest = largest_report(len(replicas), len(pods))
         report = await self._call(key, watched, agents.leader, replicas, largest)
         if report is not None:
-            record.hear(report, _time())
+            record.receive(report, _time())
         elif record.miss(agents.leader.pod, _time()) >= self._intervals.witness:
             witnesses = agents.others[:WITNESSES]
             calls = (self._call(key, watched, agent, replicas, largest) for agent in witnesses)

@@ -48,7 +48,7 @@ class AgentRecord:
         self._reported: tuple[object, object] | None = None
         self._reported_at = float("-inf")
 
-    def hear(self, report: Report, now: float) -> None:
+    def receive(self, report: Report, now: float) -> None:
         """Store the leading agent's report."""
         self._report, self._received_at, self._silence = report, now, None
         self._said = _digest(report)
@@ -69,7 +69,7 @@ class AgentRecord:
         return now - self._silence.since if self._silence is not None else 0.0
 
     def testify(self, witnesses: Iterable[Report]) -> None:
-        """Store the report of the agent that heard from the silent leader last."""
+        """Store the report of the agent that the silent leader answered last."""
         if self._silence is not None:
             witness = min(witnesses, key=lambda w: finite(w.get("leaderLostSeconds")) or 0.0, default=None)
             self._silence = _Silence(self._silence.pod, self._silence.since, witness)
