@@ -135,7 +135,7 @@ def test_a_mistake_in_the_script_ends_the_job_at_once(script: str, strategy: str
     file = write_job(tmp_path, script, evaluator=False, restartStrategy=strategy)
     result = trainjob("run", str(file), cwd=tmp_path)
     assert result.returncode == 1
-    assert "; a restart can't mend that" in result.stderr
+    assert "; a restart can't fix that" in result.stderr
     assert "Restarting: " not in result.stdout
 
 

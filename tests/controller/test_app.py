@@ -21,7 +21,7 @@ from trainjob.controller import Controller
 from trainjob.controller.agent_key import KeyName
 from trainjob.controller.election import Elector, LeaseDurations
 from trainjob.controller.operator import GRACE_SECONDS, LOST_GRACE_SECONDS, Operator
-from trainjob.controller.process import Election, ExitCode, OperatorSettings
+from trainjob.controller.process_settings import Election, ExitCode, OperatorSettings
 from trainjob.core.settings import Settings
 
 KEY = KeyName("trainjob", "key")

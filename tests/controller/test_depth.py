@@ -13,7 +13,7 @@ from trainjob.cluster.kube.config import Access
 from trainjob.cluster.protocol import DEEPEST_OBJECT, allow_deep_objects
 from trainjob.controller.agent_key import KeyName
 from trainjob.controller.operator import Operator
-from trainjob.controller.process import OperatorSettings
+from trainjob.controller.process_settings import OperatorSettings
 
 AROUND = 20
 """Levels of the job above the template's field, and of the event in which it comes."""

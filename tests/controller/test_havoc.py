@@ -20,7 +20,7 @@ from trainjob.cluster.kube.config import Access
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
 from trainjob.controller.operator import Operator
-from trainjob.controller.process import ExitCode, OperatorSettings
+from trainjob.controller.process_settings import ExitCode, OperatorSettings
 from trainjob.core.manifests import build_objects
 
 NAMES = [f"job-{number}" for number in range(12)]

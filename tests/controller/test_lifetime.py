@@ -8,7 +8,7 @@ from trainjob.cluster.agents import BundleMissing
 from trainjob.controller.agent_key import InvalidKey
 from trainjob.controller.election import LeaseLost
 from trainjob.controller.operator import cancel, first_end, start
-from trainjob.controller.process import ExitCode
+from trainjob.controller.process_settings import ExitCode
 
 
 async def go_on() -> None:

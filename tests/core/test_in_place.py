@@ -186,7 +186,7 @@ async def test_what_the_agents_give_up_fails_the_job() -> None:
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"exitCode": 80, "reason": "InvalidConfiguration"}, "a restart can't mend that"),
+        ({"exitCode": 80, "reason": "InvalidConfiguration"}, "a restart can't fix that"),
         ({"repeated": True}, "given up after the same failure 3 times in a row"),
     ],
 )
@@ -209,7 +209,7 @@ async def test_what_an_agent_says_is_permanent_is() -> None:
     for index in (1, 0):
         world.cluster.end_pod(world.pod("worker", index), 85, message=words)
     await world.settle()
-    assert "a restart can't mend that" in (world.status.message or "")
+    assert "a restart can't fix that" in (world.status.message or "")
 
 
 def gone_without_a_controller(world: World, agents: Agents, restarts: int) -> None:
@@ -276,7 +276,7 @@ async def test_agents_that_have_given_up_and_stay_are_stopped() -> None:
     [
         ({"reason": "Stalled", "message": "no progress for 3 s"}, "worker 1 stalled (no progress for 3 s)"),
         ({"reason": "Unreachable", "message": "can't be reached"}, "worker 1 can't be reached"),
-        ({"reason": "Unreachable", "message": ""}, "worker 1 took part in training no longer"),
+        ({"reason": "Unreachable", "message": ""}, "worker 1 left the training"),
     ],
 )
 async def test_what_agents_say_of_a_process_that_did_not_end(failure: dict[str, Any], text: str) -> None:

@@ -70,7 +70,7 @@ async def test_restarts_end_at_the_budget() -> None:
 @pytest.mark.parametrize(
     ("code", "reason"), [(80, "InvalidConfiguration"), (81, "OutputFinished"), (87, "CheckpointMismatch")]
 )
-async def test_what_a_restart_cannot_mend_fails_at_once(code: int, reason: str) -> None:
+async def test_what_a_restart_cannot_fix_fails_at_once(code: int, reason: str) -> None:
     world = await World(build_plain_job()).started()
     world.cluster.end_pod(world.pod("worker", 0), code, message="the reason")
     await world.settle()
@@ -147,7 +147,7 @@ async def test_a_mistake_ends_the_first_attempt_at_once(code: int, log: str) -> 
     await world.settle()
     assert world.status.state == "Failing"
     assert world.status.restarts.charged == 0
-    assert world.status.message.endswith("; a restart can't mend that")
+    assert world.status.message.endswith("; a restart can't fix that")
 
 
 @pytest.mark.parametrize("step", [1, 30])

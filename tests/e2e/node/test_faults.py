@@ -132,7 +132,7 @@ event: Failed
 """,
     "syntax-error": """
 STATE Failed  WORKERS 0/1  RESTARTS 0
-worker 0 on node <node> crashed (exit code 1: SyntaxError: invalid syntax); a restart can't mend that
+worker 0 on node <node> crashed (exit code 1: SyntaxError: invalid syntax); a restart can't fix that
 Running=False Crashed
 FailureTarget=True Crashed
 Failed=True Crashed
@@ -141,7 +141,7 @@ event: Failed
 """,
     "misconfigured": """
 STATE Failed  WORKERS 0/1  RESTARTS 0
-worker 0 on node <node> was configured wrongly (exit code 80: global_batch: 10 examples can't be shared evenly by 4 workers or devices; use 8 or 12); a restart can't mend that
+worker 0 on node <node> was configured wrongly (exit code 80: global_batch: 10 examples can't be shared evenly by 4 workers or devices; use 8 or 12); a restart can't fix that
 Running=False InvalidConfiguration
 FailureTarget=True InvalidConfiguration
 Failed=True InvalidConfiguration

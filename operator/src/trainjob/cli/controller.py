@@ -21,7 +21,7 @@ import yaml
 from trainjob.cluster.kube.config import Access, InvalidAccess, from_kubeconfig, in_cluster
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.controller.agent_key import KeyName
-from trainjob.controller.process import Election, ExitCode, OperatorSettings
+from trainjob.controller.process_settings import Election, ExitCode, OperatorSettings
 from trainjob.core.settings import Isolation, Settings
 
 # Log records on stderr, one line each, for people or for machines.

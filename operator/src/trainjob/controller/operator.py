@@ -24,7 +24,7 @@ from trainjob.controller.election import ANSWER_SECONDS, ApiLeases, Elector, Lea
 from trainjob.controller.health import Check, Health, check_caches, check_key, check_watch, check_work, serve
 from trainjob.controller.kopf_watch import JobWatch
 from trainjob.controller.metrics import Metrics
-from trainjob.controller.process import ExitCode, OperatorSettings, leave_within
+from trainjob.controller.process_settings import ExitCode, OperatorSettings, leave_within
 from trainjob.core.agent import job_token
 from trainjob.core.settings import Bundle
 

@@ -262,7 +262,7 @@ def _cause_of_child(child: ChildFailure) -> Cause:
     if child.reason == "Stalled":
         return Cause(child.reason, f"stalled ({message or 'no progress'})", counted=child.counted)
     if child.exit_code is None:
-        return Cause(child.reason, message or "took part in training no longer", counted=child.counted)
+        return Cause(child.reason, message or "left the training", counted=child.counted)
     return _cause_of_code(child.exit_code, _detail(child.message))
 
 

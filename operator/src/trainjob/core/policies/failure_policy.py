@@ -90,7 +90,7 @@ def _culprit_wait(observed: Observed, failure: Failure, now: datetime) -> timede
 def _why_given_up(observed: Observed, failure: Failure) -> str | None:
     spent, allowed = used(restarts_of(observed)), observed.job.spec.max_restarts
     if failure.cause.permanent or is_mistake_at_start(observed, failure):
-        why = "a restart can't mend that"
+        why = "a restart can't fix that"
     elif failure.repeated or (failure.cause.counted and alike(observed, failure) >= MOST_ALIKE):
         why = f"given up after the same failure {MOST_ALIKE} times in a row"
     elif failure.given_up or (failure.cause.counted and spent >= allowed):

@@ -87,7 +87,7 @@ def who_is_missing(observed: Observed) -> list[str]:
             clauses.append(f"{replica.title} has not started")
         elif _is_away(observed, replica):
             clauses.append(f"{replica.title} has not joined the others")
-    return clauses or ["the workers have not met"]
+    return clauses or ["not all workers have joined"]
 
 
 def _refused(observed: Observed) -> str:
