@@ -24,7 +24,6 @@ SHARED = {
     "a claim": {"claim": {"claimName": "training"}},
     "nfs": {"nfs": {"server": "nfs.example.com", "path": "/exports"}},
     "csi": {"csi": {"driver": "csi.example.com"}},
-    "a bucket": {"uri": "gs://bucket/training"},
 }
 
 

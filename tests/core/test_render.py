@@ -125,12 +125,6 @@ def test_a_new_pod_gets_the_step_of_the_checkpoint_that_it_has_to_find(
     assert env_of(pod).get("TRAINJOB_REPORTED_CHECKPOINT") == told
 
 
-def test_storage_that_tensorflow_reaches_by_itself_is_not_mounted() -> None:
-    pod = pod_of(output={"uri": "gs://bucket/runs/"})
-    assert pod["spec"]["volumes"] == []
-    assert env_of(pod)["TRAINJOB_OUTPUT_DIR"] == "gs://bucket/runs/digits"
-
-
 def test_starting_over_takes_a_folder_of_its_own() -> None:
     output = {"claim": {"claimName": "training"}, "resume": "Never"}
     first = env_of(pod_of(output=output))["TRAINJOB_OUTPUT_DIR"]
@@ -316,7 +310,6 @@ outputs = st.sampled_from(
         {"claim": {"size": "1Gi", "storageClassName": "nfs", "retain": True}},
         {"nfs": {"server": "nas", "path": "/x"}, "resume": "Never"},
         {"csi": {"driver": "fuse"}},
-        {"uri": "gs://bucket"},
     ]
 )
 

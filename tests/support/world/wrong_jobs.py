@@ -128,11 +128,11 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     (
         {"spec.output": {}},
         "spec.output",
-        "must have exactly one of claim, nfs, csi, uri, emptyDir, ephemeral",
+        "must have exactly one of claim, nfs, csi, emptyDir, ephemeral",
     ),
-    ({"spec.output.uri": "gs://bucket"}, "spec.output", "; got claim and uri"),
-    ({"spec.output": {"uri": "s3://bucket/a"}}, "spec.output.uri", 'must be "gs://" and a bucket'),
-    ({"spec.output": {"uri": "file:///a"}}, "spec.output.uri", 'must be "gs://" and a bucket'),
+    ({"spec.output.emptyDir": {}}, "spec.output", "; got claim and emptyDir"),
+    ({"spec.output": {"uri": "gs://bucket/a"}}, "spec.output.uri", "isn't supported yet"),
+    ({"spec.output.uri": "gs://bucket/a"}, "spec.output.uri", "use csi, with a driver"),
     ({"spec.output": {"emptyDir": {}}}, "spec.output.emptyDir", "can't be shared by several pods"),
     (
         {**ALONE, "spec.chief": {}, "spec.output": {"ephemeral": {}}},
@@ -238,7 +238,6 @@ ACCEPTED: tuple[dict[str, Any], ...] = (
     {"spec.output": {"claim": {"size": "1e3"}}},
     {"spec.output": {"nfs": {"server": "nfs.example.com", "path": "/exports"}}},
     {"spec.output": {"csi": {"driver": "csi.example.com", "volumeAttributes": {"a": "b"}}}},
-    {"spec.output": {"uri": "gs://bucket/a/b", "resume": "Never"}},
     {"spec.output.mountPath": "/mnt/a..b"},
     {"spec.managedBy": "kueue.x-k8s.io/multikueue"},
     {"spec.suspend": True, "spec.ttlSecondsAfterFinished": 0, "spec.maxRestarts": 0},

@@ -124,7 +124,7 @@ class Nfs(Part):
 
 
 class Output(Part):
-    """Where checkpoints and logs go: exactly one of claim, nfs, csi, uri, emptyDir, ephemeral."""
+    """Where checkpoints and logs go: exactly one of claim, nfs, csi, emptyDir, ephemeral."""
 
     claim: Claim | None = Field(
         None, description="A PersistentVolumeClaim.", examples=["{claimName: training}"]
@@ -141,8 +141,7 @@ class Output(Part):
     )
     uri: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         None,
-        description="A folder in Google Cloud Storage, which TensorFlow reads and writes by itself.",
-        examples=["gs://bucket/training"],
+        description="Not supported yet; csi mounts a bucket as folders, with a driver for it.",
     )
     empty_dir: KubernetesObject | None = Field(
         None, description="A volume that ends with its pod; only for a job of one replica.", examples=["{}"]

@@ -322,17 +322,13 @@ def _volumes(job: TrainJob) -> list[Manifest]:
         source = {"csi": output.csi}
     elif output.empty_dir is not None:
         source = {"emptyDir": output.empty_dir}
-    elif output.ephemeral is not None:
-        source = {"ephemeral": output.ephemeral}
     else:
-        return []  # `uri`: TensorFlow accesses it without a volume
+        source = {"ephemeral": output.ephemeral}
     return [{"name": VOLUME, **source}]
 
 
 def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
     output = job.spec.output
-    if output.uri is not None:
-        return []
     if replica.role != EVALUATOR:
         return [{"name": VOLUME, "mountPath": output.mount_path}]
     # Read-only except for its own folder: a script that ignores its role can't harm the training.

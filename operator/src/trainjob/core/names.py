@@ -289,9 +289,8 @@ def folder_name(job: TrainJob) -> str:
 
 
 def root_folder(job: TrainJob) -> str:
-    """Return the job's whole output folder, as a path in the container or a `gs://` address."""
-    output = job.spec.output
-    return f"{(output.uri or output.mount_path).rstrip('/')}/{folder_name(job)}"
+    """Return the job's whole output folder, as a path in the container."""
+    return f"{job.spec.output.mount_path.rstrip('/')}/{folder_name(job)}"
 
 
 def reported_checkpoint(job: TrainJob) -> int | None:

@@ -10,12 +10,11 @@ from trainjob.api.errors import FieldError, format_path, value_at
 from trainjob.api.rules.rule import Rule, fields_are, find_broken, text_is
 from trainjob.api.types import count_raw_roles
 
-PLACES = ("claim", "nfs", "csi", "uri", "emptyDir", "ephemeral")
+PLACES = ("claim", "nfs", "csi", "emptyDir", "ephemeral")
 _OF_ONE_POD = ("emptyDir", "ephemeral")
 
 _ONE_POD = "self.worker.replicas == 1 && self.evaluator.replicas == 0 && !has(self.chief) && !has(self.ps)"
 _QUANTITY = r"\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?"
-_BUCKET = "^gs://[a-z0-9][-_.a-z0-9]*(/.*)?$"
 
 
 def _is_positive_quantity(text: str) -> bool:
@@ -28,8 +27,16 @@ def _is_mount_path(path: str) -> bool:
 
 ONE_PLACE = Rule(
     at="spec.output",
-    cel=f"[{', '.join(f'has(self.{place})' for place in PLACES)}].exists_one(x, x)",
+    cel=f"has(self.uri) || [{', '.join(f'has(self.{place})' for place in PLACES)}].exists_one(x, x)",
     message=f"must have exactly one of {', '.join(PLACES)}",
+)
+URI = Rule(
+    at="spec.output",
+    cel="!has(self.uri)",
+    message="isn't supported yet, since object storage can't rename the folder of a checkpoint; use csi,"
+    " with a driver that mounts the bucket, or claim or nfs",
+    field_path=".uri",
+    holds=fields_are(lambda output: "uri" not in output),
 )
 SHARED = Rule(
     at="spec",
@@ -49,6 +56,7 @@ SHARED_CLAIM = Rule(
 
 RULES = (
     ONE_PLACE,
+    URI,
     SHARED,
     SHARED_CLAIM,
     Rule(
@@ -77,13 +85,6 @@ RULES = (
         holds=text_is(lambda path: path.startswith("/")),
     ),
     Rule(
-        at="spec.output.uri",
-        cel=f"self.matches('{_BUCKET}')",
-        message='must be "gs://" and a bucket, the one storage that TensorFlow reaches by itself;'
-        " for anything else use claim, nfs or csi",
-        holds=text_is(lambda uri: re.fullmatch(_BUCKET, uri)),
-    ),
-    Rule(
         at="spec.output.mountPath",
         cel="self.startsWith('/') && !self.contains(':') && !self.matches('^/+$|/[.][.](/|$)')",
         message='must be an absolute path other than "/", without ".." and ":"',
@@ -98,7 +99,7 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
     if not isinstance(output, Mapping):
         return
     places = [place for place in PLACES if place in output]
-    if len(places) != 1:
+    if len(places) != 1 and "uri" not in output:
         found = f"; got {' and '.join(places)}" if places else '; for example "claim: {claimName: training}"'
         yield FieldError("spec.output", ONE_PLACE.message + found)
     yield from _check_sharing(raw, output)
