@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME
+from trainjob.api import BUNDLE_VOLUME, OUTPUT_VOLUME, STATE_VOLUME
 from trainjob.cluster.agents import BundleMissing, find_package
 
 # Requests that this machine can't fulfil, as messages for the user.
@@ -318,6 +318,22 @@ def resolve_volumes(spec: Mapping[str, Any], machine: Machine, private: Path) ->
     if refused:
         raise CannotRunHere(refused)
     return found
+
+
+def check_volume_names(machine: Machine, specs: Iterable[Mapping[str, Any]]) -> None:
+    """Compare the caller's folders for volumes with the volumes of a job's pods.
+
+    Raises:
+        CannotRunHere: no pod has a volume of that name.
+    """
+    names = {volume["name"]: None for spec in specs for volume in spec.get("volumes") or ()}
+    known = [name for name in names if name not in (BUNDLE_VOLUME, STATE_VOLUME)]
+    unknown = [name for name in machine.volumes if name not in known]
+    if unknown:
+        raise CannotRunHere(
+            f"--volume {name}: no pod of the job has that volume; there are {', '.join(known)}"
+            for name in unknown
+        )
 
 
 def mounted_folders(

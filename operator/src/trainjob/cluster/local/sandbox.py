@@ -15,6 +15,7 @@ from trainjob.cluster.local.machine import (
     OutputLock,
     PortBook,
     ReplicaPorts,
+    check_volume_names,
     check_writable,
     share_gpus,
 )
@@ -60,6 +61,7 @@ class Sandbox:
         Raises:
             CannotRunHere: with every reason why these pods can't run here, and the replicas concerned.
         """
+        check_volume_names(self._machine, (pod["spec"] for pod in pods))
         self._share_gpus(pods)
         refused: dict[str, list[str]] = {}
         launches: list[Launch] = []
