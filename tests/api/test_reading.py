@@ -88,7 +88,6 @@ UNREADABLE: tuple[tuple[str | bytes, str], ...] = (
     ("a: 1\n---\ntext", "f.yaml:3: must be an object, got plain text"),
     ("a: 1\nb: 2\na: 3", "f.yaml:3 a: is there twice, first on line 1; remove one"),
     ("s:\n  - a: 1\n    a: 3", "f.yaml:3 s[0].a: is there twice, first on line 2; remove one"),
-    ("a:\n\t- b", "f.yaml:2: is not valid YAML: a tab stands where only spaces may indent"),
     ("a: [1", "f.yaml:1: is not valid YAML: "),
     ("a: b: c", "f.yaml:1: is not valid YAML: "),
     ("a: *nobody", "f.yaml:1: is not valid YAML: found undefined alias"),
@@ -113,6 +112,69 @@ UNREADABLE: tuple[tuple[str | bytes, str], ...] = (
     ("a: [" + "1," * 200_000 + "]", "f.yaml:1: is not valid YAML: it is too large"),
     ("a" * 2_000_000, "f.yaml: is larger than"),
 )
+
+
+SYNTAX: tuple[tuple[str, str], ...] = (
+    # indentation
+    (
+        "s:\n  a: 1\n   b: 2",
+        '3: this line is indented by 3 spaces, and must be indented by 2 as line 2 ("a: 1")',
+    ),
+    (
+        "s:\n  a: {b: 1}\n   c: 2",
+        '3: this line is indented by 3 spaces, and must be indented by 2 as line 2 ("a: {b',
+    ),
+    (
+        "s:\n    a: 1\n  b: 2",
+        "3: this line is indented by 2 spaces, and must be indented by 0 as line 1"
+        ' ("s:") or by 4 as line 2 ("a: 1")',
+    ),
+    (
+        "s:\n  a:\n    b: 1\n\n   # c\n   d: 1",
+        "6: this line is indented by 3 spaces, and must be indented by 2 as line 2"
+        ' ("a:") or by 4 as line 3 ("b: 1")',
+    ),
+    ("- a: 1\n b: 2", '2: this line is indented by 1 space, and must be indented by 2 as line 1 ("a: 1")'),
+    (
+        "- a: 1\n  - b: 2",
+        "2: this line is a list item and indented by 2 spaces, and must be indented by 0 as",
+    ),
+    (
+        "s:\n  - a: 1\n  b: 2",
+        "3: this line is a field and indented by 2 spaces, and must be indented by 0 as line 1"
+        ' ("s:") or by 4 as line 2 ("a: 1")',
+    ),
+    ("a: 1\n- b", '2: this line is a list item and indented by 0 spaces, but line 1 ("a: 1") is a field'),
+    ("a: |\n   b\n  c\n", "3: this line is indented by 2 spaces, and must be indented by 0 as line 1"),
+    (
+        "a: 1\n---\n b: 1\nc: 1",
+        '4: this line is indented by 0 spaces, and must be indented by 1 as line 3 ("b: 1")',
+    ),
+    ("a:\n\t- b", "2: this line is indented with a tab; use spaces"),
+    ("a:\n  \tb: 1", "2: this line is indented with a tab; use spaces"),
+    ("a:\tb", "1: this line has a tab; use a space"),
+    # colons
+    ("a:1\nb: 1", '1: "a:1" has no colon; write a space after the colon: "a: 1"'),
+    ("s:\n  b: 1\n  a:1\n", '3: "a:1" has no colon; write a space after the colon: "a: 1"'),
+    ("s:\n- b: 1\n  worker\nc: 2", '3: "worker" has no colon; write "name: value"'),
+    ("a: echo b: c", "1: this line has a second colon; put the text in quotes"),
+    # brackets, quotes, other characters
+    (
+        "a: [1, 2\nb: 3",
+        "2: expected ',' or ']', but got ':' while parsing a flow sequence, which begins on line 1: a",
+    ),
+    ("a: 'x\nb: y", "1: a quote opens here and isn't closed"),
+    ("a: @x", '1: no text can begin with "@"; put it in quotes'),
+    ("a: 'x' y", "1: expected <block end>, but found '<scalar>'"),
+)
+
+
+@pytest.mark.parametrize(("text", "message"), SYNTAX)
+def test_what_is_no_yaml_is_told_with_its_line_and_indentation(text: str, message: str) -> None:
+    with pytest.raises(InvalidTrainJob) as caught:
+        read_documents(text, source="f.yaml")
+    line, _, what = message.partition(" ")
+    assert str(caught.value).startswith(f"f.yaml:{line} is not valid YAML: {what}")
 
 
 def read(text: str | bytes) -> dict[str, Any]:

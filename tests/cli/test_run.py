@@ -296,7 +296,9 @@ def test_a_folder_for_a_volume_that_no_pod_has(tmp_path: Path) -> None:
     pod = {"volumes": [{"name": "data", "emptyDir": {}}]}
     result = trainjob("run", str(write_job(tmp_path, pod=pod)), "--volume", "dta=.", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "--volume dta: no pod of the job has that volume; there are data, trainjob-output\n"
+    assert (
+        result.stderr == "--volume dta: no pod of the job has that volume; there are data, trainjob-output\n"
+    )
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

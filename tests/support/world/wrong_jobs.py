@@ -67,6 +67,12 @@ BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"spec": "two"}, "spec", 'must be an object, got "two"'),
     ({"spec.replicas": 2}, "spec.replicas", "unknown field"),
     ({"spec.workers": {}}, "spec.workers", 'unknown field; did you mean "worker"?'),
+    (
+        {"spec.worker.output": {}},
+        "spec.worker.output",
+        "unknown field; it is a field of spec: indent it less",
+    ),
+    ({"spec.worker": "replicas:2"}, "spec.worker", 'write a space after the colon: "replicas: 2"'),
     # roles
     ({"spec.worker": REMOVED}, "spec.worker", 'required; for example "worker: {replicas: 2}"'),
     ({"spec.worker": None}, "spec.worker", "is empty"),

@@ -154,6 +154,15 @@ def suggestion(word: object, known: Sequence[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
+_NO_SPACE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):([^\s:/]\S*)")
+
+
+def missing_space(value: object) -> str:
+    """Return what to write if the text `replicas:2` stands where YAML has an object, or an empty string."""
+    found = _NO_SPACE.fullmatch(value) if isinstance(value, str) else None
+    return f'; write a space after the colon: "{found[1]}: {found[2]}"' if found else ""
+
+
 def say(root: type[BaseModel], error: Mapping[str, Any]) -> str:
     """Return one of pydantic's errors as a sentence.
 
@@ -165,7 +174,7 @@ def say(root: type[BaseModel], error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return _say_missing(_model_at(root, steps[:-1]), steps[-1])
     if error["type"] == "extra_forbidden":
-        return _say_unknown(_model_at(root, steps[:-1]), steps[-1])
+        return _say_unknown(root, steps)
     if sentence := _SENTENCES.get(error["type"]):
         return sentence(error.get("ctx", {}), error["input"])
     message = str(error["msg"])
@@ -178,9 +187,19 @@ def _say_missing(model: type[BaseModel] | None, name: str | int) -> str:
     return f'required; for example "{name}: {examples[0]}"' if examples else "required"
 
 
-def _say_unknown(model: type[BaseModel] | None, name: str | int) -> str:
-    known = sorted(fields_by_alias(model)) if model else []
+def _say_unknown(root: type[BaseModel], steps: Sequence[Step]) -> str:
+    *way, name = steps
+    known = sorted(_fields_at(root, way))
+    for end in range(len(way) - 1, -1, -1):
+        if name in _fields_at(root, way[:end]):
+            holder = format_path(way[:end]) or "the TrainJob itself"
+            return f"unknown field; it is a field of {holder}: indent it less"
     return "unknown field" + (suggestion(name, known) or f"; the fields here are {', '.join(known)}")
+
+
+def _fields_at(root: type[BaseModel], steps: Sequence[Step]) -> Mapping[str, FieldInfo]:
+    model = _model_at(root, steps)
+    return fields_by_alias(model) if model else {}
 
 
 def _say_choice(context: Mapping[str, Any], value: object) -> str:
@@ -193,6 +212,10 @@ def _say_choice(context: Mapping[str, Any], value: object) -> str:
 def _say_string(_: Mapping[str, Any], value: object) -> str:
     hint = "; put it in quotes" if isinstance(value, (bool, int, float)) else ""
     return f"must be a string, got {shown(value)}{hint}"
+
+
+def _say_object(_: Mapping[str, Any], value: object) -> str:
+    return f"must be an object, got {shown(value)}{missing_space(value)}"
 
 
 def _must_be(what: str) -> Callable[[Mapping[str, Any], object], str]:
@@ -212,8 +235,8 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any], object], str]] = {
     "int_from_float": _must_be("an integer"),
     "float_type": _must_be("a number"),
     "bool_type": _must_be("true or false"),
-    "dict_type": _must_be("an object"),
-    "model_type": _must_be("an object"),
+    "dict_type": _say_object,
+    "model_type": _say_object,
     "tuple_type": _must_be("a list"),
     "datetime_type": _must_be('a time such as "2026-01-31T12:00:00Z"'),
     "datetime_parsing": _must_be('a time such as "2026-01-31T12:00:00Z"'),

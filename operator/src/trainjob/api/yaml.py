@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,15 @@ from yaml import (
 from yaml.reader import ReaderError
 
 from trainjob.api.constants import GROUP, KIND
-from trainjob.api.errors import FieldError, InvalidTrainJob, Step, format_path, parent_path, shown
+from trainjob.api.errors import (
+    FieldError,
+    InvalidTrainJob,
+    Step,
+    format_path,
+    missing_space,
+    parent_path,
+    shown,
+)
 from trainjob.api.parsing import parse
 from trainjob.api.types import TrainJob
 
@@ -125,11 +133,121 @@ def _compose(text: str, source: str) -> Iterator[Node]:
         message = f"holds a character that YAML does not allow (number {problem.character:#x})"
         raise _refusal(message, source, text.count("\n", 0, problem.position) + 1) from None
     except MarkedYAMLError as problem:
-        what = f"{problem.problem} {problem.context or ''}".rstrip()
-        if "'\\t'" in what:
-            what = "a tab stands where only spaces may indent"
-        line = problem.problem_mark.line + 1 if problem.problem_mark else None
-        raise _refusal(f"is not valid YAML: {what}", source, line) from None
+        line, what = _explain(problem, text.splitlines())
+        raise _refusal(f"is not valid YAML: {what}", source, line + 1) from None
+
+
+# What is wrong with text that is not YAML, in the words of the person who typed it.
+
+
+_DASHES = re.compile(r" *(- +)*")
+_FIELD = re.compile(r"""("[^"]*"|'[^']*'|[^\s#:]([^:]|:(?=\S))*):(\s|$)""")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of the text that isn't empty: its number from 0, its content, and where that begins."""
+
+    number: int
+    content: str
+    indent: int
+
+    @property
+    def is_item(self) -> bool:
+        return self.content.startswith("- ") or self.content == "-"
+
+    def __str__(self) -> str:
+        return f"line {self.number + 1} ({shown(self.content)})"
+
+
+def _explain(problem: MarkedYAMLError, lines: Sequence[str]) -> tuple[int, str]:
+    """Return the number of the line that is to be changed, from 0, and what is wrong with it."""
+    mark, context, said = problem.problem_mark, problem.context_mark, str(problem.problem)
+    if mark is None:
+        return 0, said
+    what = f"{said} {problem.context or ''}".rstrip()
+    number = min(mark.line, len(lines) - 1)
+    row = _Row(number, lines[number].strip(), len(lines[number]) - len(lines[number].lstrip(" ")))
+    above = _rows(lines[:number])
+    if "'\\t'" in what:
+        is_indent = not lines[number][: mark.column].strip(" \t-")
+        return (
+            number,
+            "this line is indented with a tab; use spaces"
+            if is_indent
+            else "this line has a tab; use a space",
+        )
+    if said == "mapping values are not allowed here":
+        return _explain_second_colon(row, mark.column, above)
+    if said == "could not find expected ':'" and context and context.line < len(lines):
+        return context.line, _without_colon(lines[context.line].strip())
+    if "quoted scalar" in what and context:
+        return context.line, "a quote opens here and isn't closed"
+    if "flow" in what and context:
+        return number, f"{what}, which begins on line {context.line + 1}: a comma or a bracket is missing"
+    if "cannot start any token" in what:
+        return number, f"no text can begin with {shown(lines[number][mark.column])}; put it in quotes"
+    if said.startswith("expected ") and mark.column == row.indent and above:
+        return number, _explain_indent(row, above)
+    return number, what
+
+
+def _rows(lines: Sequence[str]) -> list[_Row]:
+    """Return the lines, each list item's first field as a row of its own."""
+    rows: list[_Row] = []
+    for number, line in enumerate(lines):
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        if content == "---" or content.startswith("--- "):
+            rows.clear()
+            continue
+        start = len(line) - len(line.lstrip(" "))
+        inner = _DASHES.match(line)
+        rows.append(_Row(number, content, start))
+        if inner and inner.end() > start and line[inner.end() :].strip():
+            rows.append(_Row(number, line[inner.end() :].strip(), inner.end()))
+    return rows
+
+
+def _explain_second_colon(row: _Row, column: int, above: list[_Row]) -> tuple[int, str]:
+    """Explain "mapping values are not allowed here": a colon in text, or a field inside a value."""
+    if re.search(r":\s", row.content[: max(column - row.indent, 0)]) or not above:
+        return row.number, "this line has a second colon; put the text in quotes"
+    last = above[-1]
+    if not _FIELD.match(last.content) and not last.is_item:
+        return last.number, _without_colon(last.content)
+    return row.number, _explain_indent(row, above)
+
+
+def _without_colon(content: str) -> str:
+    text = content.lstrip("- ")
+    return f"{shown(text)} has no colon" + (missing_space(text) or '; write "name: value"')
+
+
+def _explain_indent(row: _Row, above: list[_Row]) -> str:
+    """Say how much a line is indented, and how much the open lines above it are that it may continue."""
+    open_rows: list[_Row] = []
+    for other in reversed(above):
+        if not open_rows or other.indent < open_rows[-1].indent:
+            open_rows.append(other)
+    beside = [other for other in open_rows if other.is_item == row.is_item]
+    if row.indent in [other.indent for other in beside]:
+        return "this line doesn't continue the one above it; is a quote, a comma or a bracket missing?"
+    # The nearest two, the outer one first.
+    nearest = [
+        *[other for other in beside if other.indent < row.indent][:1],
+        *[other for other in beside if other.indent > row.indent][-1:],
+    ]
+    mine, its = ("a list item", "a field") if row.is_item else ("a field", "a list item")
+    same = next((other for other in open_rows if other.indent == row.indent), None)
+    what = f"this line is {f'{mine} and ' if same else ''}indented by {_spaces(row.indent)}"
+    ways = " or ".join(f"by {other.indent} as {other}" for other in nearest)
+    return f"{what}, and must be indented {ways}" if ways else f"{what}, but {same} is {its}"
+
+
+def _spaces(count: int) -> str:
+    return f"{count} space{'' if count == 1 else 's'}"
 
 
 def _refusal(message: str, source: str, line: int | None = None, path: Path = ()) -> InvalidTrainJob:
