@@ -32,11 +32,14 @@ spec:
     spec:
       containers:
       - name: trainer
+        image: example.com/a
         command: [python, train.py]
         env:
         - {name: A}
         - name: TF_CONFIG
-      - image: example.com/a
+        evn: []
+        resources: {limits: {memory: 2GB}}
+      - name: proxy
 """
 
 SCALARS: tuple[tuple[str, Any], ...] = (
@@ -203,8 +206,10 @@ def test_errors_have_lines_and_their_order() -> None:
         "job.yaml:7 spec.worker.replicas",
         "job.yaml:8 spec.worker.replica",
         "job.yaml:15 spec.template.metadata.labels[trainjob.dev/job]",
-        "job.yaml:22 spec.template.spec.containers[0].env[1].name",
-        "job.yaml:23 spec.template.spec.containers[1].name",
+        "job.yaml:23 spec.template.spec.containers[0].env[1].name",
+        "job.yaml:24 spec.template.spec.containers[0].evn",
+        "job.yaml:25 spec.template.spec.containers[0].resources.limits.memory",
+        "job.yaml:26 spec.template.spec.containers[1].image",
     ]
     assert str(caught.value.errors[0]) == "job.yaml:7 spec.worker.replicas: must be at least 1, got 0"
 
@@ -235,7 +240,7 @@ def test_documents_of_a_stream() -> None:
     text = f"---\n{other}---\n\n---\n{JOB}...\n---\n{newer}"
     documents = read_documents(text, source="all.yaml")
     assert [document.is_trainjob for document in documents] == [False, True, True]
-    assert [document.first_line for document in documents] == [2, 8, 32]
+    assert [document.first_line for document in documents] == [2, 8, 35]
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,13 @@ def test_a_folder_for_a_volume_that_no_pod_has(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_refuses_what_validate_refuses_but_for_the_image(tmp_path: Path) -> None:
+    container = {"image": "", "evn": [], "env": [{"name": "TRAIN_EPOCH", "value": "3"}]}
+    result = trainjob("run", str(write_job(tmp_path, container=container)), cwd=tmp_path)
+    assert result.returncode == 1
+    assert [line.split(": ")[0].rsplit(".", 1)[1] for line in result.stderr.splitlines()] == ["name", "evn"]
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = trainjob("run", "nothing.yaml", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")

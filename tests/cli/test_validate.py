@@ -83,6 +83,15 @@ def test_a_template_that_is_too_large_is_reported_with_its_field_and_line(tmp_pa
     )
 
 
+def test_a_mistake_in_the_pod_template_has_its_line(tmp_path: Path) -> None:
+    text = yaml.safe_dump(build_job(container={"evn": [], "resources": {"limits": {"memory": "2GB"}}}))
+    file = _write(tmp_path, text)
+    result = _validate(file)
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if "evn:" in line or "2GB" in line]
+    assert result.exit_code == 1
+    assert [int(line.split(":")[1].split()[0]) for line in result.stderr.splitlines()] == lines
+
+
 def test_good_and_bad_files_together(tmp_path: Path) -> None:
     good = _write(tmp_path, build_job(), name="good.yaml")
     bad = _write(tmp_path, build_job(workers=0), name="bad.yaml")

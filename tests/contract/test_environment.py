@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 
 from support.world.jobs import build_job
 from trainjob.api import parse
+from trainjob.api.constants import TRAINER_PREFIX, TRAINER_SETTINGS
 from trainjob.core.exits import EXITS, OUTPUT_UNWRITABLE, PEER_LOST, PORT_IN_USE
 from trainjob.core.manifests import build_pod
-from trainjob_trainer import Environment, ExitCode, Task
+from trainjob_trainer import Environment, ExitCode, Recipe, Task, recipe
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.environment import Generation
+from trainjob_trainer.recipe import PREFIX
 
 
 def environment_of(role: str, **job: Any) -> dict[str, str]:
@@ -67,6 +70,14 @@ def test_the_trainers_defaults_are_laid_out_alike(role: str, tmp_path: Path) -> 
     task = Task.from_environment(variables)
     given, default = Environment.from_environment(variables, task), Environment.from_environment(ours, task)
     assert (given.checkpoint_dir, given.log_dir) == (default.checkpoint_dir, default.log_dir)
+
+
+def test_the_operator_knows_every_setting_that_the_trainer_reads() -> None:
+    read = {f"{PREFIX}{field.name.upper()}" for field in dataclasses.fields(Recipe)}
+    assert (TRAINER_PREFIX, set(TRAINER_SETTINGS)) == (PREFIX, read)
+    sources = "".join(path.read_text() for path in Path(recipe.__file__).parent.rglob("*.py"))
+    a_constant = "TRAIN_METHODS"
+    assert set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", sources)) - {a_constant} <= read
 
 
 def test_both_sides_have_one_table_of_exit_codes() -> None:

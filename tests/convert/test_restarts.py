@@ -97,7 +97,12 @@ def test_one_role_without_a_command_is_enough(role: str) -> None:
 
 
 def test_only_the_container_that_trains_needs_a_command() -> None:
-    pod = {"containers": [{"name": "proxy", "image": "p"}, {"name": "tensorflow", "command": ["a"]}]}
+    pod = {
+        "containers": [
+            {"name": "proxy", "image": "p"},
+            {"name": "tensorflow", "image": "t", "command": ["a"]},
+        ]
+    }
     assert "restartStrategy" not in spec_of(build_tfjob({"Worker": build_replicas(2, pod=pod)}))
 
 

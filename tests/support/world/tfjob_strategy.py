@@ -56,7 +56,16 @@ SOURCES = st.sampled_from(
         {"nfs": {"server": "nfs.example.com", "path": "/a"}},
         {"emptyDir": {}},
         {"configMap": {"name": "settings"}},
-        {"downwardAPI": {"items": [{"path": "m", "resourceFieldRef": {"containerName": "tensorflow"}}]}},
+        {
+            "downwardAPI": {
+                "items": [
+                    {
+                        "path": "m",
+                        "resourceFieldRef": {"containerName": "tensorflow", "resource": "limits.cpu"},
+                    }
+                ]
+            }
+        },
     ]
 )
 PATHS = st.sampled_from(["/a", "/b", "/a/", "/output", "/trainjob-output", "/data/x"])
@@ -87,7 +96,16 @@ POD = some(
     {
         "nodeSelector": TEXTS,
         "tolerations": st.sampled_from([[], [{"operator": "Exists"}]]),
-        "affinity": st.sampled_from([{}, {"podAffinity": {"x": ["y"]}}]),
+        "affinity": st.sampled_from(
+            [
+                {},
+                {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
+                    }
+                },
+            ]
+        ),
         "priorityClassName": st.sampled_from(["low", "high"]),
         "restartPolicy": st.sampled_from(["Never", "OnFailure"]),
         "hostNetwork": st.booleans(),

@@ -29,6 +29,7 @@ from trainjob.api.status import (
     TrainJobStatus,
     WorkerStatus,
 )
+from trainjob.api.strict import parse_strictly
 from trainjob.api.types import (
     ChiefRole,
     Claim,
@@ -82,5 +83,6 @@ __all__ = [
     "dump_yaml",
     "longest_name",
     "parse",
+    "parse_strictly",
     "read_documents",
 ]

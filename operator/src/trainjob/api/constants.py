@@ -38,4 +38,15 @@ RESERVED_LABEL_PREFIX = f"{GROUP}/"
 RESERVED_ENV_NAME = "TF_CONFIG"
 RESERVED_ENV_PREFIX = "TRAINJOB_"
 
+TRAINER_PREFIX = "TRAIN_"
+TRAINER_SETTINGS = tuple(
+    f"{TRAINER_PREFIX}{name.upper()}"
+    for name in (
+        "global_batch", "epochs", "steps", "seed", "shuffle", "cache", "checkpoint_every", "keep", "export",
+        "base_batch", "warmup_steps", "on_nan", "compare_weights", "monitor", "mode", "patience", "min_delta",
+        "keep_best", "initial_weights", "output", "resume", "wandb",
+    )
+)  # fmt: skip
+"""The settings of the trainer's recipe, as variables of the trainer container."""
+
 INT32_MAX = 2**31 - 1

@@ -148,10 +148,16 @@ def _model_at(root: type[BaseModel], steps: Sequence[str | int]) -> type[BaseMod
     return model
 
 
-def suggestion(word: object, known: Sequence[str]) -> str:
-    """Return `; did you mean "replicas"?` for the nearest known word, or an empty string."""
-    near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6) if isinstance(word, str) else []
-    return f'; did you mean "{near[0]}"?' if near else ""
+def suggestion(word: object, known: Sequence[str], *, prefix: str = "") -> str:
+    """Return `; did you mean "replicas"?` for the nearest known word, or an empty string.
+
+    All words begin with `prefix`, which makes none of them nearer.
+    """
+    if not isinstance(word, str):
+        return ""
+    rests = [each.removeprefix(prefix) for each in known]
+    near = difflib.get_close_matches(word.removeprefix(prefix), rests, n=1, cutoff=0.6)
+    return f'; did you mean "{prefix}{near[0]}"?' if near else ""
 
 
 _NO_SPACE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):([^\s:/]\S*)")

@@ -33,7 +33,7 @@ from trainjob.api.errors import (
     parent_path,
     shown,
 )
-from trainjob.api.parsing import parse
+from trainjob.api.strict import parse_strictly
 from trainjob.api.types import TrainJob
 
 LARGEST = 1_500_000
@@ -360,14 +360,14 @@ class Document:
         """Return the error with its file and line."""
         return replace(error, line=self.line_of(error.path), source=self.source)
 
-    def parse(self) -> TrainJob:
-        """Check it as `trainjob.api.parse` does.
+    def parse(self, *, needs_image: bool = True) -> TrainJob:
+        """Check it as `trainjob.api.parse_strictly` does.
 
         Raises:
             InvalidTrainJob: its errors have lines and are sorted by line.
         """
         try:
-            return parse(self.raw)
+            return parse_strictly(self.raw, needs_image=needs_image)
         except InvalidTrainJob as invalid:
             located = map(self.locate, invalid.errors)
             raise InvalidTrainJob(sorted(located, key=lambda error: error.line or 0)) from None

@@ -138,7 +138,7 @@ def _print(lines: tuple[str, ...], *, err: bool) -> None:
 
 def _job(document: Document, *, fresh: bool) -> dict[str, Any]:
     try:
-        job = document.parse()
+        job = document.parse(needs_image=False)
     except InvalidTrainJob as invalid:
         raise RefusedFile(str(error) for error in invalid.errors) from invalid
     if job.spec.suspend:

@@ -1,12 +1,14 @@
 """Writes every generated file, or with `--check` says what would change.
 
-Run from anywhere in the repository: `python -m trainjob.codegen [--check]`.
+Run from anywhere in the repository: `python -m trainjob.codegen [--check]`. The schema of pods changes with
+Kubernetes, not with the sources: `kubectl get --raw /openapi/v3/api/v1 | python -m trainjob.codegen --pods`.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from trainjob.codegen import rbac
+from trainjob.codegen import pod_schema, rbac
 from trainjob.codegen.crd import released_crd_text
 from trainjob.codegen.reference import editor_schema_text, permissions_text, reference_text
 
@@ -98,9 +100,15 @@ def write(repository: Repository) -> None:
 def main(arguments: Sequence[str] | None = None, *, folder: Path | None = None) -> int:
     """Generate or check; return the exit code, 1 for drift."""
     parser = argparse.ArgumentParser(prog="python -m trainjob.codegen", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 on a difference")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", action="store_true", help="change nothing, exit 1 on a difference")
+    action.add_argument("--pods", action="store_true", help="write the schema of pods from standard input")
     options = parser.parse_args(arguments)
     repository = find_repository(folder or Path.cwd())
+    if options.pods:
+        text = pod_schema.pod_schema_text(json.load(sys.stdin))
+        (repository.root / pod_schema.PATH).write_text(text, encoding="utf-8")
+        return 0
     if not options.check:
         write(repository)
         return 0

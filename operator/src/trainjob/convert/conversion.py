@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse
+from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse_strictly
 from trainjob.api.errors import mapping_at, shown
 from trainjob.convert.notes import Note, Notes, Origins, Path
 from trainjob.convert.pod_templates import choose_output, convert_template, find_trainer, role_differences
@@ -257,7 +257,7 @@ def _is_one(count: Any) -> bool:
 
 def _mistakes(manifest: Mapping[str, Any]) -> tuple[FieldError, ...]:
     try:
-        parse(manifest)
+        parse_strictly(manifest)
     except InvalidTrainJob as invalid:
         return invalid.errors
     return ()
