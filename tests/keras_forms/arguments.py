@@ -159,7 +159,7 @@ def loss_not_scaled(scope):
     return fitted(scope, dense(scope, auto_scale_loss=False))
 
 
-@form()
+@form(workers=3)
 def several_losses_weighted(scope):
     x, y = numbers()
     with scope():

@@ -45,7 +45,7 @@ def compiled_anew_between_fits(scope):
     return seen(model, model.fit(x, y, epochs=1, **KEPT), first=first.history)
 
 
-@form()
+@form(workers=3)
 def two_models(scope):
     x, y = numbers()
     first, second = dense(scope), dense(scope, keras.optimizers.Adam)

@@ -110,7 +110,7 @@ def dataset_of_dicts(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(workers=3)
 def tensors(scope):
     x, y = numbers()
     model = dense(scope)
@@ -177,14 +177,14 @@ def padded_batches_without_an_embedding(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(workers=3)
 def ragged_batches(scope):
     model = words(scope)
     data = labelled_sentences().ragged_batch(8).map(lambda one, label: (one.to_tensor(), label))
     return seen(model, model.fit(data, epochs=1, verbose=0))
 
 
-@form()
+@form(workers=3)
 def sparse_features(scope):
     x, y = numbers()
     x[np.abs(x) < 0.7] = 0
@@ -472,14 +472,14 @@ def string_lookup_inside_the_model(scope):
     return seen(model, model.fit(data, epochs=2, verbose=0))
 
 
-@form()
+@form(workers=3)
 def rows_that_nothing_divides(scope):
     x, y = numbers(101)
     model = dense(scope)
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(workers=3)
 def validation_rows_that_nothing_divides(scope):
     x, y = numbers(101)
     model = dense(scope)

@@ -66,7 +66,7 @@ def functional_with_dicts(scope):
     return seen(model, history, predictions=model.predict(inputs, verbose=0))
 
 
-@form()
+@form(workers=3)
 def functional_with_lists(scope):
     x, y = numbers()
     with scope():
@@ -79,7 +79,7 @@ def functional_with_lists(scope):
     return seen(model, history, predictions=model.predict(inputs, verbose=0))
 
 
-@form()
+@form(workers=3)
 def nested_inputs(scope):
     x, y = numbers()
     with scope():
@@ -140,7 +140,7 @@ def regularizers(scope):
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
 
 
-@form()
+@form(workers=3)
 def lstm(scope):
     x, y = numbers(64, 12)
     with scope():
@@ -162,7 +162,7 @@ def stateful_rnn(scope):
     return seen(model, history)
 
 
-@form()
+@form(workers=3)
 def attention(scope):
     x, y = numbers(64, 12)
     with scope():
@@ -175,7 +175,7 @@ def attention(scope):
     return seen(model, history)
 
 
-@form()
+@form(killed=True)
 def embedding_with_a_smaller_last_batch(scope):
     random = np.random.default_rng(1)
     words, labels = random.integers(0, 20, (84, 5)), random.integers(0, 2, 84)

@@ -38,7 +38,7 @@ class OwnStep(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-@form()
+@form(killed=True)
 def own_train_step_with_the_compiled_loss(scope):
     x, y = numbers()
     with scope():
@@ -181,7 +181,7 @@ def variational_autoencoder(scope):
     return seen(model, model.fit(x, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(workers=3, killed=True)
 def gan_with_two_optimizers(scope):
     class Gan(keras.Model):
         def __init__(self):
@@ -253,7 +253,7 @@ def contrastive(scope):
     return seen(model, model.fit(x, x + 0.1, epochs=2, shuffle=False, verbose=0))
 
 
-@form()
+@form(workers=3)
 def distillation(scope):
     class Distiller(keras.Model):
         def __init__(self, student, teacher):

@@ -75,3 +75,16 @@ def test_the_example_trains_as_one_worker(tmp_path: Path) -> None:
     assert (tmp_path / "model.keras").is_file()
     assert (tmp_path / "best.keras").is_file()
     assert (tmp_path / "checkpoints" / "final.json").is_file()
+
+
+def test_one_worker_trains_a_model_without_call_and_goes_on_with_it(tmp_path: Path) -> None:
+    def losses(strategy: str, code: int, **env: str) -> list[str]:
+        variables, script = {"STRATEGY": strategy, "TRAIN_CHECKPOINT_EVERY": "1", **env}, "without_call.py"
+        ended = run_job(SCRIPTS / script, tmp_path / strategy, workers=1, env=variables)["worker-0"]
+        assert ended.code == code, ended.log
+        return [line for line in ended.log.splitlines() if line.startswith("losses ")]
+
+    assert losses("none", 9, DIES="yes") == []
+    (resumed,) = losses("none", 0)
+    assert len(resumed.split()) == 1 + 4
+    assert losses("collective", 0) == [resumed]

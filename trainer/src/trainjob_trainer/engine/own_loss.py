@@ -21,6 +21,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.engine.replica_share import weight_of_mean
+
 SCALES_BY_ITSELF = frozenset({"num_replicas_in_sync", "compute_average_loss", "scale_loss_for_distribution"})
 """Names that mark a step written for several devices; such a step is not changed."""
 
@@ -134,7 +136,7 @@ class OwnLoss:
             for metric in self._model.metrics:
                 update = metric.update_state
                 stack.callback(delattr, metric, "update_state")
-                metric.update_state = self._tracking(update)
+                metric.update_state = self._tracking(update, is_mean=_is_mean(metric))
             yield
 
     def _noting(self, scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -146,9 +148,12 @@ class OwnLoss:
 
         return noting
 
-    def _tracking(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def _tracking(self, update: Callable[..., Any], *, is_mean: bool) -> Callable[..., Any]:
         @functools.wraps(update)
         def update_state(*values: Any, **words: Any) -> Any:
+            weight = weight_of_mean() if is_mean and len(values) == 1 and not words else None
+            if weight is not None and tf.convert_to_tensor(values[0]).shape.rank == 0:
+                words = {"sample_weight": weight}
             return update(*[self._whole(one) for one in values], **words)
 
         return update_state
@@ -182,6 +187,10 @@ class OwnLoss:
             return value
         loss: Any = importlib.import_module("keras.src.losses.loss")
         return loss.unscale_loss_for_distribution(value)
+
+
+def _is_mean(metric: Any) -> bool:
+    return getattr(type(metric), "update_state", None) is keras.metrics.Mean.update_state
 
 
 def _key(tensor: Any) -> str:

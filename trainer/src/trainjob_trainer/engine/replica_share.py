@@ -77,11 +77,20 @@ def by_share(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def weighed_gradients(gradients: Sequence[Any]) -> list[Any]:
     """Weigh gradients by the share if the step averages its own loss, without Keras's functions."""
-    if _current.read is None or not _current.by_gradients:
+    factor = weight_of_mean() if _current.by_gradients else None
+    if factor is None:
         return list(gradients)
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    factor = _current.read() * replicas
     return [None if one is None else _times(one, factor) for one in gradients]
+
+
+def weight_of_mean() -> Any:
+    """Return the weight of this device's mean among those of all devices; None if they count alike.
+
+    The weights of all devices add up to their number.
+    """
+    if _current.read is None:
+        return None
+    return _current.read() * tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def without_share(data: Any) -> Any:

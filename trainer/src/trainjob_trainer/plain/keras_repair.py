@@ -76,11 +76,13 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
     @functools.wraps(original)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         strategy = self._distribute_strategy
-        if not is_collective(strategy):
+        if strategy is None:
+            if iterator is not None and self.train_function is None and _goes_on():
+                _build_alone(self, _batch_spec(iterator))
+            return
+        is_refused_alone = strategy.num_replicas_in_sync == 1 and not has_call(self)
+        if not (is_collective(strategy) or is_refused_alone):
             original(self, iterator=iterator, data_batch=data_batch)
-            is_first = strategy is None and iterator is not None and self.train_function is None
-            if is_first and _has_call(self) and _goes_on():
-                self._symbolic_build(data_batch=_batch_spec(iterator))
             return
         if iterator is not None:
             data_batch = _batch_spec(iterator)
@@ -98,7 +100,7 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
                 raise InvalidConfiguration(trouble)
         for optimizer in _optimizers_of(self):  # Keras uses the scope of its creation, which may be none
             optimizer._distribution_strategy = strategy
-        if _has_call(self):
+        if has_call(self):
             original(self, data_batch=data_batch)
         elif self.train_function is None:
             _build_by_its_step(self, data_batch)
@@ -106,6 +108,13 @@ def _repaired_build(trainer: ModuleType) -> Callable[..., None]:
             _bring_into_strategy(self)  # before the step is traced, not for each `train_on_batch`
 
     return _maybe_symbolic_build
+
+
+def _build_alone(model: Any, batch: Any) -> None:
+    if has_call(model):
+        model._symbolic_build(data_batch=batch)
+    else:
+        _build_by_its_step(model, batch)
 
 
 def _bring_into_strategy(model: Any) -> None:
@@ -159,7 +168,8 @@ def _fixed_rows(model: Any) -> int | None:
     return next((one.shape[0] for one in inputs if one.shape and one.shape[0] is not None), None)
 
 
-def _has_call(model: Any) -> bool:
+def has_call(model: Any) -> bool:
+    """Return whether a model has a `call()`; a GAN, for example, may have only a `train_step`."""
     return type(model).call is not importlib.import_module("keras").Model.call
 
 

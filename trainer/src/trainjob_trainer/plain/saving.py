@@ -22,7 +22,7 @@ from trainjob_trainer.plain.fit_call import (
     ScriptCall,
     choose_plan,
 )
-from trainjob_trainer.plain.keras_repair import is_collective
+from trainjob_trainer.plain.keras_repair import has_call, is_collective
 from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.resume import (
@@ -297,7 +297,7 @@ def _finished(process: PlainProcess, call: ScriptCall, state: FitState, step: in
 
 
 def _check_built(model: Any, store: CheckpointStore) -> None:
-    if not model.built:
+    if not (model.built if has_call(model) else all(one.built for one in model.layers)):
         raise InvalidConfiguration(
             f"{store.directory} holds a training to go on with, but the model has no variables yet: build it "
             "before fit(), with a keras.Input as its first layer or by calling it on a batch"
