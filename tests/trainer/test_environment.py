@@ -101,6 +101,11 @@ def test_a_malformed_number_is_refused(variable: str, text: str) -> None:
         Environment.from_environment({variable: text}, WORKER)
 
 
+def test_what_can_not_be_switched_off_is_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"TRAIN_WITHOUT: must be some of .* got 'memroy'"):
+        Environment.from_environment({"TRAIN_WITHOUT": "exit, memroy"}, WORKER)
+
+
 @pytest.mark.parametrize("variable", ["TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"])
 def test_object_storage_is_refused_with_what_to_do(variable: str) -> None:
     env = {variable: "gs://bucket/runs/digits"}

@@ -84,6 +84,7 @@ def test_a_c_library_that_can_not_changes_nothing(library: Any) -> None:
         {"MALLOC_MMAP_THRESHOLD_": "65536"},
         {"MALLOC_TRIM_THRESHOLD_": "65536"},
         {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=10"},
+        {"TRAIN_WITHOUT": "exit, memory"},
     ],
 )
 def test_who_has_decided_is_left_alone(env: dict[str, str]) -> None:

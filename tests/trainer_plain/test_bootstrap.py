@@ -117,6 +117,13 @@ def test_what_keras_imports_for_few_is_loaded_when_it_is_asked_for(tmp_path: Pat
     )
 
 
+def test_garbage_is_looked_for_where_the_user_wants_it(tmp_path: Path) -> None:
+    write_packages(tmp_path, {"tensorflow/__init__.py": "import gc; print(gc.isenabled())"})
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}", "TRAIN_WITHOUT": "memory,garbage"}
+    ended = run_python(["-c", "import gc, tensorflow; print(gc.get_freeze_count())"], env)
+    assert (ended.stdout.split(), ended.stderr) == (["True", "0"], "")
+
+
 @pytest.mark.parametrize("switched", ["enable", "disable"])
 def test_garbage_is_not_looked_for_while_keras_and_tensorflow_are_imported_nor_among_them_later(
     switched: str, tmp_path: Path

@@ -1,16 +1,36 @@
 """How a job's processes end: in what order they may, what they say then, and that nothing is lost by it."""
 
+import builtins
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from support.trainer.plain import SCRIPTS, run_job
+from trainjob_trainer.plain.training import expect_end
 
 SCRIPT = SCRIPTS / "endings.py"
 COLD = {"PYTHONHASHSEED": "0"}
 """It isn't forked: the end of an interpreter is what is tested, and a copy's modules outlive it."""
 OF_EACH = {"atexit": "written", "thread": "written", "unclosed": "written"}
+
+
+@pytest.mark.parametrize(("without", "notes"), [("", True), ("exit", False)])
+def test_exit_codes_are_noted_unless_the_user_wants_no_other_exit(
+    monkeypatch: pytest.MonkeyPatch, without: str, notes: bool
+) -> None:
+    monkeypatch.setenv("TRAIN_WITHOUT", without)
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    for owner, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        monkeypatch.setattr(owner, name, sys.exit)
+    process: Any = SimpleNamespace(failed=False)
+    expect_end(process, SimpleNamespace(number=1))  # type: ignore[arg-type]
+    with pytest.raises(SystemExit):
+        sys.exit(3)
+    assert process.failed is notes
 
 
 @pytest.mark.parametrize(

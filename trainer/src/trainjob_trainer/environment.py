@@ -11,6 +11,30 @@ from pathlib import Path
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.task import Task
 
+# Changes of the user's process that can be switched off; docs/contract.md describes them.
+
+
+WITHOUT = "TRAIN_WITHOUT"
+_SWITCHED = ("memory", "garbage", "exit")
+
+
+def is_without(change: str, env: Mapping[str, str]) -> bool:
+    """Return whether the user has switched this change off; `garbage` is the import hook's."""
+    return change in _names(env)
+
+
+def _check_without(env: Mapping[str, str]) -> None:
+    unknown = [name for name in _names(env) if name not in _SWITCHED]
+    if unknown:
+        raise InvalidConfiguration(
+            f"{WITHOUT}: must be some of {', '.join(_SWITCHED)}, separated by commas, got {unknown[0]!r}"
+        )
+
+
+def _names(env: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in env.get(WITHOUT, "").split(",") if name.strip()]
+
+
 # The generation of this process, for fencing.
 
 
@@ -97,8 +121,10 @@ class Environment:
         Raises:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
                 TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_EPOCH is not a pair of numbers, the
-                output is not a folder, or several processes without a job need a new one.
+                output is not a folder, or several processes without a job need a new one; or TRAIN_WITHOUT
+                names something unknown.
         """
+        _check_without(env)
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))
         own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))

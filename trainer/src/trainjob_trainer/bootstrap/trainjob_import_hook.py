@@ -105,7 +105,7 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         states = _random_states() if module.__name__ in UNDISTURBED else None
-        pauses = states is not None and gc.isenabled()
+        pauses = states is not None and gc.isenabled() and "garbage" not in _without()
         if pauses:
             gc.disable()
         try:
@@ -145,6 +145,11 @@ class _LazyLoader(_Loader):
         module.__class__ = type(sys)
         self._loader.exec_module(module)
         return getattr(module, name)
+
+
+def _without() -> list[str]:
+    """Return what the user has switched off; see `trainjob_trainer.environment.is_without`."""
+    return [name.strip() for name in os.environ.get("TRAIN_WITHOUT", "").split(",")]
 
 
 def _random_states() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from trainjob_trainer.engine.model_state import create_random_state, tell_unsync
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
 from trainjob_trainer.engine.stepping import compile_in_parts
 from trainjob_trainer.engine.steps_per_execution import Looks
+from trainjob_trainer.environment import is_without
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_executions, reads_over
@@ -48,7 +49,8 @@ from trainjob_trainer.reporting.progress import announce
 def expect_end(process: PlainProcess, record: ModelRecord) -> None:
     """Mark the first model's last step as final when the script succeeds. Later models change nothing."""
     if record.number == 1:
-        _note_exit_codes(process)
+        if not is_without("exit", os.environ):
+            _note_exit_codes(process)
         atexit.register(_finish, process, record)
 
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from trainjob_trainer.environment import is_without
+
 _KIBIBYTE = 1024
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -94,9 +96,10 @@ def keep_freed_memory(env: Mapping[str, str] | None = None, library: Any = None)
     """Make this process keep the memory that it frees, and return whether it does.
 
     Nothing changes if the C library can't do that, or if the user has set one of glibc's own variables for
-    it.
+    it or has switched it off.
     """
-    if is_set_by_user(os.environ if env is None else env):
+    env = os.environ if env is None else env
+    if is_set_by_user(env) or is_without("memory", env):
         return False
     with contextlib.suppress(OSError, AttributeError):
         mallopt = (library or ctypes.CDLL(None)).mallopt  # only glibc has it
