@@ -42,3 +42,7 @@ def test_two_devices_train_and_score_as_one(output: Path, model: str) -> None:
     for name in ("two", "one"):
         (last,) = list(jsonl(output / model / name / "evaluator" / "evaluations.jsonl"))[-1:]
         assert last["metrics"] == pytest.approx(seen[name]["scores"], abs=1e-5)
+
+
+def test_a_metric_of_a_loop_is_saved_and_restored_over_all_devices(output: Path) -> None:
+    assert json.loads((output / "seen.json").read_text())["loop"] == [0.0, 5.0, 2.5, 10.0]

@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from support.trainer.alone import replica
 from trainjob_trainer import Recipe, Task
+from trainjob_trainer.custom_loop import Run
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.library import _Request, _train
+from trainjob_trainer.resume import Start, Verdict
 
 # In batches of 32 the last one is a single example: of two devices one has none.
 HELD_OUT = np.random.default_rng(1).normal(size=(33, 4)).astype("float32")
@@ -66,14 +68,34 @@ def train(strategy: Any, name: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def metric_of_a_loop(strategy: Any, folder: Path) -> list[float]:
+    """Take a step of which each device sees another number, and let the next run restore the metric."""
+    found = []
+    for steps in (1, 2):
+        with strategy.scope():
+            metric = keras.metrics.Mean()
+        run = Run(replica(folder), strategy, Start(Verdict.TRAIN, steps - 1))
+        run.track(metric=metric, others=[tf.Variable(1.0)])
+        found.append(float(metric.result()))
+        for _ in run.steps(steps):
+            strategy.run(
+                lambda metric=metric: metric.update_state(
+                    2.0 + tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+                )
+            )
+        found.append(float(tf.convert_to_tensor(metric.total.value)))
+    return found
+
+
 if __name__ == "__main__":
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     chosen = build_strategy(Task("worker", 0, {}))
     output = Path(sys.argv[1])
     strategies = {"two": chosen, "one": tf.distribute.get_strategy()}
-    seen = {
+    seen: dict[str, Any] = {
         name: {who: train(strategy, name, output / name / who) for who, strategy in strategies.items()}
         for name in MODELS
     }
+    seen["loop"] = metric_of_a_loop(chosen, output / "loop")
     (output / "seen.json").write_text(json.dumps(seen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from trainjob_trainer.data.batches import part_of
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
 from trainjob_trainer.distribution.strategy import build_strategy
+from trainjob_trainer.engine.metric_state import TrackedMetrics
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.parameter_server import serve
@@ -46,6 +48,13 @@ def collect_variables(objects: Mapping[str, Any]) -> dict[str, list[Any]]:
         if optimizer is not None and optimizer not in objects.values():
             groups[f"{name}.optimizer"] = _variables(f"{name}.optimizer", optimizer, [item])
     return groups
+
+
+def metrics_in(item: Any) -> list[Any]:
+    """Return the metrics of a tracked object: itself, or those of a list."""
+    if isinstance(item, (list, tuple)):
+        return [metric for part in item for metric in metrics_in(part)]
+    return [item] if isinstance(item, keras.Metric) else []
 
 
 def _variables(name: str, item: Any, models: Sequence[Any]) -> list[Any]:
@@ -99,6 +108,8 @@ class Run:
         self._replica = replica
         self._start = start
         self._groups: dict[str, list[Any]] = {}
+        self._metrics = TrackedMetrics(strategy, ())
+        self._tracked_metrics: list[Any] = []
         logs = replica.environment.log_dir if replica.task.is_writer else None
         self._summaries = Summaries(logs, replica.journal)
         self._reported_at = 0.0
@@ -116,7 +127,9 @@ class Run:
 
         Args:
             objects: Keras models, layers, metrics and optimizers, `tf.Module`s and variables, or lists of
-                them, all built. An optimizer without variables is built for the one model given with it.
+                them, all built. An optimizer without variables is built for the one model given with it. A
+                metric is saved over all workers; if the process is asked to stop between two checkpoints,
+                worker 0's own stands for all.
 
         Raises:
             InvalidConfiguration: an object has no variables yet, or is of another kind.
@@ -125,8 +138,13 @@ class Run:
         with self.strategy.scope():
             groups = collect_variables(objects)
         self._groups.update(groups)
+        self._tracked_metrics += metrics_in(list(objects.values()))
+        self._metrics = TrackedMetrics(self.strategy, self._tracked_metrics)
         if not self.is_evaluator:
-            restore(self.strategy, self._replica.task, self._replica.store, self._start, groups)
+            task = self._replica.task
+            host = restore(self.strategy, task, self._replica.store, self._start, groups)
+            if host:
+                self._metrics.keep_on_first(read({"": self._metrics.variables})[""], is_writer=task.is_writer)
 
     def steps(
         self, total: int, *, checkpoint_every: int | None = None, compare_weights: bool | None = None
@@ -172,13 +190,14 @@ class Run:
                 is_due = self._done % every == 0
                 if is_due:
                     weights.compare(self._groups, self._done)
+                    self._metrics.reduce()
                 is_stopping = self._replica.stop.requested  # unknown to the others, so nothing is compared
-                writer.between_steps(
-                    self._done, 0, is_due, lambda: read(self._groups), is_stopping=is_stopping
-                )
+                saved = functools.partial(self._metrics.saved, self._groups, is_reduced=is_due)
+                writer.between_steps(self._done, 0, is_due, saved, is_stopping=is_stopping)
             profiler.finish(self._done)
             weights.compare(self._groups, self._done)
-            writer.finish(self._done, 0, lambda: read(self._groups))
+            self._metrics.reduce()
+            writer.finish(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
         self._summaries.close()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()

@@ -13,13 +13,22 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import NamedArray, local_components, variable_name
+from trainjob_trainer.checkpoint.snapshot import (
+    HostGroups,
+    NamedArray,
+    VariableGroups,
+    local_components,
+    read,
+    variable_name,
+)
+from trainjob_trainer.distribution.strategy import is_mirrored
 
 # Metrics as numbers for reports, results and TensorBoard.
 
@@ -153,8 +162,8 @@ class MetricState:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._variables = metric_variables(model)
-        self._dtypes = sorted({self._dtype(variable) for variable in self._variables})
+        self.variables = metric_variables(model)
+        self._dtypes = sorted({self._dtype(variable) for variable in self.variables})
 
     def reduced(self) -> Any:
         """Return their values over all workers, a flat tensor for each dtype; all devices call it."""
@@ -179,14 +188,14 @@ class MetricState:
             id(one): NamedArray(variable_name(one), np.asarray(part).reshape(tuple(one.shape)))
             for one, part in self._parts(reduced)
         }
-        return [values[id(variable)] for variable in self._variables]
+        return [values[id(variable)] for variable in self.variables]
 
     def put_back(self, arrays: Sequence[NamedArray], *, is_writer: bool) -> bool:
         """Assign these values, summed ones on the writer only; return false if they don't fit."""
-        kinds = [(tuple(variable.shape), self._dtype(variable)) for variable in self._variables]
+        kinds = [(tuple(variable.shape), self._dtype(variable)) for variable in self.variables]
         if kinds != [(array.value.shape, array.value.dtype.name) for array in arrays]:
             return False
-        for variable, array in zip(self._variables, arrays):
+        for variable, array in zip(self.variables, arrays):
             for number, component in enumerate(local_components(variable)):
                 has_all = (is_writer and number == 0) or variable.aggregation != _SUMMED
                 component.assign(array.value if has_all else np.zeros_like(array.value))
@@ -202,11 +211,53 @@ class MetricState:
                 begin = end
 
     def _of(self, dtype: str) -> list[Any]:
-        return [variable for variable in self._variables if self._dtype(variable) == dtype]
+        return [variable for variable in self.variables if self._dtype(variable) == dtype]
 
     @staticmethod
     def _dtype(variable: Any) -> str:
         return str(tf.as_dtype(variable.dtype).name)
+
+
+class TrackedMetrics:
+    """Metrics of a loop of the user's own, whose checkpoints hold them over all devices."""
+
+    def __init__(self, strategy: Any, metrics: Sequence[Any]) -> None:
+        self._devices = strategy.num_replicas_in_sync
+        model = SimpleNamespace(metrics=list(metrics) if is_mirrored(strategy) else [])
+        self._state = MetricState(model)
+        self._over_all = OverAll(strategy, model)
+        self._reduced: Sequence[NamedArray] = ()
+
+    @property
+    def variables(self) -> list[Any]:
+        """Return their variables, each once."""
+        return self._state.variables
+
+    def reduce(self) -> None:
+        """Read them over all devices for the next checkpoint; all workers call it together."""
+        if self.variables:
+            self._reduced = self._over_all.state()
+
+    def keep_on_first(self, values: Sequence[NamedArray], *, is_writer: bool) -> None:
+        """After the same values were restored everywhere, leave sums on the writer's first device only."""
+        self._state.put_back(values, is_writer=is_writer)
+
+    def saved(self, groups: VariableGroups, *, is_reduced: bool) -> HostGroups:
+        """Return the values of all variables for a checkpoint.
+
+        Without `is_reduced` the others can't take part: sums are this device's, times the number of devices.
+        """
+        values = {id(one): array for one, array in zip(self.variables, self._reduced)} if is_reduced else {}
+        return {
+            name: [
+                values.get(id(one)) or self._estimated(one, array) for one, array in zip(groups[name], arrays)
+            ]
+            for name, arrays in read(groups).items()
+        }
+
+    def _estimated(self, variable: Any, array: NamedArray) -> NamedArray:
+        is_sum = any(one is variable for one in self.variables) and variable.aggregation == _SUMMED
+        return NamedArray(array.name, array.value * self._devices) if is_sum else array
 
 
 def _share(variable: Any, is_first: Any, replicas: int) -> Any:
