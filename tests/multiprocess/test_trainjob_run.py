@@ -52,6 +52,7 @@ def test_the_main_job_trains_scores_and_is_not_trained_again(tmp_path: Path) -> 
 def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     code, printed = finished_run(EXAMPLES / f"{name}.yaml", tmp_path)
     assert code == 0, printed
+    assert "FAILED_PRECONDITION" not in printed
     final = evaluations(tmp_path / "training" / name.replace("_", "-"))[-1]
     assert final["final"] is True
     assert final["metrics"]["accuracy"] >= 0.93

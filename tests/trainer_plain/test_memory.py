@@ -4,7 +4,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
+from trainjob_trainer.engine.callbacks import isolate, put_back, remembered, remembered_weights
 
 
 def callbacks() -> list[Any]:
@@ -29,3 +29,14 @@ def test_a_script_with_other_callbacks_starts_them_anew() -> None:
     before[0].wait = 3
     put_back(after, remembered(before), {})
     assert after[2].wait == 0
+
+
+def test_only_the_writer_writes_with_orbax() -> None:
+    written: list[int] = []
+    kind = type("OrbaxCheckpoint", (), {"__module__": "keras.src.callbacks.orbax_checkpoint"})
+    callback: Any = kind()
+    callback.checkpointer = SimpleNamespace(save_checkpointables_async=lambda step, _: written.append(step))
+    isolate([callback])
+    callback.checkpointer.save_checkpointables_async(3, {}).result()
+    callback.checkpointer.close()
+    assert not written

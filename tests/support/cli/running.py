@@ -39,7 +39,7 @@ def write_job(
 @contextlib.contextmanager
 def started_run(file: Path, folder: Path, *options: str) -> Iterator[Process]:
     """Start `trainjob run`; output goes below `folder`. It is always ended with the test."""
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
     with subprocess.Popen(
         [str(TRAINJOB), "run", str(file), "--folder", str(folder), "--plain", *options],
         env={**os.environ, **quiet, "COLUMNS": "200"},

@@ -34,6 +34,7 @@ _CONTENT: Mapping[str, Callable[[Any], bool]] = {
     ),
     "ModelCheckpoint": lambda one: one.save_freq == "epoch",
     "BackupAndRestore": lambda one: one.save_freq == "epoch",
+    "OrbaxCheckpoint": lambda one: one.save_freq == "epoch",
 }
 """Conditions under which Keras's own callbacks don't need their batch methods, by class."""
 
@@ -48,6 +49,7 @@ _MEMORY = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "ModelCheckpoint": ("best", "epochs_since_last_save"),
+    "OrbaxCheckpoint": ("best",),
     "SwapEMAWeights": ("_ema_weights_in_model",),
 }
 _WEIGHTS = "best-weights-{}"
@@ -150,6 +152,18 @@ def isolate(callbacks: Iterable[Any]) -> None:
             Path(callback.filename).parent.mkdir(parents=True, exist_ok=True)
         if "BackupAndRestore" in kinds:
             _isolate_backup(callback)
+        if "OrbaxCheckpoint" in kinds:
+            callback.checkpointer = _NoCheckpointer()
+
+
+class _NoCheckpointer:
+    """Takes all calls of Orbax's checkpointer and of its futures, and writes nothing.
+
+    Orbax makes the folder with the callback, so the path can't be redirected.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., _NoCheckpointer]:
+        return lambda *_, **__: self
 
 
 _WRITTEN_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
