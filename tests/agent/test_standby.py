@@ -214,7 +214,7 @@ async def test_the_preparation_is_for_the_new_start(tmp_path: Path) -> None:
         file.touch()
     changed = {"TF_CONFIG": json.dumps({**CONFIG, "task": {"type": "worker", "index": 1}})}
     await get_ready(one)
-    assert "worker-1 progress.json trainjob_trainer.plain.failures\n" in await warm(one, **changed)
+    assert "worker-1 progress.json trainjob_trainer.edge\n" in await warm(one, **changed)
     ended = one.child.exit
     assert (ended.code, ended.reason) == (1, "RuntimeError")
     assert ended.message.endswith("RuntimeError: the reason")

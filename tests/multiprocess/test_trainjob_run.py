@@ -17,7 +17,7 @@ from support.trainer.processes import jsonl
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL_EXAMPLES = ["plain_keras", "custom_loop", "parameter_server", "tfrecords", "mixed_precision"]
-CRASHED = r"worker 1 crashed \(exit code 1: ValueError: told to crash\) at step \d+"
+CRASHED = r"worker 1 crashed \(exit code 1: small_job\.py:42: ValueError: told to crash\) at step \d+"
 
 
 def evaluations(output: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import errno
+import sys
+from pathlib import Path
+
 import pytest
 
 from trainjob_trainer import OutputFull, PeerLost, Preempted, Task
-from trainjob_trainer.edge import StopRequest, explain_failure
+from trainjob_trainer.edge import StopRequest, explain_failure, install_edge
+from trainjob_trainer.reporting.progress import ProgressFile
 
 CLUSTER = {"worker": ("a:1", "b:1"), "evaluator": ("c:1",)}
 ONE_OF_TWO = Task("worker", 0, CLUSTER)
@@ -91,3 +96,19 @@ def test_the_lost_peer_is_named(message: str, sentence: str) -> None:
     explained = explain_failure(tensorflow_error("UnavailableError", message), ONE_OF_TWO, StopRequest())
 
     assert str(explained) == sentence
+
+
+def test_a_failure_is_reported_with_the_line_of_the_users_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    progress = ProgressFile(None)
+    install_edge(None, progress, StopRequest())
+    with pytest.raises(ValueError, match="boom") as caught:
+        exec(compile("\n\nraise ValueError('boom')", "/work/train.py", "exec"))  # noqa: S102
+    trace = caught.tb.tb_next
+    sys.excepthook(caught.type, caught.value, trace)
+    assert progress.last.error == {"reason": "ValueError", "message": "train.py:3: ValueError: boom"}
+
+
+def test_a_full_disk_is_named_by_the_output_where_the_error_has_no_file() -> None:
+    error = OSError(errno.ENOSPC, "No space left on device")
+    assert "/work/output" in str(explain_failure(error, ONE_OF_TWO, StopRequest(), Path("/work/output")))

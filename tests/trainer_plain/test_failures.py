@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import trainjob_trainer
-from trainjob_trainer.plain.failures import describe, read_graph_error
+from trainjob_trainer.edge import describe, read_graph_error
 
 LABEL = "Received a label value of 1 which is outside the valid range of [0, 1).  Label values: 1 0"
 

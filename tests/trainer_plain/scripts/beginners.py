@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.plain.failures import describe
+from trainjob_trainer.edge import describe
 
 layers = keras.layers
 strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -13,14 +13,17 @@ import re
 import select
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from trainjob_trainer.errors import PeerLost, Preempted, TrainerError
+from trainjob_trainer.checkpoint.files import explain_write_error
+from trainjob_trainer.errors import OutputFull, PeerLost, Preempted, TrainerError
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.task import Task
 
@@ -155,28 +158,47 @@ _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 _ABORTED = re.compile(r"Collective ops is aborted by: (.*(?:(?<=:)\n.*)?)")
 
 
-def install_edge(task: Task | None, progress: ProgressFile, stop: StopRequest) -> None:
-    """Install the hook for uncaught errors of the main thread.
+def install_edge(
+    task: Task | None,
+    progress: ProgressFile,
+    stop: StopRequest,
+    *,
+    output: Path = Path(),
+    failing: Callable[[], None] | None = None,
+) -> None:
+    """Handle every uncaught error of the main thread from now on.
 
-    `task` is None while it is unknown: the error may be a malformed TF_CONFIG.
+    A process of a cluster ends at once, without atexit handlers. TensorFlow's shutdown would wait for the
+    other processes, which wait for this one, or for a data pipeline that calls Python.
+
+    `task` is None while it is unknown: the error may be a malformed TF_CONFIG. `failing` is called first.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        explained = explain_failure(error, task, stop)
+        if failing is not None:
+            failing()
+        explained = explain_failure(error, task, stop, output)
         if explained is not None:
+            if explained is not error:
+                sys.__excepthook__(kind, error, trace)
             leave(task, progress, explained)
         sys.__excepthook__(kind, error, trace)
-        progress.fail(kind.__name__, traceback.format_exception_only(kind, error)[-1].strip())
+        progress.fail(kind.__name__, describe(error, trace))
         if task is not None and task.cluster and not isinstance(error, KeyboardInterrupt):
             exit_now(1)
 
     sys.excepthook = hook
 
 
-def explain_failure(error: BaseException, task: Task | None, stop: StopRequest) -> TrainerError | None:
-    """Return the failure behind an error, or None if it is the user program's own."""
+def explain_failure(
+    error: BaseException, task: Task | None, stop: StopRequest, output: Path = Path()
+) -> TrainerError | None:
+    """Return the failure behind an error, or None if the error is the user program's own."""
     if isinstance(error, TrainerError):
         return error
+    if isinstance(error, OSError):
+        written = explain_write_error(error, Path(str(error.filename or output)))
+        return written if isinstance(written, OutputFull) else None
     if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):
         return None
     if stop.requested:
@@ -209,6 +231,65 @@ def _reason(error: BaseException) -> str:
     return f" (TensorFlow: {' '.join(found[1].split())[:200]})" if found else ""
 
 
+# The line of the user's program and the cause, in one sentence.
+
+
+_PLACES = [str(Path(__file__).parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))]
+_NOT_THE_USERS = tuple({os.path.realpath(place) for place in _PLACES} | set(_PLACES))
+_DEFINED_AT = re.compile(r'^\s*File "(.+)", line (\d+), in .*$')
+_OF_SEVERAL = re.compile(r"^\(\d+\)\s+(?:[A-Z_]+:\s+)?")
+_NODE = re.compile(r"\s*(?:\[\[|\[Op:| for '\{\{node ).*$")
+_BOLD = re.compile(r"\x1b\[[0-9;]*m")
+_CALL = "Arguments received by "
+"""Keras ends the message of an error within a layer with the arguments of the call."""
+
+
+def describe(error: BaseException, trace: TracebackType | None) -> str:
+    """Return one sentence, with the line of the user's script that led to the error."""
+    words = _BOLD.sub("", str(error)).partition(_CALL)[0]
+    place = _last_of_user((frame.filename, frame.lineno) for frame in traceback.extract_tb(trace))
+    if any(kind.__name__ == "OpError" for kind in type(error).__mro__):
+        words, frames = read_graph_error(words)
+        place = _last_of_user(frames) or place
+    words = _NODE.sub("", " ".join(words.split()))
+    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    shown = text if len(text) <= 500 else text[:497] + "..."
+    return f"{Path(place[0]).name}:{place[1]}: {shown}" if place else shown
+
+
+def read_graph_error(message: str) -> tuple[str, list[tuple[str, int | None]]]:
+    """Return the cause in a TensorFlow error, and the files and lines where its operation was created.
+
+    The message begins with these lines, and ends with the cause and with names of nodes. Of several causes,
+    such as those of several devices, the first is returned: the others follow from it.
+    """
+    frames: list[tuple[str, int | None]] = []
+    cause: list[str] = []
+    for line in message.splitlines():
+        found = _DEFINED_AT.match(line)
+        if found:
+            frames.append((found[1], int(found[2])))
+            cause = []
+        elif line.strip() in ("", "<stack traces unavailable>") or line.startswith("Detected at node"):
+            cause = cause if frames and cause else []
+        else:
+            cause.append(_NODE.sub("", line).strip())
+    causes = [_OF_SEVERAL.sub("", one) for one in cause if _OF_SEVERAL.match(one)]
+    return causes[0] if causes else " ".join(filter(None, cause)), frames
+
+
+def _last_of_user(frames: Iterable[tuple[str, int | None]]) -> tuple[str, int | None] | None:
+    found = [frame for frame in frames if _is_users(frame[0])]
+    return found[-1] if found else None
+
+
+def _is_users(file: str) -> bool:
+    """Return whether a file is the user's: not Python's, a library's or ours, also through links."""
+    if file.startswith("<") or "__autograph_generated_file" in file:
+        return False
+    return not (file.startswith(_NOT_THE_USERS) or os.path.realpath(file).startswith(_NOT_THE_USERS))
+
+
 def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoReturn:
     """Log and report the error, and end the process."""
     who = f"{task.replica}: " if task else ""
@@ -217,8 +298,18 @@ def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoR
     exit_now(int(error.exit_code))
 
 
+_before_exit: list[Callable[[], None]] = []
+
+
+def before_exit(function: Callable[[], None]) -> None:
+    """Have `exit_now` call this, as atexit handlers are called at a usual end."""
+    _before_exit.append(function)
+
+
 def exit_now(code: int) -> NoReturn:
     """End the process without atexit handlers and without TensorFlow's shutdown barrier."""
+    for function in _before_exit:
+        function()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

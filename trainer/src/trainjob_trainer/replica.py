@@ -56,6 +56,7 @@ def join(
     task = Task.from_environment(variables)
     install_edge(task, progress, stop)
     environment = Environment.from_environment(variables, task, sys.argv[0], output, resume=resume)
+    install_edge(task, progress, stop, output=environment.output_dir)
     if variables.get("TRAINJOB_OUTPUT_DIR") and (output or not resume) and task.is_writer:
         said = f"output={str(output)!r}" if output else "resume=False"
         announce(f"{said} is left out: the job says where its output is ({environment.output_dir})")

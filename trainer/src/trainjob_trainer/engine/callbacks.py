@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
+from trainjob_trainer.edge import before_exit
 
 TRAIN_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 TEST_METHODS = ("on_test_batch_begin", "on_test_batch_end")
@@ -121,6 +122,7 @@ def private_path(path: Any) -> str:
     if not _folders:
         _folders.append(Path(tempfile.mkdtemp(prefix="trainjob-private-")))
         atexit.register(remove_private_folder)
+        before_exit(remove_private_folder)
     text = str(path)
     if text.startswith(str(_folders[0])):
         return text

@@ -33,10 +33,10 @@ def prepare_fit() -> None:
 
 def _tensorflow_context(module: ModuleType) -> None:  # noqa: ARG001
     from trainjob_trainer.distribution.early_operation import watch_first_operation  # noqa: PLC0415 - only when it is used
-    from trainjob_trainer.plain.failures import install_hook, joined_process  # noqa: PLC0415
+    from trainjob_trainer.plain.process import install_hook  # noqa: PLC0415
     from trainjob_trainer.reporting.machine import keep_freed_memory  # noqa: PLC0415
 
-    install_hook(joined_process())
+    install_hook()
     watch_first_operation()
     keep_freed_memory()
 

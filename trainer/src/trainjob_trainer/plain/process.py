@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
 import sys
 import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
-from trainjob_trainer.edge import StopRequest
+from trainjob_trainer.edge import StopRequest, install_edge, is_listening, leave
 from trainjob_trainer.environment import Environment
+from trainjob_trainer.errors import TrainerError
+from trainjob_trainer.plain.fit_call import ScriptCall
 from trainjob_trainer.recipe import from_environment
+from trainjob_trainer.replica import leave_on_request
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.task import Task
 
@@ -61,7 +65,7 @@ class PlainProcess:
             self.fence.claim()
 
 
-@contextmanager
+@contextlib.contextmanager
 def assigned(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute to another value within the block: callbacks may nest calls of Keras."""
     before = getattr(owner, name)
@@ -75,7 +79,7 @@ def assigned(owner: Any, name: str, value: Any) -> Iterator[None]:
 _instead: list[PlainProcess] = []
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_as(process: PlainProcess) -> Iterator[None]:
     """Have `current_process` return this one in the block: the library knows more than the environment."""
     _instead.append(process)
@@ -106,6 +110,40 @@ def _by_environment() -> PlainProcess:
     environment = Environment.from_environment(os.environ, task, sys.argv[0], output, resume=resume)
     fence = build_fence(task, environment)
     return PlainProcess(task, environment, ProgressFile.from_environment(os.environ), fence=fence)
+
+
+# The end of the process: its failure is reported, and SIGTERM saves what has been reached.
+
+
+def install_hook() -> None:
+    """Handle uncaught errors; end a process whose environment is malformed before it writes anywhere."""
+    try:
+        process = current_process()
+    except TrainerError as error:
+        leave(None, ProgressFile.from_environment(os.environ), error)
+
+    def failing() -> None:
+        process.failed = True
+
+    output = process.environment.output_dir
+    install_edge(process.task, process.progress, process.stop, output=output, failing=failing)
+
+
+def end_on_request(process: PlainProcess) -> None:
+    """End on SIGTERM, which TensorFlow would swallow; a `fit` that takes steps saves its progress.
+
+    A script's own handler is kept.
+    """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        process.stop.install(lambda: _end(process))
+
+
+def _end(process: PlainProcess) -> None:
+    if is_listening():
+        if isinstance(process.call, ScriptCall):
+            with contextlib.suppress(TrainerError):
+                process.call.record.writer.settle()
+        leave_on_request(process.task, process.progress)
 
 
 # Random numbers, equal in every replica of a job unless the user seeds them.

@@ -11,10 +11,13 @@ from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
 from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
-from trainjob_trainer.engine.callbacks import remove_private_folder
 from trainjob_trainer.errors import PortInUse
-from trainjob_trainer.plain.failures import end_on_request
-from trainjob_trainer.plain.process import PlainProcess, current_process, seed_tensorflow
+from trainjob_trainer.plain.process import (
+    PlainProcess,
+    current_process,
+    end_on_request,
+    seed_tensorflow,
+)
 from trainjob_trainer.reporting.progress import announce
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
@@ -88,7 +91,6 @@ def end_evaluator(process: PlainProcess) -> NoReturn:
     """End the process at once, with exit code 0: a script might catch SystemExit and continue."""
     process.progress.update(state="finished")
     process.progress.flush()
-    remove_private_folder()
     exit_now(0)
 
 

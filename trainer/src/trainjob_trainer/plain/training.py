@@ -19,7 +19,7 @@ from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
 from trainjob_trainer.edge import leave
-from trainjob_trainer.engine.callbacks import isolate, remove_private_folder
+from trainjob_trainer.engine.callbacks import isolate
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
@@ -29,10 +29,9 @@ from trainjob_trainer.environment import is_without
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_executions, reads_over
-from trainjob_trainer.plain.failures import end_on_request
 from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, SaveTimes, ScriptCall
 from trainjob_trainer.plain.keras_repair import is_collective
-from trainjob_trainer.plain.process import PlainProcess
+from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.saving import compare_weights, restore, save_end
 from trainjob_trainer.plain.strategy import end_if_finished
 from trainjob_trainer.recipe import from_environment
@@ -62,7 +61,6 @@ def _finish(process: PlainProcess, record: ModelRecord) -> None:
             marker = FinalMarker(record.saved, process.environment.uid, ended_at=process.step)
             record.store.mark_final(marker)
         except TrainerError as error:
-            remove_private_folder()
             leave(process.task, process.progress, error)
     process.progress.update(state="finished", step=process.step)
     process.progress.flush()
