@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import explain_write_error
+from trainjob_trainer.reporting.progress import announce
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,12 +23,14 @@ if TYPE_CHECKING:
 class Summaries:
     """Writes scalars and histograms below a folder, and to W&B if given; without a folder, nothing.
 
+    Without the package TensorBoard, which TensorFlow needs to write them, W&B alone gets them.
+
     The first value creates the event file. Every method raises OutputFull or OutputUnwritable if it can't
     write.
     """
 
     def __init__(self, folder: Path | None, also: WandbRun | None = None) -> None:
-        self._folder = folder
+        self._folder = folder if folder is not None and _has_tensorboard() else None
         self._also = also if folder is not None else None
         self._writer: Any = None
 
@@ -40,10 +45,11 @@ class Summaries:
 
     def write_histogram(self, step: int, name: str, values: np.ndarray[Any, Any]) -> None:
         """Record the distribution of values; an empty array is not recorded."""
-        if not len(values) or self._folder is None:
+        if not len(values):
             return
-        with _explained(self._folder), self._opened(self._folder).as_default(step=step):
-            tf.summary.histogram(name, values)
+        if self._folder is not None:
+            with _explained(self._folder), self._opened(self._folder).as_default(step=step):
+                tf.summary.histogram(name, values)
         if self._also is not None:
             self._also.log_histogram(step, name, values)
 
@@ -63,6 +69,17 @@ class Summaries:
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(str(folder))
         return self._writer
+
+
+@functools.lru_cache(maxsize=1)
+def _has_tensorboard() -> bool:
+    is_there = importlib.util.find_spec("tensorboard") is not None
+    if not is_there:
+        announce(
+            "TensorBoard isn't installed, and TensorFlow no longer brings it: no figures are written for it. "
+            "`pip install tensorboard` in the image adds them"
+        )
+    return is_there
 
 
 @contextmanager
