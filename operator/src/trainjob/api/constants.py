@@ -44,9 +44,9 @@ TRAINER_SETTINGS = tuple(
     for name in (
         "global_batch", "epochs", "steps", "seed", "shuffle", "cache", "checkpoint_every", "keep", "export",
         "base_batch", "warmup_steps", "on_nan", "compare_weights", "monitor", "mode", "patience", "min_delta",
-        "keep_best", "initial_weights", "output", "resume", "wandb",
+        "keep_best", "initial_weights", "output", "resume", "wandb", "without",
     )
 )  # fmt: skip
-"""The settings of the trainer's recipe, as variables of the trainer container."""
+"""The trainer's settings, as variables of the trainer container."""
 
 INT32_MAX = 2**31 - 1
