@@ -8,11 +8,11 @@ BIN := .venv/bin
 SYNCED := .venv/.synced-$(TENSORFLOW)
 # The oldest TensorFlow and Keras that are declared: tests/versions runs with them.
 OLDEST := .venv-oldest/.synced
-PACKAGES := operator/src trainer/src testbed tests examples benchmarks
+PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format generate cluster-up cluster-down kind-e2e clean
+.PHONY: help run test check format generate release-check version cluster-up cluster-down kind-e2e clean
 
 help:  ## Show what there is.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,15 @@ format: $(SYNCED)  ## Bring the sources into shape.
 
 generate: $(SYNCED)  ## Write what is generated: the CRD, roles, the editors' schema, reference pages.
 	@$(BIN)/python -m trainjob.codegen
+
+release-check: check  ## Build and check all that a release publishes; images need Linux and root.
+	@$(BIN)/pytest -n auto --no-loadscope-reorder tests/release tests/images tests/chart \
+	    tests/e2e/control_plane/test_helm.py tests/e2e/node/test_images.py tests/e2e/node/test_install.py $(ARGS)
+
+version: $(SYNCED)  ## Write NEW=0.2.0 as the version into all files that name it.
+	@$(BIN)/python release/versions.py set $(NEW)
+	@$(UV) lock --quiet
+	@$(MAKE) --no-print-directory generate
 
 cluster-up: $(SYNCED)  ## Start a real single-node Kubernetes here, with the images in it; needs Linux and root.
 	@PYTHONPATH=testbed $(BIN)/python -m testbed up

@@ -47,7 +47,7 @@ def down() -> None:
 
 def build() -> None:
     """Builds every program."""
-    for name in (*programs.CONTROL_PLANE, *programs.NODE):
+    for name in (*programs.CONTROL_PLANE, *programs.NODE, *programs.RELEASE):
         programs.program(name)
     programs.forget_old()
 

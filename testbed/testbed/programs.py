@@ -1,4 +1,4 @@
-"""The programs that are built from Go modules: Kubernetes, CoreDNS, Helm and a pod's pause process.
+"""The programs that are built from Go modules: Kubernetes, CoreDNS, Helm and others.
 
 Versions are pinned by `testbed/go/*/go.mod` and go.sum. What is built goes to the cache, under a name
 that changes with everything that went into it.
@@ -18,6 +18,9 @@ from testbed.toolchain import architecture, go
 
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kubectl")
 NODE = ("kubelet", "kube-scheduler", "kube-proxy", "coredns", "helm", "pause")
+RELEASE = ("helm4", "actionlint", "krew")
+"""What only the tests of a release need."""
+
 FLAGS = ("-trimpath", "-mod=readonly", "-buildvcs=false")
 
 
@@ -50,6 +53,16 @@ class Source:
         return digest.hexdigest()[:16]
 
 
+OTHERS = {
+    "coredns": Source("coredns"),
+    "pause": Source("pause"),
+    "helm": Source("helm", "helm.sh/helm/v3/cmd/helm"),
+    "helm4": Source("helm4", "helm.sh/helm/v4/cmd/helm"),
+    "actionlint": Source("release", "github.com/rhysd/actionlint/cmd/actionlint"),
+    "krew": Source("release", "sigs.k8s.io/krew/cmd/krew"),
+}
+
+
 def kubernetes_version() -> str:
     """The version that go.mod pins, such as v1.34.1."""
     text = (GO_MODULES / "kubernetes" / "go.mod").read_text()
@@ -60,11 +73,7 @@ def kubernetes_version() -> str:
 
 def source(name: str) -> Source:
     """Where a program's source is."""
-    if name in {"coredns", "pause"}:
-        return Source(name)
-    if name == "helm":
-        return Source("helm", "helm.sh/helm/v3/cmd/helm")
-    return Source("kubernetes", f"k8s.io/kubernetes/cmd/{name}")
+    return OTHERS.get(name) or Source("kubernetes", f"k8s.io/kubernetes/cmd/{name}")
 
 
 def program(name: str) -> Path:
@@ -101,7 +110,7 @@ def _build(of: Source, built: Path) -> None:
             },
         )
     unfinished.rename(built)
-    if all(_place(name).exists() for name in (*CONTROL_PLANE, *NODE)):
+    if all(_place(name).exists() for name in (*CONTROL_PLANE, *NODE, *RELEASE)):
         shutil.rmtree(_scraps())
 
 
@@ -110,9 +119,9 @@ def _scraps() -> Path:
     return cache() / "go-build"
 
 
-def forget_old(keep_modules: tuple[str, ...] = ("kubernetes", "coredns", "helm", "pause")) -> None:
+def forget_old() -> None:
     """Deletes what earlier versions of the go.mod files built."""
-    wanted = {f"{module}-{Source(module).key}" for module in keep_modules}
+    wanted = {f"{folder.name}-{Source(folder.name).key}" for folder in GO_MODULES.iterdir()}
     for folder in (cache() / "bin").glob("*-*"):
         if folder.name not in wanted:
             shutil.rmtree(folder)

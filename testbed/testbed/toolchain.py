@@ -18,10 +18,10 @@ from testbed.errors import TestbedError, Unfit
 from testbed.places import GO_MODULES, cache
 from testbed.progress import step
 
-VERSION = "1.25.14"
+VERSION = "1.26.11"
 SHA256 = {
-    "amd64": "1bb543a7745d4c6e045a1bfdb4c4d5a0b05b71ee8b8ff72c0a351598b26991a4",
-    "arm64": "eee0803776a2a3d42f0620d7b0156277350debb5d39c99a9b61c8b12108fd92c",
+    "amd64": "e1edb778de0aa08c8e827f5a873b35a46afe680fb241482c531725b2355e470d",
+    "arm64": "4d31d22f75fed99025f7b082319eabeb74106d11e343fc203b336ba2afdeb3a1",
 }
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 

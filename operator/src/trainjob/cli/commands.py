@@ -33,6 +33,8 @@ class LazyGroup(click.Group):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run the program; if the output can't be written (full disk), exit with a one-line message."""
+        if Path(sys.argv[0]).name == "kubectl-trainjob":
+            options.setdefault("prog_name", "kubectl trainjob")  # as people type it
         try:
             return super().main(*arguments, **options)
         except OSError as error:
