@@ -1,4 +1,4 @@
-"""What comes from Debian: etcd, containerd, runc and the CNI plugins.
+"""What comes from Debian: etcd, containerd, runc, the CNI plugins and a registry.
 
 These packages start services and conflict with Docker's when they are installed, so they are not: apt
 downloads them, and their files are unpacked into the cache. Only plain tools are installed, and only if they
@@ -21,6 +21,7 @@ UNPACKED = {
     "ctr": ("containerd", "usr/bin/ctr"),
     "runc": ("runc", "usr/sbin/runc"),
     "cni": ("containernetworking-plugins", "usr/lib/cni"),
+    "docker-registry": ("docker-registry", "usr/bin/docker-registry"),
 }
 TOOLS = {
     "openssl": "openssl",

@@ -11,6 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 from testbed import Cluster, KubectlError
+from testbed import registry as registries
+from testbed.commands import run
+from testbed.component import Plain
+from testbed.ports import free_ports
+from testbed.programs import program
+from testbed.readiness import answers
+from testbed.waiting import until
 
 from support.kube.chart import CHART, ROOT
 from support.kube.helm import CRD, Helm, columns_of, later_chart, own_plane, version_of
@@ -127,6 +134,37 @@ def test_a_second_release_for_one_namespace(helm: Helm) -> None:
     second.run("uninstall", "trainjob")
     assert not of_release(second, "deployments")
     assert of_release(helm, "deployments") == ["deployment.apps/trainjob"]
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a registry on this machine that holds the chart, as Helm 3 packs and pushes it."""
+    folder = tmp_path_factory.mktemp("registry")
+    (port,) = free_ports(1)
+    served = Plain(folder, die_with_us=True).start(registries.component(folder, f"127.0.0.1:{port}"))
+    try:
+        until(answers(f"http://127.0.0.1:{port}/v2/"), what="an answer of the registry", seconds=30)
+        run([program("helm"), "package", CHART, "--destination", folder])
+        chart = folder / f"trainjob-{VERSION}.tgz"
+        run([program("helm"), "push", chart, f"oci://127.0.0.1:{port}/charts", "--plain-http"])
+        yield f"127.0.0.1:{port}"
+    finally:
+        served.kill()
+
+
+@pytest.mark.parametrize("name", ["helm", "helm4"])
+def test_installed_from_a_registry(plane: Cluster, registry: str, name: str, tmp_path: Path) -> None:
+    helm = Helm(plane, plane.create_namespace(name, labels=RESTRICTED), tmp_path, name)
+    chart = (f"oci://{registry}/charts/trainjob", "--version", VERSION, "--plain-http")
+    assert VERSION in helm.run_with_hook("install", "trainjob", *chart)
+    assert version_of(helm.crd()) == VERSION
+    helm.run_with_hook("upgrade", "trainjob", *chart, "--set", "replicas=3")
+    deployment = plane.get("deployment", "trainjob", namespace=helm.namespace)
+    assert deployment["spec"]["replicas"] == 3
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"].endswith(f":{VERSION}")
+    helm.run("uninstall", "trainjob")
+    assert not of_release(helm, "deployments")
+    plane.delete("crd", CRD)
 
 
 @pytest.mark.parametrize("settings", ["", "watch.namespace=training"])

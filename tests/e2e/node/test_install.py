@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from testbed import containerd, registry
 from testbed.claims import NodeCluster
+from testbed.commands import run
+from testbed.enclosure import Enclosure
+from testbed.images import operator
+from testbed.programs import program
+from testbed.readiness import answers
 from testbed.waiting import until
 
 from support.kube.chart import CHART, ROOT
@@ -151,6 +159,35 @@ def test_two_releases_for_a_namespace_each(reinstalled: NodeCluster, restricted:
     for release in releases:
         helm(cluster, "uninstall", release)
     cluster.delete_namespace(other)
+
+
+@pytest.mark.testbed  # it starts a registry beside the kubelet
+def test_a_release_from_a_registry(reinstalled: NodeCluster, tmp_path: Path) -> None:
+    cluster = reinstalled
+    assert cluster.folder is not None
+    address = f"{urlsplit(cluster.server).hostname}:{registry.PORT}"  # as it is reached from here
+    enclosure = Enclosure(cluster.folder)
+    enclosure.start(registry.component(cluster.folder / "registry", f":{registry.PORT}"))
+    try:
+        until(answers(f"http://{address}/v2/"), what="an answer of the registry", seconds=30)
+        push = ("images", "push", "--plain-http", f"{address}/trainjob/operator:{VERSION}")
+        containerd.Client(enclosure).call(*push, operator().name)
+        run([program("helm4"), "package", CHART, "--destination", tmp_path])
+        chart = tmp_path / f"trainjob-{VERSION}.tgz"
+        run([program("helm4"), "push", chart, f"oci://{address}/charts", "--plain-http"])
+
+        helm(cluster, "uninstall", "trainjob")
+        image = f"127.0.0.1:{registry.PORT}/trainjob/operator"  # as it is reached by the kubelet
+        settings = f"image.repository={image},image.pullPolicy=Always"
+        words = (f"oci://{address}/charts/trainjob", "--version", VERSION, "--plain-http", "--set", settings)
+        helm(cluster, "install", "trainjob", *words)
+        assert "Succeeded" in helm(cluster, "test", "trainjob")
+        pods = controllers(cluster)
+        assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {f"{image}:{VERSION}"}
+        pulled = cluster.get("events", namespace=SYSTEM, field_selector="reason=Pulled")["items"]
+        assert any(f'Successfully pulled image "{image}' in event["message"] for event in pulled)
+    finally:
+        enclosure.signal("registry", signal.SIGTERM)
 
 
 def live(pods: list[dict[str, Any]]) -> list[dict[str, Any]]:

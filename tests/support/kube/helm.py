@@ -36,12 +36,13 @@ def own_plane(name: str) -> Iterator[Cluster]:
 
 
 class Helm:
-    """Helm, with one namespace to install into."""
+    """Helm, with one namespace to install into; `name` is that of the program: `helm` is Helm 3."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path, name: str = "helm") -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.folder = folder
+        self.program = program(name)
 
     def run(self, *args: str | Path) -> str:
         """A command that has no hook to wait for."""
@@ -98,7 +99,7 @@ class Helm:
         return done.stdout
 
     def _command(self, *args: str | Path) -> list[str | Path]:
-        return [program("helm"), "--namespace", self.namespace, *args]
+        return [self.program, "--namespace", self.namespace, *args]
 
     def _options(self) -> dict[str, Any]:
         homes = {f"HELM_{name}_HOME": str(self.folder / "helm") for name in ("CACHE", "CONFIG", "DATA")}
