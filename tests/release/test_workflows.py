@@ -1,0 +1,91 @@
+"""The workflows on GitHub: what can be known about them without running them there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from testbed.programs import program
+
+from versions import ROOT
+
+FOLDER = ROOT / ".github"
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (FOLDER / "workflows").glob("*.yml")}
+MAKEFILE = (ROOT / "Makefile").read_text()
+# Written out, so that a workflow that begins to publish has to be named here.
+PUBLISHING = {"release"}
+
+
+def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_actionlint() -> None:
+    files = sorted((FOLDER / "workflows").glob("*.yml"))
+    command = [program("actionlint"), "-no-color", "-shellcheck=", "-pyflakes=", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_zizmor() -> None:
+    zizmor = Path(sys.executable).with_name("zizmor")
+    command = [zizmor, "--offline", "--strict-collection", "--no-progress", "--format=plain", FOLDER]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_actions_are_pinned_by_commit(name: str) -> None:
+    used = re.findall(r"uses: (.*)", (FOLDER / "workflows" / f"{name}.yml").read_text())
+    assert used
+    for action in used:
+        assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action), action
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_make_targets_exist(name: str) -> None:
+    for step in steps(WORKFLOWS[name]):
+        for target in re.findall(r"\bmake ([\w-]+)", step.get("run", "")):
+            assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
+
+
+def test_only_a_release_may_publish() -> None:
+    for name, workflow in WORKFLOWS.items():
+        granted = {right for job in workflow["jobs"].values() for right in job["permissions"].items()}
+        assert workflow["permissions"] == {}
+        assert (granted != {("contents", "read")}) == (name in PUBLISHING)
+
+
+def test_nothing_is_published_before_all_of_it_is_built_and_checked() -> None:
+    jobs = WORKFLOWS["release"]["jobs"]
+
+    def waits_for(name: str) -> set[str]:
+        needs = jobs[name].get("needs", [])
+        direct = {needs} if isinstance(needs, str) else set(needs)
+        return direct.union(*map(waits_for, direct)) if direct else set()
+
+    assert jobs["build"]["permissions"] == {"contents": "read"}
+    assert "make release-check" in str(jobs["build"]["steps"])
+    assert all("build" in waits_for(name) for name in jobs.keys() - {"build"})
+
+
+def test_the_images_are_those_that_the_dockerfile_has() -> None:
+    matrix = WORKFLOWS["release"]["jobs"]["images"]["strategy"]["matrix"]["include"]
+    targets = {one["target"] for one in matrix}
+    assert targets == {"operator", "trainer"}
+    stages = re.findall(r"^FROM .* AS (\w+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert targets <= set(stages)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((FOLDER / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.name
+)
+def test_issue_forms(path: Path) -> None:
+    form = yaml.safe_load(path.read_text())
+    assert form.keys() >= {"name", "description", "body"}
+    assert all(part["type"] == "markdown" or part["id"] for part in form["body"])
