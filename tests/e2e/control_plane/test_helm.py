@@ -44,8 +44,10 @@ def plane() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def helm(plane: Cluster, tmp_path: Path) -> Iterator[Helm]:
-    yield Helm(plane, plane.create_namespace("helm", labels=RESTRICTED), tmp_path)
+def helm(request: pytest.FixtureRequest, plane: Cluster, tmp_path: Path) -> Iterator[Helm]:
+    """Helm 3, unless the test's parameter is the name of another."""
+    name = getattr(request, "param", "helm")
+    yield Helm(plane, plane.create_namespace("helm", labels=RESTRICTED), tmp_path, name)
     plane.delete("crd", CRD)
 
 
@@ -152,19 +154,17 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         served.kill()
 
 
-@pytest.mark.parametrize("name", ["helm", "helm4"])
-def test_installed_from_a_registry(plane: Cluster, registry: str, name: str, tmp_path: Path) -> None:
-    helm = Helm(plane, plane.create_namespace(name, labels=RESTRICTED), tmp_path, name)
+@pytest.mark.parametrize("helm", ["helm", "helm4"], indirect=True)
+def test_installed_from_a_registry(helm: Helm, registry: str) -> None:
     chart = (f"oci://{registry}/charts/trainjob", "--version", VERSION, "--plain-http")
     assert VERSION in helm.run_with_hook("install", "trainjob", *chart)
     assert version_of(helm.crd()) == VERSION
     helm.run_with_hook("upgrade", "trainjob", *chart, "--set", "replicas=3")
-    deployment = plane.get("deployment", "trainjob", namespace=helm.namespace)
+    deployment = helm.cluster.get("deployment", "trainjob", namespace=helm.namespace)
     assert deployment["spec"]["replicas"] == 3
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"].endswith(f":{VERSION}")
     helm.run("uninstall", "trainjob")
     assert not of_release(helm, "deployments")
-    plane.delete("crd", CRD)
 
 
 @pytest.mark.parametrize("settings", ["", "watch.namespace=training"])
