@@ -13,12 +13,14 @@ import yaml
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from testbed.places import GO_MODULES
 
 import versions
 from versions import CHANGELOG, PLACES, ROOT, open_section, read_notes, read_version, trainer_bounds
 
 VERSION = read_version()
 PACKAGES = ("operator", "trainer")
+PIN = r"^\s*(?:k8s.io/kubernetes|helm.sh/helm/v\d) v(\d+\.\d+)\."
 GENERATED = {"manifests/crd/crd.yaml", "charts/trainjob/files/crd.yaml"}
 """`make generate` writes the version into them; codegen's check compares."""
 
@@ -102,9 +104,15 @@ def test_mistakes(arguments: list[str], message: str) -> None:
 
 def test_the_page_says_what_is_declared() -> None:
     page = (ROOT / "docs/versions.md").read_text()
-    rows = dict(re.findall(r"^\| (\w[\w `]*) \| (.*?) \|", page, re.MULTILINE))
+    table = re.findall(r"^\| (\w[\w `]*) \| (.*?) \| (.*?) \|", page, re.MULTILINE)
+    rows = {what: supported for what, supported, _ in table}
+    tested = {what: with_ for what, _, with_ in table}
     operator, trainer = (tomllib.loads((ROOT / f"{name}/pyproject.toml").read_text()) for name in PACKAGES)
     chart = yaml.safe_load((ROOT / "charts/trainjob/Chart.yaml").read_text())
+    modules = {name: (GO_MODULES / name / "go.mod").read_text() for name in ("kubernetes", "helm", "helm4")}
+    pins = {name: re.search(PIN, text, re.MULTILINE) for name, text in modules.items()}
+    used = {name: found and found[1] for name, found in pins.items()}
+    assert (tested["Kubernetes"], tested["Helm"]) == (used["kubernetes"], f"{used['helm']}, {used['helm4']}")
     assert chart["kubeVersion"] == f">={rows['Kubernetes'].partition(' ')[0]}.0-0"
 
     def minors(text: str) -> set[str]:
