@@ -31,6 +31,9 @@ PLACES: dict[str, tuple[str, ...]] = {
     "docs/versions.md": ("The version is ",),
 }
 CHANGELOG = "CHANGELOG.md"
+# Sentences that the first release makes untrue.
+UNPUBLISHED = re.compile(r"nothing is published yet|no release (?:is published|has been made) yet", re.I)
+TELLING = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/versions.md")
 
 
 def read_version(root: Path = ROOT) -> str:
@@ -84,6 +87,11 @@ def read_notes(changelog: str, version: str) -> str:
     return found[1].strip() + "\n"
 
 
+def denials(root: Path = ROOT) -> list[str]:
+    """Return the pages that say that nothing is published."""
+    return [name for name in TELLING if UNPUBLISHED.search(" ".join((root / name).read_text().split()))]
+
+
 def write_version(version: str, day: date, root: Path = ROOT) -> None:
     """Write the version into all places."""
     for name, before in PLACES.items():
@@ -119,6 +127,10 @@ def notes(tag: str) -> None:
         raise click.ClickException(
             f"the tag {tag} is not v{version}, the version of the packages: "
             "`make version` sets it, then tag the commit"
+        )
+    if pages := denials():
+        raise click.ClickException(
+            f"{', '.join(pages)}: says that nothing is published yet: correct that before the tag"
         )
     try:
         click.echo(read_notes((ROOT / CHANGELOG).read_text(), version), nl=False)

@@ -75,6 +75,16 @@ def test_setting_the_version_leaves_no_old_one(tmp_path: Path) -> None:
     assert left - {CHANGELOG} == GENERATED
 
 
+def test_pages_that_deny_a_release_stop_it(tmp_path: Path) -> None:
+    for name in versions.TELLING:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("It is on the index.\n")
+    assert versions.denials(tmp_path) == []
+    (tmp_path / "README.md").write_text("> **Nothing is\npublished yet**: no package.\n")
+    (tmp_path / "docs/install.md").write_text("(no release is published\nyet, or the cluster can't pull)\n")
+    assert versions.denials(tmp_path) == ["README.md", "docs/install.md"]
+
+
 def test_a_section_is_opened_once() -> None:
     opened = open_section("# Changelog\n\n## Unreleased\n\n- New.\n", "0.3.0", date(2030, 1, 2))
     assert opened == "# Changelog\n\n## Unreleased\n\n## 0.3.0 (2030-01-02)\n\n- New.\n"
