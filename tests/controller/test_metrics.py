@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import re
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trainjob.cluster import JobKey
+import trainjob.core.transitions
+from support.world.agents import Agents, training
+from support.world.jobs import build_job
+from support.world.world import START, World
+from trainjob.cluster import ClusterError, JobKey, Unavailable
 from trainjob.cluster.kube.transport import Call
-from trainjob.controller.metrics import Metrics
+from trainjob.controller import Reconciler
+from trainjob.controller.metrics import STATES, Metrics
 
 
 def read(metrics: Metrics) -> dict[str, float]:
@@ -23,6 +34,33 @@ def test_what_a_standby_shows() -> None:
     assert shown["trainjob_queue_depth"] == 0
     assert shown["trainjob_reconcile_seconds_count"] == 0
     assert not [name for name in shown if name.endswith("_created")]
+    assert shown[f"trainjob_build_info,version={version('trainjob')}"] == 1
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        *(f"trainjob_agent_calls_total,outcome={o}" for o in ("answered", "unreachable", "refused")),
+        "trainjob_watch_restarts_total,resource=pods",
+        "trainjob_watch_restarts_total,resource=trainjobs",
+        "trainjob_jobs_finished_total,state=Failed",
+        "trainjob_jobs,state=Failed",
+        "trainjob_restart_seconds_count,after=failure",
+        "trainjob_first_step_seconds_count",
+        "trainjob_admission_seconds_count",
+    ],
+)
+def test_series_of_known_labels_exist_before_their_first_event(series: str) -> None:
+    metrics = Metrics()
+    metrics.show_jobs(list)
+    assert read(metrics)[series] == 0
+
+
+def test_every_state_is_known() -> None:
+    source = Path(trainjob.core.transitions.__file__).read_text()
+    used = set(re.findall(r'state"?[=:] ?"(\w+)"|state = "(\w+)"', source))
+    assert {a or b for a, b in used} <= set(STATES)
+    assert len(used) >= 7
 
 
 def test_what_happens_is_counted() -> None:
@@ -34,6 +72,7 @@ def test_what_happens_is_counted() -> None:
     metrics.count_agent_call("answered", 0.002)
     metrics.count_agent_call("unreachable", 3.0)
     metrics.count_reconcile(JobKey("default", "digits"), 0.02)
+    metrics.count_wait(0.2)
     metrics.show_leader()
     metrics.show_depth(lambda: 7)
     shown = read(metrics)
@@ -44,6 +83,7 @@ def test_what_happens_is_counted() -> None:
     assert shown["trainjob_agent_calls_total,outcome=unreachable"] == 1
     assert shown["trainjob_agent_call_seconds_count"] == 1
     assert shown["trainjob_agent_call_seconds_bucket,le=0.0025"] == 1
+    assert shown["trainjob_queue_seconds_sum"] == 0.2
     assert shown["trainjob_reconcile_seconds_bucket,le=0.01"] == 0
     assert shown["trainjob_reconcile_seconds_bucket,le=0.025"] == 1
     assert (shown["trainjob_leader"], shown["trainjob_queue_depth"]) == (1, 7)
@@ -57,7 +97,7 @@ def test_jobs_are_counted_when_asked() -> None:
     assert read(metrics)["trainjob_jobs,state=Running"] == 2
     assert read(metrics)["trainjob_jobs,state=New"] == 1
     jobs.clear()
-    assert "trainjob_jobs,state=Running" not in read(metrics)
+    assert read(metrics)["trainjob_jobs,state=Running"] == 0
 
 
 def test_the_process_itself_is_shown() -> None:
@@ -90,3 +130,125 @@ def test_each_job_has_its_figures() -> None:
     assert shown["trainjob_job_stragglers,name=digits,namespace=ml"] == 1
     assert shown["trainjob_job_spent_seconds,name=digits,namespace=ml,on=restarting"] == 7
     assert not [name for name in shown if "name=new" in name]
+
+
+NOW = START.timestamp()
+
+
+def at(seconds: int) -> str:
+    """Return a time so many seconds before now, as the API server writes it."""
+    return (START - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@pytest.mark.parametrize(
+    ("status", "figures"),
+    [
+        (None, {"queue_seconds": 500, "state_seconds,New": 500}),
+        (
+            {"state": "Suspended", "spent": {"since": at(490)}},
+            {"queue_seconds": 500, "state_seconds,Suspended": 490},
+        ),
+        (
+            {"state": "Pending", "startTime": at(400), "spent": {"since": at(400)}},
+            {"queue_seconds": 100, "state_seconds,Pending": 400},
+        ),
+        (
+            {"state": "Running", "startTime": at(400), "firstStepTime": at(350), "spent": {"since": at(380)},
+             "progress": {"step": 7}},
+            {"queue_seconds": 100, "state_seconds,Running": 380, "first_step_seconds": 50,
+             "checkpoint_age_seconds": 400},
+        ),
+        (
+            {"state": "Restarting", "startTime": at(400), "spent": {"since": at(3)}, "progress": {"step": 7},
+             "output": {"checkpointStep": 5, "checkpointTime": at(60)}},
+            {"queue_seconds": 100, "state_seconds,Restarting": 3, "checkpoint_age_seconds": 60},
+        ),
+        (
+            {"state": "Suspended", "startTime": at(400), "spent": {"since": at(9)}, "progress": {"step": 7}},
+            {"queue_seconds": 100, "state_seconds,Suspended": 9},
+        ),
+        # An image of its own, which reports nothing: nothing is known of its checkpoints.
+        (
+            {"state": "Running", "startTime": at(400), "spent": {"since": at(380)}},
+            {"queue_seconds": 100, "state_seconds,Running": 380},
+        ),
+        ({"state": "Complete", "startTime": at(400), "completionTime": at(1)}, {}),
+        ({"state": "Pending", "startTime": "soon"}, {"queue_seconds": 500, "state_seconds,Pending": 500}),
+    ],
+)  # fmt: skip
+def test_times_of_a_job(status: dict[str, object] | None, figures: dict[str, float]) -> None:
+    job = {"metadata": {"namespace": "ml", "name": "digits", "creationTimestamp": at(500)}, "status": status}
+    metrics = Metrics(clock=lambda: NOW)
+    metrics.show_jobs(lambda: [job])
+    shown = {
+        re.sub(r",(name|namespace)=\w+|state=|trainjob_job_", "", name): value
+        for name, value in read(metrics).items()
+        if "name=digits" in name and "_seconds" in name
+    }
+    assert shown == figures
+
+
+def watched(world: World, metrics: Metrics) -> World:
+    """Return the world with a new controller, whose writes are counted."""
+    world.reconciler = Reconciler(world.cluster, lambda: world.now, world.settings, metrics.count_changes)
+    return world
+
+
+async def test_each_change_of_a_job_is_counted_once_across_controllers() -> None:
+    counts = [Metrics(), Metrics(), Metrics()]
+    world, agents = await training(build_job(evaluator=False))
+    watched(world, counts[0])
+    await world.pass_time(7)
+    agents.report("worker-0", step=1)
+    await world.settle()
+    watched(world, counts[1])
+    agents.fail("worker-1", step=1)
+    await world.pass_time(30)
+    watched(world, counts[2])
+    agents.meet()
+    await world.settle()
+    await world.pass_time(100)
+    for pod in world.pods:
+        world.cluster.end_pod(pod, 0)
+    await world.settle()
+    shown = [read(metrics) for metrics in counts]
+    assert [s["trainjob_first_step_seconds_count"] for s in shown] == [1, 0, 0]
+    assert shown[0]["trainjob_first_step_seconds_sum"] == 7
+    assert [s["trainjob_restart_seconds_count,after=failure"] for s in shown] == [0, 0, 1]
+    assert shown[2]["trainjob_restart_seconds_sum,after=failure"] == 30
+    assert [s["trainjob_jobs_finished_total,state=Complete"] for s in shown] == [0, 0, 1]
+
+
+async def test_a_resize_is_no_failure() -> None:
+    metrics = Metrics()
+    world, agents = await training(build_job(evaluator=False))
+    watched(world, metrics).edit(worker={"replicas": 3})
+    await world.settle()
+    await resumed(world, agents)
+    shown = read(metrics)
+    assert shown["trainjob_restart_seconds_count,after=resize"] == 1
+    assert shown["trainjob_restart_seconds_count,after=failure"] == 0
+
+
+async def resumed(world: World, agents: Agents) -> None:
+    """The new pods run, and all train."""
+    world.each(world.cluster.run_pod)
+    await world.settle()
+    agents.meet()
+    await world.settle()
+
+
+@pytest.mark.parametrize(("when", "counted"), [("fault", 1), ("fault_after", 0)])
+async def test_no_change_is_counted_twice_when_its_write_fails(when: str, counted: int) -> None:
+    """A write that was refused is made again; one whose answer was lost isn't, and goes uncounted."""
+    metrics = Metrics()
+    world = watched(World(build_job(evaluator=False)), metrics)
+    errors: list[ClusterError] = [Unavailable("no answer")]
+    setattr(
+        world.cluster,
+        when,
+        lambda operation, _manifest: errors.pop() if "status" in operation and errors else None,
+    )
+    await world.settle()
+    assert not errors
+    assert read(metrics)["trainjob_admission_seconds_count"] == counted

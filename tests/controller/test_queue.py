@@ -46,6 +46,21 @@ def test_keys_come_in_the_order_in_which_they_were_added() -> None:
     assert [queue.take(), queue.take(), queue.take()] == ["c", "a", "b"]
 
 
+def test_the_wait_of_a_key_is_from_when_it_is_due_until_it_is_taken() -> None:
+    clock, waits = Clock(), []
+    queue = WorkQueue[str](clock, on_taken=waits.append)
+    queue.add("a")
+    queue.add_after("b", 5)
+    clock.now = 7
+    assert [queue.take(), queue.take()] == ["a", "b"]
+    queue.add("a")  # while it is worked on
+    clock.now = 9
+    queue.done("a")
+    clock.now = 10
+    assert queue.take() == "a"
+    assert waits == [7, 0, 1]
+
+
 def test_a_delayed_key_is_due_in_its_time() -> None:
     queue, clock = build_queue()
     queue.add_after("a", 5)

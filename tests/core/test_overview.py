@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 from support.world.agents import Agents, training
 from support.world.jobs import build_job
@@ -38,6 +39,47 @@ async def test_the_first_step_of_each_attempt_is_written_at_once_and_the_next_on
     before = list(world.cluster.writes)
     assert await tell(world, agents, 42) == 41
     assert world.cluster.writes == before
+
+
+async def test_the_first_step_has_a_time_of_its_own() -> None:
+    """A process that has resumed reports its step before it has made one."""
+    world, agents = await training(build_job(evaluator=False))
+    await tell(world, agents, 40, resumedFrom=40)
+    assert world.status.first_step_time is None
+    await tell(world, agents, 41, resumedFrom=40)
+    first = world.status.first_step_time
+    assert first is not None
+    agents.fail("worker-1", step=41)
+    agents.meet()
+    await tell(world, agents, 41, resumedFrom=40)
+    assert world.status.first_step_time == first
+
+
+async def test_of_a_job_that_trained_under_an_earlier_version_the_first_step_is_unknown() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    await tell(world, agents, 41, resumedFrom=0)
+    world.cluster.job(world.key)["status"].pop("firstStepTime")
+    await tell(world, agents, 42, resumedFrom=0)
+    await world.pass_time(31)
+    assert (step_of(world), world.status.first_step_time) == (42, None)
+
+
+async def test_a_checkpoint_has_the_time_at_which_its_step_was_first_seen() -> None:
+    def saved() -> tuple[int | None, datetime | None]:
+        output = world.status.output
+        return (output.checkpoint_step, output.checkpoint_time) if output else (None, None)
+
+    world, agents = await training(build_job(evaluator=False))
+    await tell(world, agents, 10, checkpointStep=10)
+    step, first = saved()
+    assert (step, first is not None) == (10, True)
+    await tell(world, agents, 20, checkpointStep=10)
+    await world.pass_time(60)
+    assert saved() == (10, first)
+    await tell(world, agents, 30, checkpointStep=30)
+    await world.pass_time(30)
+    step, second = saved()
+    assert (step, second) > (30, first)
 
 
 async def test_a_step_from_further_back_is_written_at_once() -> None:

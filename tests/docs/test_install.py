@@ -43,11 +43,14 @@ def test_metrics() -> None:
     metrics.count_agent_call("answered", 0.1)
     status = {
         "state": "Running",
+        "startTime": "2026-01-01T00:00:10Z",
+        "firstStepTime": "2026-01-01T00:00:20Z",
         "progress": {"step": 1, "examplesPerSecond": 2.5},
         "restarts": {"charged": 1, "stepsLost": 3},
         "spent": {"training": 9},
     }
-    metrics.show_jobs(lambda: [{"metadata": {"namespace": "ml", "name": "digits"}, "status": status}])
+    meta = {"namespace": "ml", "name": "digits", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    metrics.show_jobs(lambda: [{"metadata": meta, "status": status}])
     served = metrics.render().decode()
     for name, labels in re.findall(r"^\| `(trainjob_\w+)(?:\{([\w,]+)\})?` \|", PAGE, re.MULTILINE):
         assert f"# TYPE {name} " in served, name

@@ -113,6 +113,7 @@ class OutputStatus(Reported):
 
     path: Path = Field("", description="The job's folder.")
     checkpoint_step: Int64 | None = Field(None, description="Step of the newest whole checkpoint.")
+    checkpoint_time: Timestamp | None = Field(None, description="When that checkpoint was first seen.")
 
 
 class Evaluation(Reported):
@@ -145,6 +146,7 @@ class TrainJobStatus(Reported):
     state: Word | None = Field(None, description="The state in one word.")
     message: Sentence | None = Field(None, description="The state in one sentence that explains it.")
     start_time: Timestamp | None = Field(None, description="When the controller first acted on the job.")
+    first_step_time: Timestamp | None = Field(None, description="When the first step was reported.")
     completion_time: Timestamp | None = Field(None, description="When the job finished, well or not.")
     worker: WorkerStatus | None = Field(None, description="The workers.")
     restarts: Restarts = Field(default_factory=Restarts, description="How often training was restarted.")

@@ -22,7 +22,7 @@ from trainjob.cluster import (
 )
 from trainjob.cluster.protocol import happens_within
 from trainjob.controller.queue import WorkQueue
-from trainjob.controller.reconciler import Reconciler
+from trainjob.controller.reconciler import OnWritten, Reconciler, ignore
 from trainjob.core.conditions import is_finished
 from trainjob.core.settings import Settings
 from trainjob.core.wording import quoted
@@ -50,10 +50,6 @@ class Load:
     unserved: float
 
 
-def _ignore(_key: JobKey, _seconds: float) -> None:
-    """Do nothing."""
-
-
 class Controller:
     """Reconciles every job of a cluster.
 
@@ -63,6 +59,8 @@ class Controller:
         workers: how many jobs are reconciled concurrently.
         settings: the settings for every job.
         on_reconciled: called after every pass over a job, with the job's key and the seconds it took.
+        on_taken: called when a worker takes a job, with the seconds that the job has waited for it.
+        on_written: as for `Reconciler`.
     """
 
     def __init__(
@@ -72,13 +70,15 @@ class Controller:
         clock: Callable[[], datetime] = utc_now,
         workers: int = 4,
         settings: Settings | None = None,
-        on_reconciled: Callable[[JobKey, float], None] = _ignore,
+        on_reconciled: Callable[[JobKey, float], None] = ignore,
+        on_taken: Callable[[float], None] = ignore,
+        on_written: OnWritten = ignore,
     ) -> None:
         self._cluster = cluster
         self._on_reconciled = on_reconciled
         self._began: dict[JobKey, float] = {}
         self._taken_at = 0.0
-        self._reconciler = Reconciler(cluster, clock, settings)
+        self._reconciler = Reconciler(cluster, clock, settings, on_written)
         self._workers = workers
         self._wakeup = asyncio.Event()
         self._queue: WorkQueue[JobKey] = WorkQueue(
@@ -86,6 +86,7 @@ class Controller:
             wake=self._wakeup.set,
             group_of=lambda key: key.namespace,
             share=max(1, 3 * workers // 4),  # leaves workers to other namespaces
+            on_taken=on_taken,
         )
         cluster.watch(self._queue.add)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,12 +22,23 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from trainjob.api import TrainJobStatus
 from trainjob.cluster import JobKey, Manifest
 from trainjob.cluster.agents.poller import Outcome
+from trainjob.cluster.kube.resources import DEPENDENTS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
+from trainjob.core.conditions import RESTARTING, find_condition
+from trainjob.core.observed import Observed
+from trainjob.core.transitions import RESIZED, START_TIMEOUT
 
-# Metrics of each job, read from its status at every scrape.
+# Metrics of each job, read from its status at every scrape: no restart of the controller changes them.
 
+
+STATES = (
+    *("New", "Pending", "Running", "Restarting", "Suspended", "Evaluating"),
+    *("Complete", "Failing", "Failed"),
+)
+"""Every state; `New` is that of a job without a status."""
 
 _NAME = ("namespace", "name")
 _RESTARTS = ("charged", "uncharged", "refunded")
@@ -39,7 +53,8 @@ class JobsByState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
-        tally = Tally(_status(job).get("state") or "New" for job in self._jobs())
+        tally = Tally(dict.fromkeys(STATES, 0))  # an alert needs the state's series before its first job
+        tally.update(_status(job).get("state") or "New" for job in self._jobs())
         family = GaugeMetricFamily(
             "trainjob_jobs", "Jobs by what `kubectl get tj` calls their state.", labels=("state",)
         )
@@ -88,6 +103,61 @@ class JobFigures(Collector):
         yield from (step, speed, lost, slow, restarts, spent)
 
 
+class JobTimes(Collector):
+    """Times of the jobs that haven't finished."""
+
+    def __init__(self, jobs: Callable[[], Iterable[Manifest]], clock: Callable[[], float]) -> None:
+        self._jobs = jobs
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        queue = GaugeMetricFamily(
+            "trainjob_job_queue_seconds",
+            "Time from the job's creation until it was started; it grows until then.",
+            labels=_NAME,
+        )
+        state = GaugeMetricFamily(
+            "trainjob_job_state_seconds", "Time in the present state.", labels=(*_NAME, "state")
+        )
+        first = GaugeMetricFamily(
+            "trainjob_job_first_step_seconds", "Time from the job's start to its first step.", labels=_NAME
+        )
+        unsaved = GaugeMetricFamily(
+            "trainjob_job_checkpoint_age_seconds",
+            "Age of the newest checkpoint of a job that trains; before the first one, since its start.",
+            labels=_NAME,
+        )
+        now = self._clock()
+        for job in self._jobs():
+            status = _status(job)
+            if status.get("completionTime"):
+                continue
+            name = (job["metadata"].get("namespace", ""), job["metadata"]["name"])
+            created = _seconds(job["metadata"].get("creationTimestamp"))
+            started = _seconds(status.get("startTime"))
+            changed = _seconds(_part(status, "spent").get("since"))
+            saved = _seconds(_part(status, "output").get("checkpointTime"))
+            word = status.get("state") or "New"
+            _add(queue, name, _between(created, started or now))
+            _add(state, (*name, word), _between(changed or created, now))
+            _add(first, name, _between(started, _seconds(status.get("firstStepTime"))))
+            if word in ("Running", "Restarting") and "step" in _part(status, "progress"):
+                _add(unsaved, name, _between(saved or started, now))
+        yield from (queue, state, first, unsaved)
+
+
+def _seconds(timestamp: object) -> float | None:
+    try:
+        return datetime.fromisoformat(timestamp).timestamp() if isinstance(timestamp, str) else None
+    except ValueError:  # damaged by a manual edit: the other jobs' figures must not go with it
+        return None
+
+
+def _between(begin: float | None, end: float | None) -> float | None:
+    return max(0.0, end - begin) if begin is not None and end is not None else None
+
+
 def _add(family: GaugeMetricFamily, labels: tuple[str, ...], value: object) -> None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         family.add_metric(labels, value)
@@ -106,6 +176,11 @@ def _part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 _RECONCILE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
+_JOB_BUCKETS = (1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800, 3600, 14400)
+"""From a restart in place to hours in a queue."""
+
+_RESTART_CAUSES = ("failure", "resize", "start timeout")
+
 _AGENT_CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, of no use here
@@ -114,19 +189,47 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The metrics of one process, in their own registry."""
+    """The metrics of one process, in their own registry.
 
-    def __init__(self) -> None:
+    Series with labels exist from the start, with 0, where all labels are known: Prometheus sees no increase
+    in a series that begins with its first event.
+
+    Args:
+        clock: returns Unix seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
+        self._add_metrics_of_the_process()
+        self._add_metrics_of_calls()
+        self._add_metrics_of_changes()
+
+    def _add_metrics_of_the_process(self) -> None:
+        build = Gauge(
+            "trainjob_build_info", "The version of the controller.", ("version",), registry=self._registry
+        )
+        build.labels(version("trainjob")).set(1)
+        self._leader = Gauge(
+            "trainjob_leader", "Whether this replica is the one at work.", registry=self._registry
+        )
         self._depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=self._registry)
+        self._wait = Histogram(
+            "trainjob_queue_seconds",
+            "Time that a job waited for a worker.",
+            buckets=_RECONCILE_BUCKETS,
+            registry=self._registry,
+        )
         self._reconcile = Histogram(
             "trainjob_reconcile_seconds",
             "Time of one pass over one job, from look to last write.",
             buckets=_RECONCILE_BUCKETS,
             registry=self._registry,
         )
+
+    def _add_metrics_of_calls(self) -> None:
         self._requests = Counter(
             "trainjob_api_requests",
             "Requests to the API server; code 0 is no answer.",
@@ -139,21 +242,45 @@ class Metrics:
             ("resource",),
             registry=self._registry,
         )
+        for resource in (TRAINJOBS, *DEPENDENTS):
+            self._restarts.labels(resource.plural)
         self._agent_calls = Counter(
             "trainjob_agent_calls",
             "Calls to the jobs' agents: answered, unreachable, or refused by what isn't one of ours.",
             ("outcome",),
             registry=self._registry,
         )
+        for outcome in get_args(Outcome):
+            self._agent_calls.labels(outcome)
         self._agent_seconds = Histogram(
             "trainjob_agent_call_seconds",
             "Time of one call to an agent that answered.",
             buckets=_AGENT_CALL_BUCKETS,
             registry=self._registry,
         )
-        self._leader = Gauge(
-            "trainjob_leader", "Whether this replica is the one at work.", registry=self._registry
+
+    def _add_metrics_of_changes(self) -> None:
+        self._admission = self._histogram_of_jobs(
+            "trainjob_admission_seconds", "Time from a job's creation until it was started."
         )
+        self._first_step = self._histogram_of_jobs(
+            "trainjob_first_step_seconds", "Time from a job's start to its first step."
+        )
+        self._training_again = self._histogram_of_jobs(
+            "trainjob_restart_seconds",
+            "Time from the end of training until all replicas train again.",
+            ("after",),
+        )
+        for cause in _RESTART_CAUSES:
+            self._training_again.labels(cause)
+        self._finished = Counter(
+            "trainjob_jobs_finished", "Jobs that have finished.", ("state",), registry=self._registry
+        )
+        for state in ("Complete", "Failed"):
+            self._finished.labels(state)
+
+    def _histogram_of_jobs(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Histogram:
+        return Histogram(name, text, labels, buckets=_JOB_BUCKETS, registry=self._registry)
 
     def count_call(self, call: Call) -> None:
         """Count a request to the API server."""
@@ -173,6 +300,28 @@ class Metrics:
         """Record the time of one pass over a job."""
         self._reconcile.observe(seconds)
 
+    def count_wait(self, seconds: float) -> None:
+        """Record the time that a job waited for a worker."""
+        self._wait.observe(seconds)
+
+    def count_changes(self, observed: Observed, status: TrainJobStatus) -> None:
+        """Count what a status that was written just now records for the first time.
+
+        The call must follow the write: one controller's write of a change succeeds, so the change is counted
+        once, also when a controller restarts or another one takes over.
+        """
+        before, created = observed.status, observed.meta.creation_timestamp
+        if before.start_time is None and status.start_time is not None and created is not None:
+            self._admission.observe(_length(created, status.start_time))
+        if before.first_step_time is None and status.first_step_time and status.start_time:
+            self._first_step.observe(_length(status.start_time, status.first_step_time))
+        if (before.state, status.state) == ("Restarting", "Running"):
+            begin, end = before.spent.since, status.spent.since
+            if begin is not None and end is not None:
+                self._training_again.labels(_restart_cause(before)).observe(_length(begin, end))
+        if before.completion_time is None and status.completion_time is not None and status.state:
+            self._finished.labels(status.state).inc()
+
     def show_depth(self, depth: Callable[[], float]) -> None:
         """Read the queue's depth from `depth` at every scrape."""
         self._depth.set_function(depth)
@@ -185,7 +334,19 @@ class Metrics:
         """Read all jobs from `jobs` at every scrape."""
         self._registry.register(JobsByState(jobs))
         self._registry.register(JobFigures(jobs))
+        self._registry.register(JobTimes(jobs, self._clock))
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def _restart_cause(status: TrainJobStatus) -> str:
+    condition = find_condition(status, RESTARTING)
+    reason = condition.reason if condition is not None else ""
+    return {RESIZED: "resize", START_TIMEOUT: "start timeout"}.get(reason, "failure")
+
+
+def _length(begin: datetime, end: datetime) -> float:
+    """Return the seconds between; 0 if two clocks differ by more than that."""
+    return max(0.0, (end - begin).total_seconds())

@@ -235,6 +235,8 @@ class Operator:
             workers=self._settings.workers,
             settings=replace(self._settings.plan, bundle=bundle, lease=lease),
             on_reconciled=self._metrics.count_reconcile,
+            on_taken=self._metrics.count_wait,
+            on_written=self._metrics.count_changes,
         )
         self._metrics.show_leader()
         self._metrics.show_depth(lambda: controller.load().waiting)

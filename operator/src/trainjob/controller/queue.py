@@ -29,6 +29,7 @@ class WorkQueue(Generic[Key]):
         wake: called whenever a key may be taken or a due time is set.
         group_of: returns the group of a key; groups take turns.
         share: how many keys of one group may be processed concurrently; None for no limit.
+        on_taken: called when a key is taken, with the seconds since it became due.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class WorkQueue(Generic[Key]):
         *,
         group_of: Callable[[Key], Hashable] = lambda _key: None,
         share: int | None = None,
+        on_taken: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._time = time
         self._wake = wake
         self._group_of = group_of
+        self._on_taken = on_taken
         self._ready: FairQueue[Key] = FairQueue(share=share)
         self._waiting: dict[Key, float] = {}  # when each became due; the first one has waited longest
         self._working: set[Key] = set()
@@ -99,7 +102,7 @@ class WorkQueue(Generic[Key]):
         key = self._ready.take()
         if key is None:
             return None
-        del self._waiting[key]
+        self._on_taken(self._time() - self._waiting.pop(key))
         self._working.add(key)
         return key
 

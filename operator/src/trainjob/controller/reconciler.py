@@ -35,6 +35,13 @@ MOST_FAILED_PASSES = 8
 """Failed passes in a row, about 13 s of waits, before any error of a creation is reported as a refusal."""
 
 
+OnWritten = Callable[[Observed, TrainJobStatus], None]
+
+
+def ignore(*_: object) -> None:
+    """Do nothing."""
+
+
 @dataclass
 class _CreationHistory:
     """The outcome of the latest creations for one job.
@@ -61,12 +68,19 @@ class Reconciler:
         cluster: the cluster of the jobs.
         clock: returns the current time, timezone-aware.
         settings: the settings for every job.
+        on_written: called after each write of a status, with what was observed and the new status. The API
+            server accepts one write of each version, so no two controllers are called for the same change.
     """
 
     def __init__(
-        self, cluster: Cluster, clock: Callable[[], datetime], settings: Settings | None = None
+        self,
+        cluster: Cluster,
+        clock: Callable[[], datetime],
+        settings: Settings | None = None,
+        on_written: OnWritten = ignore,
     ) -> None:
         self._cluster = cluster
+        self._on_written = on_written
         self._settings = settings or Settings()
         self._clock = clock
         self._histories: dict[JobKey, _CreationHistory] = {}
@@ -163,6 +177,7 @@ class Reconciler:
             await self._cluster.write_status(
                 observed.key, observed.meta.uid, observed.meta.resource_version, dump_status(planned.status)
             )
+            self._on_written(observed, planned.status)
         for event in planned.events:
             await self._cluster.post_event(
                 snapshot.job, type_=event.type, reason=event.reason, message=event.message

@@ -90,7 +90,7 @@ def with_overview(
     fresh = truncated(_figures(observed, observed.job, status, now))
     if fresh == observed.status:
         return fresh, None
-    is_news = _is_news(observed.status.progress, fresh.progress)
+    is_news = _is_news(observed.status, fresh)
     if _outline(status) == _outline(observed.status) and not is_news:
         written = status.progress.time if status.progress else None
         left = time_left(written, INTERVAL, now) if written else timedelta(0)
@@ -100,13 +100,16 @@ def with_overview(
     return fresh.model_copy(update={"progress": progress}), None
 
 
-def _is_news(before: Progress | None, progress: Progress | None) -> bool:
+def _is_news(before: TrainJobStatus, status: TrainJobStatus) -> bool:
     """Return whether this is an attempt's first step or less than the last step: users wait for these."""
+    if before.first_step_time != status.first_step_time:
+        return True
+    known, progress = before.progress, status.progress
     if progress is None or progress.step is None:
         return False
-    if before is None or before.step is None or before.attempt != progress.attempt:
+    if known is None or known.step is None or known.attempt != progress.attempt:
         return True
-    return progress.step < before.step
+    return progress.step < known.step
 
 
 def _outline(status: TrainJobStatus) -> tuple[object, ...]:
@@ -128,14 +131,31 @@ def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: dat
     if report is not None and report.step is not None:
         progress = _progress(report, status, now).model_copy(update=rank_times(observed))
         changes |= {"progress": progress, **straggler_fields(observed, progress, now)}
+        if _is_first_step(report, observed.status):
+            changes["first_step_time"] = now
     if report is not None and report.checkpoint_step is not None:
-        changes["output"] = OutputStatus(path=root_folder(job), checkpoint_step=report.checkpoint_step)
+        changes["output"] = _output(job, report.checkpoint_step, status.output, now)
     if scored is not None and scored.evaluation is not None:
         evaluation = scored.evaluation
         changes["evaluation"] = Evaluation(step=evaluation.step, metrics=dict(evaluation.metrics))
     if status.first_failure is not None and not status.first_failure.log_tail:
         changes["first_failure"] = with_log(status.first_failure, observed)
     return status.model_copy(update=changes)
+
+
+def _is_first_step(report: Report, before: TrainJobStatus) -> bool:
+    """Return whether the job's first step is reported; of a job of an earlier version it is unknown."""
+    begin = report.resumed_from or 0
+    known = before.progress.step if before.progress is not None else None
+    is_over = before.first_step_time is not None or (known is not None and known > begin)
+    return not is_over and report.step is not None and report.step > begin
+
+
+def _output(job: TrainJob, step: int, before: OutputStatus | None, now: datetime) -> OutputStatus:
+    """Return what lies in the output; a checkpoint's time is that of the first report of its step."""
+    is_known = before is not None and before.checkpoint_step == step
+    since = before.checkpoint_time if before is not None and is_known else None
+    return OutputStatus(path=root_folder(job), checkpoint_step=step, checkpoint_time=since or now)
 
 
 def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:

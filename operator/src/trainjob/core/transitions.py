@@ -26,6 +26,7 @@ from trainjob.core.stragglers import nodes_to_keep
 
 ENDED_WELL = "Complete"
 START_TIMEOUT = "StartTimeout"
+RESIZED = "Resized"
 
 Condition = tuple[str, bool, str]
 """Type, value and reason."""
@@ -113,7 +114,7 @@ def resize(
     sizes = {"size": observed.job.spec.worker.replicas, "without": without}
     return _restarting(
         observed,
-        "Resized",
+        RESIZED,
         message,
         now,
         attempt=observed.attempt + 1,
