@@ -1,4 +1,4 @@
-"""What comes from Debian: etcd, containerd, runc, the CNI plugins and a registry.
+"""What comes from Debian: etcd, containerd, runc, the CNI plugins, a registry and Prometheus.
 
 These packages start services and conflict with Docker's when they are installed, so they are not: apt
 downloads them, and their files are unpacked into the cache. Only plain tools are installed, and only if they
@@ -22,6 +22,8 @@ UNPACKED = {
     "runc": ("runc", "usr/sbin/runc"),
     "cni": ("containernetworking-plugins", "usr/lib/cni"),
     "docker-registry": ("docker-registry", "usr/bin/docker-registry"),
+    "prometheus": ("prometheus", "usr/bin/prometheus"),
+    "promtool": ("prometheus", "usr/bin/promtool"),
 }
 TOOLS = {
     "openssl": "openssl",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.kube.chart import CHART, NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
+from support.kube.chart import CHART, MONITORED, NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
 from trainjob.core.names import CONTROLLER_LABELS
 
 
@@ -64,7 +64,7 @@ def test_a_full_name_overrides() -> None:
 
 def test_names_that_yaml_takes_for_something_else_stay_names() -> None:
     odd = {"fullnameOverride": "true", "priorityClassName": "1", "watch": {"namespace": "1e3"}}
-    release = render({**odd, "serviceMonitor": {"enabled": True}}, release="off", namespace="007")
+    release = render({**odd, **MONITORED}, release="off", namespace="007")
     spec = release.pod["spec"]
     assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("true", "1")
     own = release.objects.one("Role", "true-own")["rules"]
@@ -136,7 +136,7 @@ def test_an_upgrade_never_changes_a_selector(values: dict[str, Any]) -> None:
 
 
 def test_every_object_says_where_it_is_from() -> None:
-    for manifest in render({"serviceMonitor": {"enabled": True}}).everything:
+    for manifest in render(MONITORED).everything:
         labels = manifest["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "trainjob", manifest["kind"]
         if manifest["kind"] != "Pod":
@@ -144,7 +144,7 @@ def test_every_object_says_where_it_is_from() -> None:
 
 
 def test_every_namespaced_object_names_its_namespace() -> None:
-    for manifest in render({"serviceMonitor": {"enabled": True}}).everything:
+    for manifest in render(MONITORED).everything:
         is_namespaced = manifest["kind"] in NAMESPACED_KINDS
         assert ("namespace" in manifest["metadata"]) == is_namespaced, manifest["kind"]
 

@@ -12,8 +12,6 @@ import pytest
 from testbed.programs import program
 
 from support.kube.chart import KUBERNETES, kustomize
-from trainjob.cluster.kube.transport import Call
-from trainjob.controller.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/install.md").read_text()
@@ -34,31 +32,6 @@ def test_settings(setting: str) -> None:
 
 def test_there_are_settings() -> None:
     assert {"watch.namespace", "crd.install", "serviceMonitor.enabled", "networkPolicy.from"} <= set(SETTINGS)
-
-
-def test_metrics() -> None:
-    metrics = Metrics()
-    metrics.count_call(Call("get", "", "pods", 200, 0.1))
-    metrics.count_restart("pods")
-    metrics.count_agent_call("answered", 0.1)
-    status = {
-        "state": "Running",
-        "startTime": "2026-01-01T00:00:10Z",
-        "firstStepTime": "2026-01-01T00:00:20Z",
-        "progress": {"step": 1, "examplesPerSecond": 2.5},
-        "restarts": {"charged": 1, "stepsLost": 3},
-        "spent": {"training": 9},
-    }
-    meta = {"namespace": "ml", "name": "digits", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    metrics.show_jobs(lambda: [{"metadata": meta, "status": status}])
-    served = metrics.render().decode()
-    for name, labels in re.findall(r"^\| `(trainjob_\w+)(?:\{([\w,]+)\})?` \|", PAGE, re.MULTILINE):
-        assert f"# TYPE {name} " in served, name
-        line = next(line for line in served.splitlines() if line.startswith(name))
-        assert all(f'{label}="' in line for label in labels.split(",") if label), line
-    told = set(re.findall(r"# TYPE (trainjob_\w+?) ", served))
-    shown = set(re.findall(r"`(trainjob_\w+)", PAGE))
-    assert {name for name in told if not name.endswith("_created")} <= shown
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#:]+)\)", PAGE))))

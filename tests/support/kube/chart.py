@@ -16,13 +16,17 @@ Manifest = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts/trainjob"
+ALERTS = CHART / "files/alerts.yaml"
+DASHBOARDS = tuple(sorted((CHART / "files").glob("dashboard-*.json")))
 # Helm would otherwise take the version of the Kubernetes libraries that it was built with.
 KUBERNETES = "1.34.1"
 NAMESPACE = "trainjob-system"
 NAMESPACED_KINDS = {
-    "ConfigMap", "Deployment", "Job", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding",
-    "Service", "ServiceAccount", "ServiceMonitor",
+    "ConfigMap", "Deployment", "Job", "NetworkPolicy", "Pod", "PodDisruptionBudget", "PrometheusRule", "Role",
+    "RoleBinding", "Service", "ServiceAccount", "ServiceMonitor",
 }  # fmt: skip
+MONITORED = {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")}
+"""All that is off by default."""
 
 
 class Objects(list[Manifest]):
@@ -92,6 +96,17 @@ def kustomize(folder: str) -> Objects:
     )
     assert answer.returncode == 0, answer.stderr
     return Objects(documents(answer.stdout))
+
+
+def panels(dashboard: Path) -> list[Manifest]:
+    """The dashboard's panels, without its rows."""
+    found = json.loads(dashboard.read_text())["panels"]
+    return [panel for panel in found if panel["type"] != "row"]
+
+
+def alerts() -> list[Manifest]:
+    (file,) = documents(ALERTS.read_text())
+    return [rule for group in file["groups"] for rule in group["rules"]]
 
 
 def documents(text: str) -> list[Manifest]:
