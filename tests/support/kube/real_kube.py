@@ -93,14 +93,22 @@ def through(url: str, access: Access) -> Access:
 class RealKubelet:
     """Sets the states of pods that no node will ever run.
 
-    `exit_code` of a pod that runs is asked each time; None lets it run on. `pods` were seen last.
+    `exit_code` of a pod that runs is asked each time; None lets it run on. `pods` were seen last. All pods
+    have the address `host`, or each its own.
     """
 
-    def __init__(self, admin: ApiClient, namespace: str, exit_code: Callable[[Manifest], int | None]) -> None:
+    def __init__(
+        self,
+        admin: ApiClient,
+        namespace: str,
+        exit_code: Callable[[Manifest], int | None],
+        host: str | None = None,
+    ) -> None:
         self._admin = admin
         self._namespace = namespace
         self.exit_code = exit_code
         self.pods: list[Manifest] = []
+        self._host_of_all = host
         self._hosts: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -145,7 +153,9 @@ class RealKubelet:
         await self._admin.replace(PODS, changed, subresource="status")
 
     def _host(self, pod: Manifest) -> str:
-        """Return an address of this machine that no other pod has, and where no server listens."""
+        """Return an address of this machine; one that no other pod has, and where no server listens."""
+        if self._host_of_all is not None:
+            return self._host_of_all
         number = len(self._hosts) + 1
         return self._hosts.setdefault(pod["metadata"]["uid"], f"127.77.{number >> 8}.{number & 255}")
 

@@ -1,0 +1,221 @@
+"""A real Prometheus scrapes a real controller, and has data for every panel, variable and alert."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from testbed import Cluster
+from testbed.component import Component, Plain, check_alive
+from testbed.debian import unpacked
+from testbed.ports import free_ports
+
+from support.kube.chart import ALERTS, DASHBOARDS, alerts, panels
+from support.kube.controller import ControllerProcess, run_controller
+from support.kube.fake_agents import FakeAgent, build_report
+from support.kube.kube_cluster import running
+from support.kube.real_kube import ACCOUNT, RealKubelet, eventually, grant, states
+from support.world.jobs import build_job
+from trainjob.api import AGENT_PORT
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.resources import PODS, SECRETS, SERVICES, TRAINJOBS
+from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
+from trainjob.core.agent import job_token
+
+Report = dict[str, Any]
+
+HOST = "127.78.0.1"
+"""Where the only agent listens; no other test's pods have addresses of this network."""
+
+pytestmark = pytest.mark.usefixtures("crd")
+
+
+class Prometheus:
+    """Prometheus as a process of this machine; it scrapes each second and has the chart's alerts."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of its API; None if it doesn't answer, or knows no such thing yet."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self.url}/api/v1/{path}", params=parameters) as answer,
+            ):
+                told = await answer.json()
+        except (aiohttp.ClientError, ValueError):
+            return None
+        assert told["status"] == "success", told
+        return told["data"]
+
+    async def values(self, query: str) -> list[tuple[dict[str, str], float]]:
+        """Return labels and value of each series that the query has now; no NaN, which isn't data."""
+        data = await self.get("query", query=query)
+        series = [(each["metric"], float(each["value"][1])) for each in (data or {}).get("result", ())]
+        return [(labels, value) for labels, value in series if not math.isnan(value)]
+
+
+@contextmanager
+def run_prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
+    """Run it in the folder until the context ends."""
+    (port,) = free_ports(1)
+    # The labels of the target are those that the Prometheus operator gives to it.
+    scraped = {"targets": [target], "labels": {"namespace": "trainjob-system", "pod": "trainjob-0"}}
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(ALERTS)],
+        "scrape_configs": [{"job_name": "trainjob", "honor_labels": True, "static_configs": [scraped]}],
+    }
+    (folder / "prometheus.yml").write_text(json.dumps(config))
+    words = (
+        *(f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
+        *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"),
+    )
+    part = Component("prometheus", (str(unpacked("prometheus")), *words))
+    process = Plain(folder, die_with_us=True).start(part)
+    try:
+        yield Prometheus(f"http://127.0.0.1:{port}")
+        check_alive(folder, process, "prometheus")
+    finally:
+        process.kill()
+
+
+@asynccontextmanager
+async def run_agent(admin: ApiClient, namespace: str) -> AsyncIterator[FakeAgent]:
+    """Listen as the agent of the job `digits`, whose only pod has come."""
+    await eventually(lambda: admin.list(PODS, namespace), lambda pods: pods["items"])
+    (pod,) = (await admin.list(PODS, namespace))["items"]
+    secret = await admin.get(SECRETS, namespace, "trainjob-agent-key")
+    token = job_token(base64.b64decode(secret["data"]["key"]), pod["metadata"]["ownerReferences"][0]["uid"])
+    agent = FakeAgent(token, report_of(pod["metadata"]["name"]))
+    async with agent.serve(HOST, AGENT_PORT):
+        yield agent
+
+
+def report_of(pod: str, phase: str = "running", attempt: int = 1) -> Report:
+    """Return what the agent says of the training of one worker, which has failed in each attempt before."""
+    progress = {"state": "training", "step": 10 * attempt, "examplesPerSecond": 64.0, "checkpointStep": 5}
+    state = "running" if phase == "running" else "idle"
+    member = {"pod": pod, "incarnation": 1, "state": state, "seconds": 1.0, "report": progress}
+    failures = attempt - (phase == "running")
+    failure = {"replica": "worker-0", "pod": pod, "reason": "Crashed", "exitCode": 1, "charged": True}
+    return build_report(
+        phase,
+        attempt=attempt,
+        world={"worker": 1},
+        restarts={"attempt": attempt, "charged": failures},
+        failure=failure if failures else None,
+        members={"worker-0": member},
+    )
+
+
+async def live(admin: ApiClient, namespace: str, agent: FakeAgent) -> None:
+    """Let the job `digits` train, restart in place after a failure, and train on; `waiting` waits."""
+
+    async def until_it_is(state: str) -> None:
+        wanted = {"digits": state, "waiting": "Pending"}
+        await eventually(lambda: states(admin, namespace), lambda found: found == wanted)
+
+    async def job() -> Any:
+        return await admin.get(TRAINJOBS, namespace, "digits")
+
+    pod = agent.report["members"]["worker-0"]["pod"]
+    await until_it_is("Running")
+    await eventually(job, lambda job: "firstStepTime" in job["status"])
+    agent.report = report_of(pod, "meeting")
+    await until_it_is("Restarting")
+    agent.report = report_of(pod, attempt=2)
+    await until_it_is("Running")
+
+
+async def submit(admin: ApiClient, namespace: str) -> None:
+    """Create `digits`, and `waiting`, which can't start: a Service of its name exists."""
+    service = {"metadata": {"name": "waiting", "namespace": namespace}, "spec": {"ports": [{"port": 80}]}}
+    await admin.create(SERVICES, {"apiVersion": "v1", "kind": "Service", **service})
+    for name in ("digits", "waiting"):
+        job = build_job(name=name, namespace=namespace, workers=1, evaluator=False)
+        await admin.create(TRAINJOBS, job)
+
+
+def queries() -> dict[str, str]:
+    """Return every query by where it stands; variables of Grafana have values, and alerts no threshold."""
+    found = {
+        f"{dashboard.stem}: {panel['title']} {target['refId']}": target["expr"]
+        for dashboard in DASHBOARDS
+        for panel in panels(dashboard)
+        for target in panel["targets"]
+    }
+    found = {
+        place: re.sub(r"\$(job|namespace|name)\b", ".+", query.replace("$__rate_interval", "1m"))
+        for place, query in found.items()
+    }
+    # With `bool` a comparison has a result for each pair of series, whether it holds or not.
+    return found | {rule["alert"]: re.sub(r" ([<>]) ", r" \1 bool ", rule["expr"]) for rule in alerts()}
+
+
+def variables() -> Iterator[tuple[str, str]]:
+    """Yield series and label of each variable of the dashboards."""
+    for dashboard in DASHBOARDS:
+        for variable in json.loads(dashboard.read_text())["templating"]["list"]:
+            if variable["type"] == "query":
+                series, _, label = variable["query"][len("label_values(") : -1].rpartition(", ")
+                yield series.replace("$namespace", ".+"), label
+
+
+@asynccontextmanager
+async def observed(
+    controller: ControllerProcess, folder: Path, admin: ApiClient, namespace: str
+) -> AsyncIterator[Prometheus]:
+    """Two jobs that are scraped; first of all the series that are there before any event."""
+    line = await controller.says("on port ")
+    await controller.says("At work")
+    with run_prometheus(folder, f"127.0.0.1:{line.split()[-1]}") as prometheus:
+        answered = 'trainjob_agent_calls_total{outcome="answered"}'
+        await eventually(lambda: prometheus.values(answered), bool)
+        await submit(admin, namespace)
+        kubelet = RealKubelet(admin, namespace, lambda _pod: None, host=HOST)
+        async with running(kubelet.run()), run_agent(admin, namespace) as agent:
+            await live(admin, namespace, agent)
+            yield prometheus
+
+
+async def test_prometheus_has_data_for_every_panel_and_alert(
+    control_plane: Cluster, admin: ApiClient, namespace: str, tmp_path: Path
+) -> None:
+    grant(control_plane, namespace, tmp_path, [replace(p, scope=PermissionScope.JOBS) for p in PERMISSIONS])
+    kubeconfig = tmp_path / f"{namespace}-{ACCOUNT}.kubeconfig"
+    options = (f"--namespace={namespace}", f"--lease-namespace={namespace}")
+    async with (
+        run_controller(kubeconfig, *options) as controller,
+        observed(controller, tmp_path, admin, namespace) as prometheus,
+    ):
+        await check(prometheus, namespace)
+
+
+async def check(prometheus: Prometheus, namespace: str) -> None:
+    """Ask for everything; what has no data yet is asked for again."""
+    for place, query in queries().items():
+        try:
+            await eventually(lambda asked=query: prometheus.values(asked), bool, guard=30)
+        except AssertionError as error:
+            raise AssertionError(f"{place} has no data: {query}") from error
+    for series, label in variables():
+        assert await prometheus.get(f"label/{label}/values", **{"match[]": series}), (series, label)
+    jobs = await prometheus.values("trainjob_job_state_seconds")
+    found = {(labels["namespace"], labels["name"], labels["state"]) for labels, _ in jobs}
+    assert found == {(namespace, "digits", "Running"), (namespace, "waiting", "Pending")}
+    groups = (await prometheus.get("rules"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert {rule["name"]: rule["health"] for rule in rules} == {rule["alert"]: "ok" for rule in alerts()}
+    firing = await prometheus.values('ALERTS{alertstate="firing"}')
+    assert not firing
