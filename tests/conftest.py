@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +52,21 @@ LONG = (
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+# What a user's runs leave in the home folder: no test sees those of another one.
+_STATE = Path(tempfile.gettempdir()) / f"trainjob-tests-{os.getpid()}"
+os.environ["XDG_STATE_HOME"] = str(_STATE / "shared")
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(_STATE / str(next(_numbers))))
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_STATE, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -230,14 +230,26 @@ def test_two_runs_of_one_output(tmp_path: Path) -> None:
         assert run.finish() == 130
 
 
-def test_fresh_starts_over_in_a_new_folder(tmp_path: Path) -> None:
-    file = write_job(tmp_path)
-    for arguments in ((), ("--fresh",), ("--fresh",)):
-        assert trainjob("run", str(file), *arguments, cwd=tmp_path).returncode == 0
-    folders = sorted(path.name for path in (tmp_path / "runs/training").iterdir())
-    assert len(folders) == 3
-    assert folders[0] == "digits"
-    assert all(name.startswith("digits-") for name in folders[1:])
+def test_fresh_starts_over_and_keeps_what_was_there_under_a_number(tmp_path: Path) -> None:
+    script = "print('output', os.environ['TRAINJOB_OUTPUT_DIR'], flush=True)\n" + SUCCEED
+    file = write_job(tmp_path, script, workers=1, evaluator=False)
+    (tmp_path / "elsewhere").mkdir()
+    output = tmp_path / "runs/training/digits"
+    for number, arguments in enumerate(((), ("--fresh",), ("--fresh",))):
+        result = trainjob("run", str(file), *arguments, cwd=tmp_path / "elsewhere")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert f"worker-0: output {output}" in result.stdout
+        assert (f"the output until here is kept in {output}.{number}" in result.stdout) == (number > 0)
+        (output / f"mark-{number}").touch()
+    assert sorted(path.name for path in output.parent.iterdir()) == ["digits", "digits.1", "digits.2"]
+    assert not (output / "mark-1").exists()
+    assert (tmp_path / "runs/training/digits.1/mark-0").exists()
+
+    result = trainjob("run", str(file), "--resume", "digits.1", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (output / "mark-0").exists()
+    kept = [path.name for path in output.parent.iterdir() if (path / "mark-2").exists()]
+    assert kept == ["digits.3"]
 
 
 @pytest.mark.parametrize(

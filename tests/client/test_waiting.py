@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from support.cli.stored_jobs import stored_job
-from trainjob.cli.wait import Reason, Waiting
+from trainjob.client.jobs import Reason, Waiting
 from trainjob.cluster.kube.informer import Change, Gone, Listed, Seen
 
 PENDING, RUNNING = Seen(stored_job("Pending")), Seen(stored_job("Running"))

@@ -5,35 +5,35 @@ import logging
 import os
 import shlex
 import sys
-from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trainjob.api import Document, InvalidTrainJob, TrainJob, parse
-from trainjob.cli.documents import RefusedFile, choose, folder_of, read_trainjobs
+from trainjob.api import Document, InvalidTrainJob
+from trainjob.cli.documents import STDIN, RefusedFile, choose, folder_of, read_trainjobs
+from trainjob.cli.ending import Exit
 from trainjob.cli.screen import LiveScreen, PlainScreen
-from trainjob.client.local_run import Ending, Interruption, Screen, Supervision
-from trainjob.client.presenter import Results, describe_end, describe_interruption
-from trainjob.client.view import JobView, Outcome
-from trainjob.cluster.local import CannotRunHere, LocalCluster, LocalOptions, survey
-from trainjob.core.manifests import build_objects
-from trainjob.core.names import desired_replicas, root_folder
-
-_FAILED = 1
-_INTERRUPTED = 130
+from trainjob.client.local_run import Ending, Interruption, RunRequest, Screen, run_here
+from trainjob.client.presenter import describe_end, describe_interruption
+from trainjob.client.view import Outcome
+from trainjob.cluster.local import CannotRunHere, LocalOptions
 
 
 @click.command(short_help="Train a job on this machine, without a cluster.")
 @click.argument("file", metavar="FILE")
-@click.option("--fresh", is_flag=True, help="Start over in a new subfolder of the output (resume: Never).")
+@click.option(
+    "--fresh", is_flag=True, help="Start over; the present output is kept beside it, under a number."
+)
+@click.option(
+    "--resume",
+    metavar="FOLDER",
+    help="Go on from an earlier run, such as digits.1; it becomes the job's folder, the present one is kept.",
+)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs"),
-    show_default=True,
+    show_default="runs, beside FILE",
     help="Where claims and other volumes become folders.",
 )
 @click.option(
@@ -53,7 +53,8 @@ _INTERRUPTED = 130
 def run(
     file: str,
     fresh: bool,
-    folder: Path,
+    resume: str | None,
+    folder: Path | None,
     base_port: int | None,
     volumes: tuple[str, ...],
     plain: bool,
@@ -61,49 +62,44 @@ def run(
 ) -> None:
     """Train FILE on this machine: every pod becomes a process, no cluster is needed.
 
-    The exit code is 0 when the job is complete, 1 when it failed, 130 when it was interrupted.
+    The exit code is 0 when the job is complete or was finished before, 1 when it failed, 3 when it was
+    deleted by `trainjob delete`, 130 when it was interrupted.
     """
+    if fresh and resume:
+        raise click.UsageError("--fresh starts over, and --resume goes on: leave out one of the two")
     document = choose(read_trainjobs(file), name, file)
-    options = LocalOptions(
-        folder=folder, job_folder=folder_of(file), volumes=dict(map(_volume, volumes)), base_port=base_port
+    request = RunRequest(
+        job=_job(document),
+        options=LocalOptions(
+            folder=folder or folder_of(file) / "runs",
+            job_folder=folder_of(file),
+            volumes=dict(map(_volume, volumes)),
+            base_port=base_port,
+        ),
+        file=None if file == STDIN else Path(file),
+        command=_going_on(sys.argv[1:]),
+        fresh=fresh,
+        resume=resume,
     )
     _make_output_lenient()
-    request = _Request(_job(document, fresh=fresh), options, plain=plain or not _is_terminal())
     try:
-        code = asyncio.run(_run(request))
+        code = asyncio.run(_run(request, plain=plain or not _is_terminal()))
     except KeyboardInterrupt:
-        code = _INTERRUPTED
+        code = Exit.INTERRUPTED
     sys.exit(code)
 
 
-@dataclass(frozen=True)
-class _Request:
-    job: dict[str, Any]
-    options: LocalOptions
-    plain: bool
-
-
-async def _run(request: _Request) -> int:
+async def _run(request: RunRequest, *, plain: bool) -> Exit:
     with Interruption() as interruption:
-        screen: Screen = PlainScreen(on_gone=interruption.ask) if request.plain else LiveScreen()
+        screen: Screen = PlainScreen(on_gone=interruption.ask) if plain else LiveScreen()
         logging.basicConfig(handlers=[_ScreenHandler(screen)], level=logging.WARNING, force=True)
-        cluster = None
         try:
-            place = survey(request.options, os.environ)
-            cluster = LocalCluster(
-                request.job, place, base_port=request.options.base_port, on_line=screen.line
-            )
-            job = parse(cluster.job)
-            for note in cluster.prepare(build_objects(job)):
-                screen.note(note)
-            ending = await Supervision(cluster, desired_replicas(job.spec), screen).run(interruption)
+            ending = await run_here(request, screen, interruption)
         except CannotRunHere as cannot:
             raise RefusedFile(cannot.lines) from cannot
         finally:
             screen.close()
-            if cluster is not None:
-                await cluster.close()
-    return _conclude(ending, _results(cluster, job, ending.job))
+    return _conclude(ending)
 
 
 class _ScreenHandler(logging.Handler):
@@ -118,13 +114,19 @@ class _ScreenHandler(logging.Handler):
         self._screen.note(self.format(record))
 
 
-def _conclude(ending: Ending, results: Results) -> int:
+def _conclude(ending: Ending) -> Exit:
+    if ending.answer:
+        _print((ending.answer,), err=False)
+        return Exit.GOOD
+    if ending.deleted:
+        _print((f"{ending.job.name} was deleted; all its processes have ended",), err=True)
+        return Exit.NO_JOB
     if ending.interrupted:
-        _print(describe_interruption(ending.job, results), err=True)
-        return _INTERRUPTED
+        _print(describe_interruption(ending.job, ending.results), err=True)
+        return Exit.INTERRUPTED
     good = ending.job.outcome is Outcome.COMPLETE
-    _print(describe_end(ending.job, results), err=not good)
-    return 0 if good else _FAILED
+    _print(describe_end(ending.job, ending.results), err=not good)
+    return Exit.GOOD if good else Exit.FAILED
 
 
 def _print(lines: tuple[str, ...], *, err: bool) -> None:
@@ -136,7 +138,7 @@ def _print(lines: tuple[str, ...], *, err: bool) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _job(document: Document, *, fresh: bool) -> dict[str, Any]:
+def _job(document: Document) -> dict[str, Any]:
     try:
         job = document.parse(needs_image=False)
     except InvalidTrainJob as invalid:
@@ -146,46 +148,21 @@ def _job(document: Document, *, fresh: bool) -> dict[str, Any]:
         raise RefusedFile(
             [f"{where} spec.suspend: is true, so nothing would start; remove it to run the job"]
         )
-    raw = deepcopy(document.raw)
-    # In a cluster another controller may manage the job; here there is none.
-    raw["spec"].pop("managedBy", None)
-    # This run ends with the job, so nothing is left to expire.
-    raw["spec"].pop("ttlSecondsAfterFinished", None)
-    if fresh:
-        raw["spec"]["output"]["resume"] = "Never"
-    return raw
+    return document.raw
 
 
-def _results(cluster: LocalCluster, job: TrainJob, last: JobView) -> Results:
-    pods = {replica.name: replica.pod for replica in last.replicas if replica.pod}
-    first = last.status.first_failure
-    if first is not None and first.rank and first.pod:
-        pods[first.rank] = first.pod
-    tails = {pod: cluster.log_tail(pod) for pod in pods.values()}
-    if job.spec.restart_strategy == "InPlace" and first is not None and first.pod and first.log_tail:
-        # The pod's own log continues after the failure, with lines of the agent and of later attempts.
-        tails[first.pod] = tuple(first.log_tail.splitlines())
-    logs = {replica: cluster.log_path(pod) for replica, pod in pods.items()}
-    root = cluster.output_root
-    return Results(
-        output=_shown(root) if root else root_folder(job),
-        has_model=root is not None and (root / "model").is_dir(),
-        has_checkpoints=_has(root, "checkpoints/step-*", otherwise=last.checkpoint_step is not None),
-        has_events=_has(root, "**/events.out.tfevents.*", otherwise=last.checkpoint_step is not None),
-        logs={replica: _shown(path) for replica, path in logs.items() if path},
-        tails=tails,
-        command=shlex.join(["trainjob", *sys.argv[1:]]),
-        starts_over=job.spec.output.resume == "Never",
-    )
-
-
-def _has(root: Path | None, pattern: str, *, otherwise: bool) -> bool:
-    """Return whether the output has such a file, or `otherwise` if the output isn't on this machine."""
-    return otherwise if root is None else next(root.glob(pattern), None) is not None
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+def _going_on(arguments: list[str]) -> str:
+    """Return the command line that goes on with the job: without --fresh and --resume."""
+    kept = iter(arguments)
+    words = ["trainjob"]
+    for word in kept:
+        if word == "--":
+            words += [word, *kept]
+        elif word == "--resume":
+            next(kept, None)
+        elif word != "--fresh" and not word.startswith("--resume="):
+            words.append(word)
+    return shlex.join(words)
 
 
 def _volume(text: str) -> tuple[str, Path]:

@@ -276,6 +276,10 @@ class ProgressLine:
             click.echo(text, err=True)
         self._shown = text
 
+    def problem(self, text: str) -> None:
+        """Show a problem with the connection."""
+        self.show(None, text)
+
     def clear(self) -> None:
         """Erase the line before other output."""
         if self._is_drawn:

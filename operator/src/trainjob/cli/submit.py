@@ -16,9 +16,10 @@ from trainjob.cli.documents import read_valid_trainjobs
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
 from trainjob.cli.logs import LogShowing
 from trainjob.cli.options import Duration, cluster_options, namespace_of
-from trainjob.cli.screen import LogPrinter
+from trainjob.cli.screen import LogPrinter, ProgressLine
 from trainjob.cli.wait import wait_and_conclude
 from trainjob.client.connection import ClusterOptions
+from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted
 from trainjob.client.problems import describe_problem
 from trainjob.client.view import read_job
@@ -190,7 +191,7 @@ def submit(
         if code is Exit.GOOD and logs:
             return await _follow(cluster.api, jobs[0])
         if code is Exit.GOOD and wait:
-            return max([await wait_and_conclude(cluster.api, j.namespace, j.name, timeout) for j in jobs])
+            return max([await _wait(cluster.api, job, timeout) for job in jobs])
         return code
 
     sys.exit(where.run(create))
@@ -212,6 +213,12 @@ async def _create(api: ApiClient, job: _Submission, file: str, *, dry_run: bool)
     done = "could be created" if dry_run else "was created"
     click.echo(f"{job.name} {done} in namespace {job.namespace}")
     return Exit.GOOD
+
+
+async def _wait(api: ApiClient, job: _Submission, limit: float | None) -> Exit:
+    progress = ProgressLine()
+    handle = ClusterJob(api, job.namespace, job.name, progress.problem)
+    return await wait_and_conclude(handle, limit, progress)
 
 
 async def _follow(api: ApiClient, job: _Submission) -> Exit:

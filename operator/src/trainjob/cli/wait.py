@@ -1,12 +1,10 @@
-"""`trainjob wait`: waits until a job in a cluster is over."""
+"""`trainjob wait`: waits until a job is over, in a cluster or on this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from contextlib import aclosing
-from enum import Enum
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,99 +12,42 @@ from trainjob.cli.ending import Exit, conclude, describe_exits, ends_quietly
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.screen import ProgressLine
 from trainjob.client.connection import ClusterOptions
-from trainjob.client.jobs import find_job, follow, job_scope, missing_job
-from trainjob.client.presenter import describe_deletion, describe_progress
-from trainjob.client.problems import NoJob, TimeIsOver, describe_problem
-from trainjob.client.view import JobView, read_job
-from trainjob.cluster.kube.informer import Change, Failed, Gone, Listed, Seen
-
-if TYPE_CHECKING:
-    from trainjob.cluster.kube.client import ApiClient
+from trainjob.client.handle import JobHandle, find_handle
+from trainjob.client.presenter import describe_progress
+from trainjob.client.problems import TimeIsOver
+from trainjob.client.view import JobView
 
 
-# Waiting for the end of a job, through failures of the connection.
-
-
-class Reason(Enum):
-    """Why the waiting is over."""
-
-    OVER = "the job is over"
-    DELETED = "the job was deleted"
-    REPLACED = "another job of that name is there"
-    MISSING = "there is no such job"
-
-
-class Waiting:
-    """Decides after each change whether the waiting is over."""
-
-    def __init__(self) -> None:
-        self.job: JobView | None = None
-
-    def take(self, change: Change) -> Reason | None:
-        """Return why the waiting is over, or None when it isn't."""
-        if isinstance(change, Seen):
-            return self._see(read_job(change.manifest))
-        if isinstance(change, Gone):
-            # The deletion event has the last state: the end of the job may not have been reported before.
-            last = read_job(change.manifest)
-            if self.job is not None and last.uid != self.job.uid:
-                return None
-            self.job = last
-            return Reason.OVER if last.is_over else Reason.DELETED
-        if isinstance(change, Listed) and self.job is None:
-            return Reason.MISSING
-        return None
-
-    def _see(self, job: JobView) -> Reason | None:
-        if self.job is not None and job.uid != self.job.uid:
-            return Reason.REPLACED
-        self.job = job
-        return Reason.OVER if job.is_over else None
-
-
-async def wait_and_conclude(api: ApiClient, namespace: str, name: str, limit: float | None) -> Exit:
+async def wait_and_conclude(job: JobHandle, limit: float | None, progress: ProgressLine) -> Exit:
     """Wait for a job's end with a progress line on stderr, then print its result.
 
     Args:
-        api: the API server that has the job.
-        namespace: of the job.
-        name: of the job.
+        job: the job.
         limit: seconds; None for no limit.
+        progress: the line, which also shows the problems of the job's connection.
 
     Raises:
-        ClusterError: watching it is not allowed.
         NoJob: there is no such job, or it was deleted.
         TimeIsOver: the job is not over after `limit` seconds.
     """
-    # Once, without retries: otherwise the wait for a wrong context would never end.
-    await find_job(api, namespace, name)
-    waiting, progress = Waiting(), ProgressLine()
-    reason: Reason | None = None
+    last: JobView | None = None
     try:
-        async with asyncio.timeout(limit), aclosing(follow(api, job_scope(namespace, name))) as changes:
-            async for change in changes:
-                reason = waiting.take(change)
-                if reason is not None:
-                    break
-                if isinstance(change, Failed):
-                    progress.show(waiting.job, f"{describe_problem(change.error)}; trying again")
-                elif isinstance(change, Seen):
-                    progress.show(waiting.job)
+        async with asyncio.timeout(limit), aclosing(job.changes()) as changes:
+            async for last in changes:
+                if not last.is_over:
+                    progress.show(last)
     except TimeoutError:
-        last = describe_progress(waiting.job) if waiting.job else f"{name}: no answer from the cluster"
-        raise TimeIsOver(f"not over after {limit or 0:g} s; {last}") from None
+        known = describe_progress(last) if last else f"{job.name}: no answer from {job.place}"
+        raise TimeIsOver(f"not over after {limit or 0:g} s; {known}") from None
     finally:
         progress.clear()
-    if reason is Reason.MISSING:
-        raise await missing_job(api, namespace, name)
-    if reason is Reason.OVER and waiting.job is not None:
-        return conclude(waiting.job)
-    raise NoJob(describe_deletion(name, waiting.job, replaced=reason is Reason.REPLACED))
+    assert last is not None  # noqa: S101 - a job without a state raises NoJob
+    return conclude(last)
 
 
 _EXITS = {
     Exit.GOOD: "the job is complete",
-    Exit.FAILED: "the job failed",
+    Exit.FAILED: "the job failed, or its run on this machine was interrupted",
     Exit.NO_JOB: "there is no such job, or it was deleted while it was waited for",
     Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
     Exit.TIMEOUT: "the job is not over after --timeout",
@@ -122,6 +63,13 @@ _EXITS = {
 def wait(name: str, timeout: float | None, where: ClusterOptions) -> None:
     """Wait until the TrainJob NAME has ended, also through lost connections.
 
-    How far it is goes to stderr; what came of it to stdout if it is complete, else to stderr.
+    It is a run on this machine, or else a job in the cluster. How far it is goes to stderr; what came of it
+    to stdout if it is complete, else to stderr.
     """
-    sys.exit(where.run(lambda cluster: wait_and_conclude(cluster.api, cluster.namespace, name, timeout)))
+
+    async def work() -> Exit:
+        progress = ProgressLine()
+        async with find_handle(name, where, on_problem=progress.problem) as job:
+            return await wait_and_conclude(job, timeout, progress)
+
+    sys.exit(asyncio.run(work()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,6 +62,17 @@ async def with_connection(
     Raises:
         ClusterProblem: the cluster can't be used, or it refused a request.
     """
+    async with connected(where) as connection:
+        return await work(connection)
+
+
+@asynccontextmanager
+async def connected(where: ClusterOptions) -> AsyncIterator[Connection]:
+    """Open the connection that the options select, until the block ends.
+
+    Raises:
+        ClusterProblem: the cluster can't be used, or it refused a request of the block.
+    """
     from trainjob.cluster.kube.client import ApiClient  # noqa: PLC0415
     from trainjob.cluster.kube.config import InvalidAccess  # noqa: PLC0415
     from trainjob.cluster.protocol import ClusterError, allow_deep_objects  # noqa: PLC0415
@@ -69,7 +81,7 @@ async def with_connection(
     try:
         access = find_access(where)
         async with ApiClient(access, user_agent=_USER_AGENT) as api:
-            return await work(Connection(api, where.namespace or access.namespace))
+            yield Connection(api, where.namespace or access.namespace)
     except InvalidAccess as error:
         raise NoCluster(str(error)) from error
     except ClusterError as error:

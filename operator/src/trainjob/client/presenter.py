@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trainjob.api import Evaluation, FirstFailure, Progress
 from trainjob.client.view import JobView, Outcome, ReplicaView, describe_pod
@@ -51,6 +51,29 @@ def format_count(done: int | None, total: int | None, of: str = "/") -> str:
 def describe_metrics(metrics: Mapping[str, float | str]) -> str:
     """Return `accuracy 97.5 %, loss 0.0812`."""
     return ", ".join(format_metric(name, value) for name, value in metrics.items()) or "no metrics"
+
+
+def main_metric(metrics: Mapping[str, float | str]) -> str:
+    """Return the metric that people look at first, such as `accuracy 97.5 %`: a share, else the first one."""
+    ordered = sorted(metrics, key=lambda name: not name.lower().endswith(_SHARES))
+    return format_metric(ordered[0], metrics[ordered[0]]) if ordered else ""
+
+
+def describe_age(length: timedelta) -> str:
+    """Return `12 minutes ago`."""
+    seconds = int(length.total_seconds())
+    for size, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if count := seconds // size:
+            return f"{count} {name}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes such as `12 MB`."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}" if size < 10 * unit else f"{size // unit} {name}"
+    return f"{size} B"
 
 
 def describe_evaluation(evaluation: Evaluation | EvaluationResult) -> str:

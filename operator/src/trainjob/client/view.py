@@ -26,6 +26,8 @@ class Outcome(Enum):
     GOING_ON = "going on"
     COMPLETE = "complete"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """Of a run on this machine that has ended before the job; the same command goes on with the job."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class JobView:
         evaluation: the latest result of the evaluator, or None.
         checkpoint_step: the step of the newest reported checkpoint, or None.
         replicas: of a run here, in display order; empty for a job in a cluster.
+        folder: of a run here, its output folder; empty for a job in a cluster.
+        interrupted: of a run here, whether it has ended before the job.
     """
 
     name: str
@@ -85,6 +89,8 @@ class JobView:
     evaluation: Evaluation | EvaluationResult | None = None
     checkpoint_step: int | None = None
     replicas: tuple[ReplicaView, ...] = ()
+    folder: str = ""
+    interrupted: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -96,16 +102,20 @@ class JobView:
         """Return whether it has finished, and how."""
         if is_true(self.status, COMPLETE):
             return Outcome.COMPLETE
-        return Outcome.FAILED if is_true(self.status, FAILED) else Outcome.GOING_ON
+        if is_true(self.status, FAILED):
+            return Outcome.FAILED
+        return Outcome.INTERRUPTED if self.interrupted else Outcome.GOING_ON
 
     @property
     def is_over(self) -> bool:
-        """Return whether it has finished."""
+        """Return whether it has finished, or nothing of it runs any more."""
         return self.outcome is not Outcome.GOING_ON
 
     @property
     def state(self) -> str:
         """Return its state in one word."""
+        if self.outcome is Outcome.INTERRUPTED:
+            return "Interrupted"
         return self.status.state or "Pending"
 
     @property

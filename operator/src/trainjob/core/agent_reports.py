@@ -9,7 +9,7 @@ from functools import cache
 from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -151,6 +151,12 @@ def _metrics(value: object) -> dict[str, str]:
     return {name: f"{_number(number):.6g}" for name, number in _known_metrics(value).items()}
 
 
+def _dump_metrics(metrics: Mapping[str, str]) -> dict[str, float | str]:
+    """Return metrics as a report has them: as numbers; NaN and infinities are text there too."""
+    numbers = {name: float(text) for name, text in metrics.items()}
+    return {name: n if math.isfinite(n) else metrics[name] for name, n in numbers.items()}
+
+
 def _world(value: object) -> dict[str, int]:
     counts = {role: integer(mapping(value).get(role)) for role in (*TRAINING_ROLES, EVALUATOR)}
     return {role: n for role, n in counts.items() if n is not None}
@@ -178,7 +184,9 @@ Finite = Annotated[float | None, PlainValidator(finite)]
 Seconds = Annotated[float, PlainValidator(lambda value: finite(value) or 0.0), Kept(finite)]
 Number = Annotated[float | None, PlainValidator(_number), Kept(_figure)]
 Rate = Annotated[float | None, PlainValidator(finite), Kept(_figure)]
-Metrics = Annotated[Mapping[str, str], PlainValidator(_metrics), Kept(_known_metrics)]
+Metrics = Annotated[
+    Mapping[str, str], PlainValidator(_metrics), Kept(_known_metrics), PlainSerializer(_dump_metrics)
+]
 Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
 Text = Annotated[str, PlainValidator(text)]
 Word = Annotated[str, PlainValidator(_word)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from trainjob.api.errors import FieldError, fields_by_alias, value_at
 from trainjob.api.fields import as_whole_number
@@ -125,7 +126,7 @@ IMMUTABLE = "is immutable; delete the job and create it again"
 def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iterator[Rule]:
     # The API server's cost estimate for `self.?x == oldSelf.?x` is over its limit. So an optional field is
     # compared only if both objects have it, and one more rule forbids to add or remove such fields.
-    fixed = {name: field for name, field in fields_by_alias(model).items() if name not in mutable}
+    fixed = _fixed_fields(model, mutable)
     optional = [name for name, field in fixed.items() if field.default is None]
     for name in fixed:
         absent = f"!has(self.{name}) || !has(oldSelf.{name}) || " if name in optional else ""
@@ -139,8 +140,37 @@ def _unchanged(at: str, model: type[BaseModel], mutable: frozenset[str]) -> Iter
     yield Rule(
         at=at,
         cel=f"{now} == {before}",
-        message=f"{', '.join(optional)} can't be added or removed; delete the job and create it again",
+        message=_cannot_be_added(optional),
     )
+
+
+def _fixed_fields(model: type[BaseModel], mutable: frozenset[str]) -> dict[str, FieldInfo]:
+    return {name: field for name, field in fields_by_alias(model).items() if name not in mutable}
+
+
+def _cannot_be_added(optional: list[str]) -> str:
+    return f"{', '.join(optional)} can't be added or removed; delete the job and create it again"
+
+
+def find_immutable(before: TrainJobSpec, after: TrainJobSpec) -> Iterator[FieldError]:
+    """Yield an error for each change that `IMMUTABLE_RULES` forbid: the same in Python."""
+    yield from _find_changed("spec", before, after, _MUTABLE_IN_SPEC)
+    yield from _find_changed("spec.worker", before.worker, after.worker, _MUTABLE_IN_WORKER)
+
+
+def _find_changed(
+    at: str, before: BaseModel, after: BaseModel, mutable: frozenset[str]
+) -> Iterator[FieldError]:
+    model = type(before)
+    attributes = {field.alias or name: name for name, field in model.model_fields.items()}
+    fixed = _fixed_fields(model, mutable)
+    optional = [name for name, field in fixed.items() if field.default is None]
+    pairs = {name: (getattr(before, attributes[name]), getattr(after, attributes[name])) for name in fixed}
+    for name, (old, new) in pairs.items():
+        if old != new and not (name in optional and None in (old, new)):
+            yield FieldError(f"{at}.{name}", IMMUTABLE)
+    if any((pairs[name][0] is None) != (pairs[name][1] is None) for name in optional):
+        yield FieldError(at, _cannot_be_added(optional))
 
 
 IMMUTABLE_RULES = (

@@ -6,7 +6,8 @@ translates a pod, and `shim.py` supervises each process so that no descendant is
 
 from trainjob.cluster.local.cluster import LocalCluster
 from trainjob.cluster.local.launch import Launch, build_launch
-from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Machine, is_taken, survey
+from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Machine, survey
+from trainjob.cluster.local.output import bring_back, is_taken, remove_folder, set_aside
 from trainjob.cluster.local.process import replica_log_path
 
 __all__ = [
@@ -15,8 +16,11 @@ __all__ = [
     "LocalCluster",
     "LocalOptions",
     "Machine",
+    "bring_back",
     "build_launch",
     "is_taken",
+    "remove_folder",
     "replica_log_path",
+    "set_aside",
     "survey",
 ]

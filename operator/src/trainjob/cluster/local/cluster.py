@@ -8,14 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainjob.api import InvalidTrainJob, parse
+from trainjob.api.rules.spec import find_immutable
 from trainjob.cluster.agents.poller import AgentAddress, AgentIntervals, AgentPoller, AgentPolling
 from trainjob.cluster.local.launch import LOOPBACK, Launch, hostname_of
 from trainjob.cluster.local.machine import CannotRunHere, Machine
 from trainjob.cluster.local.pod import LocalPod, PodSetting
 from trainjob.cluster.local.process import replica_log_path
 from trainjob.cluster.local.sandbox import Sandbox, replica_name
-from trainjob.cluster.local.store import ObjectStore
+from trainjob.cluster.local.store import ObjectStore, merge_patch
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, Refused, Snapshot, Unavailable
+from trainjob.core.manifests import build_objects
 from trainjob.core.names import JobKey, ObjectRef
 
 _KINDS = ("Pod", "Secret", "Service", "PersistentVolumeClaim")
@@ -50,6 +53,8 @@ class LocalCluster:
         job: the TrainJob; this run gives it a new uid.
         machine: this machine.
         base_port: the first replica's port for TensorFlow, or None for any free ports.
+        arrange: called with the output folder before it is created and locked; may rename folders, and raise
+            `CannotRunHere`.
         on_line: receives a replica's name, such as `worker-0`, and each line of its log. Must not raise.
         on_event: receives type, reason and message of each event about the job.
         clock: returns the time.
@@ -64,6 +69,7 @@ class LocalCluster:
         machine: Machine,
         *,
         base_port: int | None = None,
+        arrange: Callable[[Path], None] = lambda _: None,
         on_line: Callable[[str, str], None] = _ignore_line,
         on_event: Callable[[str, str, str], None] = _ignore_event,
         clock: Callable[[], datetime] = _now,
@@ -77,7 +83,7 @@ class LocalCluster:
         self._pods: dict[str, LocalPod] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._poller: asyncio.Future[Any] | None = None
-        self._sandbox = Sandbox(machine, base_port)
+        self._sandbox = Sandbox(machine, base_port, arrange)
         self._agents = AgentPoller(
             lambda _key: str(self._job["metadata"]["uid"]),
             lambda _key: self._store.of_kind("Pod"),
@@ -134,6 +140,29 @@ class LocalCluster:
     def output_root(self) -> Path | None:
         """Return the job's output folder, or None when it is not on this machine."""
         return self._sandbox.root
+
+    @property
+    def run_folder(self) -> Path:
+        """Return the folder of this run's logs and record: the output folder, if it is on this machine."""
+        return self._sandbox.root or self._sandbox.folder / self.key.name
+
+    def patch_spec(self, patch: Mapping[str, Any]) -> None:
+        """Merge this into the job's spec, by the rules of an API server.
+
+        Raises:
+            InvalidTrainJob: the job would be invalid, or a field can't be changed; with every reason.
+            CannotRunHere: this machine can't run the job that it would be.
+        """
+        old = self._job
+        new = {**old, "spec": merge_patch(old["spec"], patch)}
+        job = parse(new)
+        if refused := tuple(find_immutable(parse(old, has_begun=True).spec, job.spec)):
+            raise InvalidTrainJob(refused)
+        self._sandbox.admit_all([made for made in build_objects(job) if made["kind"] == "Pod"])
+        if new["spec"] != old["spec"]:
+            old["spec"] = new["spec"]
+            old["metadata"]["generation"] += 1
+            self._store.touch(old)
 
     def log_tail(self, pod: str) -> tuple[str, ...]:
         """Return the last lines of a pod's log; none if the pod is gone."""
@@ -232,8 +261,8 @@ class LocalCluster:
         for pod in self._live_pods():
             pod.end(0)
 
-    async def close(self, grace_seconds: float = 0) -> None:
-        """End running processes within `grace_seconds`, and release the output; nothing starts afterwards."""
+    async def stop(self, grace_seconds: float = 0) -> None:
+        """End running processes within `grace_seconds`; nothing starts afterwards."""
         self._closing = True
         for pod in self._live_pods():
             pod.end(min(grace_seconds, pod.launch.grace_seconds))
@@ -242,6 +271,10 @@ class LocalCluster:
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
+
+    async def close(self, grace_seconds: float = 0) -> None:
+        """End running processes as `stop` does, and release the output for other runs."""
+        await self.stop(grace_seconds)
         self._sandbox.leave()
 
     def _notify(self) -> None:
@@ -289,7 +322,7 @@ class LocalCluster:
 
     def _setting(self, pod: Manifest, launch: Launch) -> PodSetting:
         replica = replica_name(pod)
-        logs = launch.root or self._sandbox.folder / self.key.name
+        logs = launch.root or self.run_folder
         return PodSetting(
             replica=replica,
             ports=self._sandbox.ports_of(pod),

@@ -1,14 +1,10 @@
 """The resources of this machine for a job's pods: ports, GPUs, folders for volumes, and the output."""
 
-import contextlib
-import fcntl
-import os
 import platform
 import random
 import re
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -106,19 +102,28 @@ def find_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple
     return tuple(str(number) for number in numbers)
 
 
-def share_gpus(wanted: Mapping[str, int], present: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def share_gpus(
+    wanted: Mapping[str, int],
+    present: tuple[str, ...],
+    held: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+) -> dict[str, tuple[str, ...]]:
     """Return the GPUs that each hostname requests, or none at all if there are too few.
 
     Workers with and without a GPU can't train together, and two can't share one for their collectives.
+
+    Args:
+        wanted: how many each hostname requests.
+        present: the GPUs of this machine.
+        held: those that hostnames have already, and keep if they are among `wanted`.
     """
     if sum(wanted.values()) > len(present):
         return {}
-    shares: dict[str, tuple[str, ...]] = {}
-    start = 0
+    shares = {hostname: held[hostname] for hostname in wanted if hostname in held}
+    free = [gpu for gpu in present if not any(gpu in share for share in shares.values())]
     for hostname, count in wanted.items():
-        shares[hostname] = present[start : start + count]
-        start += count
-    return shares
+        if hostname not in shares:
+            shares[hostname], free = tuple(free[:count]), free[count:]
+    return {hostname: shares[hostname] for hostname in wanted}
 
 
 # The survey of this machine.
@@ -394,88 +399,3 @@ def _bundle(secret: str, machine: Machine) -> VolumeFolder:
 
 def _kept(folder: Path, what: str) -> VolumeFolder:
     return VolumeFolder(folder, f"{what} is the folder {folder} here")
-
-
-# The job's output folder: write check and lock.
-
-
-LOCK_NAME = ".trainjob.lock"
-
-
-def check_writable(folder: Path) -> None:
-    """Create a folder and a temporary file in it.
-
-    Raises:
-        CannotRunHere: the folder can't be written; the message says why.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".trainjob-"):
-            pass
-    except OSError as error:
-        raise CannotRunHere([_why_not(folder, error)]) from error
-
-
-def _why_not(folder: Path, error: OSError) -> str:
-    way_out = "choose another one with --folder"
-    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-    if file is not None:
-        return f"can't write into {folder}: {file} is a file, not a folder; move it, or {way_out}"
-    return f"can't write into {folder} ({error.strerror or error}): make it writable, or {way_out}"
-
-
-class OutputLock:
-    """A lock that is held while any process of one run may write into the folder.
-
-    The launchers of the replicas inherit the descriptor: if `trainjob run` is killed, the lock stays until
-    the last launcher has ended its replica.
-
-    Args:
-        folder: the job's output folder, which exists.
-
-    Raises:
-        CannotRunHere: another run holds it, or its file can't be opened.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            self.fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise CannotRunHere([_why_not(folder / LOCK_NAME, error)]) from error
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self.fd, 64, 0).decode("ascii", "replace").strip()
-            os.close(self.fd)
-            raise CannotRunHere([_held_message(folder, holder)]) from error
-        except OSError:
-            return  # a file system without locks: the run goes without one
-        with contextlib.suppress(OSError):  # a full disk: the lock is held without its process id
-            os.ftruncate(self.fd, 0)
-            os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Release the folder for other runs, once all launchers have ended too."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-def is_taken(folder: Path) -> bool:
-    """Return whether a run holds the lock of this folder, which may not exist."""
-    try:
-        with (folder / LOCK_NAME).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _held_message(folder: Path, holder: str) -> str:
-    who = f"process {holder}" if holder else "another process"
-    return (
-        f"another `trainjob run` ({who}) trains into {folder}: wait for it or end it, "
-        "or start apart from it with --fresh or another --folder"
-    )

@@ -17,10 +17,10 @@ from trainjob.cluster.local.machine import (
     CannotRunHere,
     ReplicaPorts,
     agent_port_in_use_message,
-    check_writable,
     is_free,
     port_in_use_message,
 )
+from trainjob.cluster.local.output import check_writable
 from trainjob.cluster.local.process import LogTail, ProcessExit, ReplicaLog, ReplicaProcess
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.agent_reports import Report, keep

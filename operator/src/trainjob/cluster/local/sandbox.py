@@ -3,7 +3,7 @@
 import base64
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +12,12 @@ from trainjob.cluster.local.launch import Launch, build_launch, hostname_of, hos
 from trainjob.cluster.local.machine import (
     CannotRunHere,
     Machine,
-    OutputLock,
     PortBook,
     ReplicaPorts,
     check_volume_names,
-    check_writable,
     share_gpus,
 )
+from trainjob.cluster.local.output import OutputLock, check_writable
 from trainjob.cluster.protocol import Manifest
 from trainjob.core.agent import TOKEN
 from trainjob.core.manifests import count_gpus
@@ -31,6 +30,7 @@ class Sandbox:
     Args:
         machine: this machine.
         base_port: the first replica's port for TensorFlow, or None for any free ports.
+        arrange: called with the job's output folder before it is created and locked; may rename folders.
 
     Attributes:
         root: the job's output folder, once a pod with one on this machine has been admitted.
@@ -42,18 +42,24 @@ class Sandbox:
         CannotRunHere: no folder for temporary files can be created.
     """
 
-    def __init__(self, machine: Machine, base_port: int | None) -> None:
+    def __init__(
+        self, machine: Machine, base_port: int | None, arrange: Callable[[Path], None] = lambda _: None
+    ) -> None:
+        self._arrange = arrange
         self.root: Path | None = None
         self.folder = machine.folder
         self.base_port = base_port
         self.token: str | None = None
         self._book = PortBook(base_port)
+        self._has_begun = False
         self._lock: OutputLock | None = None
         self._private = _create_private_folder()
         self._machine = replace(machine, bundles=self._private / "bundles")
 
     def admit_all(self, pods: list[Manifest]) -> tuple[str, ...]:
         """Assign GPUs and ports, create the output folder and lock it against other runs.
+
+        Once more for a job of another size: replicas that are there already keep what they have.
 
         Returns:
             The differences from a cluster, one line each.
@@ -73,6 +79,7 @@ class Sandbox:
                     refused.setdefault(line, []).append(replica_name(pod))
         if refused:
             raise CannotRunHere(f"{', '.join(replicas)}: {line}" for line, replicas in refused.items())
+        self._has_begun = True
         return tuple(dict.fromkeys(note for launch in launches for note in launch.notes))
 
     def admit(self, pod: Manifest) -> Launch:
@@ -87,6 +94,7 @@ class Sandbox:
             raise CannotRunHere([str(error)]) from error
         launch = build_launch(pod, self._machine, self._book.ports, self.private_folder(pod))
         if launch.root is not None and self._lock is None:
+            self._arrange(launch.root)
             check_writable(launch.root)
             self._lock = OutputLock(launch.root)
             self.root = launch.root
@@ -130,7 +138,16 @@ class Sandbox:
 
     def _share_gpus(self, pods: Iterable[Manifest]) -> None:
         wanted = {hostname_of(pod): count_gpus(pod) for pod in pods}
-        self._machine = replace(self._machine, gpus_of=share_gpus(wanted, self._machine.gpus))
+        held = self._machine.gpus_of
+        shares = share_gpus(wanted, self._machine.gpus, held)
+        if not self._has_begun:
+            self._machine = replace(self._machine, gpus_of=shares)
+        elif any(held.values()):
+            if not shares:
+                have = len(self._machine.gpus)
+                raise CannotRunHere([f"{sum(wanted.values())} GPUs are asked for, and {have} are here"])
+            self._machine = replace(self._machine, gpus_of={**held, **shares})
+        # Else training has started without GPUs: running processes can't be given any.
 
 
 def replica_name(pod: Manifest) -> str:

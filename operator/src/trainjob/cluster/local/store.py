@@ -4,6 +4,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import datetime
+from typing import Any
 
 from trainjob.cluster.local.pod import format_time
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound
@@ -90,6 +91,19 @@ class ObjectStore:
         merged = {**found["metadata"].get("labels", {}), **labels}
         found["metadata"]["labels"] = {name: value for name, value in merged.items() if value is not None}
         self.touch(found)
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return the target with a JSON merge patch applied (RFC 7386): null removes, other values replace."""
+    if not isinstance(patch, Mapping):
+        return deepcopy(patch)
+    merged = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
 
 
 def _as_created(manifest: Manifest) -> Manifest:

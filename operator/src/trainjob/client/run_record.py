@@ -1,0 +1,242 @@
+"""The records of runs on this machine: one file in each run's folder, and an index of these folders."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from trainjob.client.problems import NoJob
+from trainjob.client.view import JobView, Outcome
+from trainjob.cluster.local import is_taken
+
+# Processes: a number is used again, so a process is known by its number and its start.
+
+
+def identify_process(pid: int) -> str | None:
+    """Return what distinguishes a living process from a later one of its number; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # The second field is the program's name in parentheses, which may contain anything.
+        state, *_, started = stat.rpartition(")")[2].split()[:20]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return _identify_elsewhere(pid) if not Path("/proc/self").exists() else None
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else f"{boot}:{started}"
+
+
+def _identify_elsewhere(pid: int) -> str | None:
+    """Return an empty text for a living process: a system without /proc doesn't say when it started."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return ""
+
+
+# The record of one run.
+
+
+RECORD_NAME = ".trainjob.json"
+
+
+class RunRecord(BaseModel):
+    """The record of one run, as it lies in the run's folder.
+
+    Attributes:
+        view: the job as it was when the record was written.
+        host: the machine that it runs on.
+        pid: of its process.
+        process: see `identify_process`.
+        socket: where it is reached while it runs; empty if it can't be.
+        command: the command line that goes on with it.
+        request: digest of the job as it was asked for and its files; empty if that isn't known.
+        log_starts: the size of each replica's log file when the run began.
+        began: the time of its start.
+        ended: the time of its end; None while it runs, and if it was killed.
+        end: how it ended; of a job that is over, its outcome.
+    """
+
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+    version: Literal[1] = 1
+    view: JobView
+    host: str = ""
+    pid: int = 0
+    process: str = ""
+    socket: str = ""
+    command: str = ""
+    request: str = ""
+    log_starts: Mapping[str, int] = Field(default_factory=dict)
+    began: datetime
+    ended: datetime | None = None
+    end: Literal["", "complete", "failed", "interrupted", "deleted"] = ""
+
+    def write(self, folder: Path) -> None:
+        """Replace the record of this folder; it survives a loss of power.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        text = self.model_dump_json(by_alias=True)
+        temporary = folder / f"{RECORD_NAME}.{os.getpid()}"
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(folder / RECORD_NAME)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """Return the record of this folder; None if there is none that can be read."""
+    try:
+        return RunRecord.model_validate_json((folder / RECORD_NAME).read_bytes())
+    except (OSError, ValidationError, RecursionError):
+        return None
+
+
+# A run, by its folder.
+
+
+_KILLED = "its process is gone: killed, or the machine went down"
+_STOPPED = "it was stopped"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of this machine: a folder with a record.
+
+    Attributes:
+        folder: the output folder, absolute.
+        record: as it was read.
+    """
+
+    folder: Path
+    record: RunRecord
+
+    @property
+    def name(self) -> str:
+        """Return the folder's name: that of the job, or such as `digits.1` of an earlier run."""
+        return self.folder.name
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether this machine runs it, or has run it; a folder may be shared by several."""
+        return self.record.host == platform.node()
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether its process lives."""
+        if self.record.ended is not None:
+            return False
+        if not self.is_here:
+            return is_taken(self.folder)
+        return identify_process(self.record.pid) == self.record.process
+
+    @property
+    def view(self) -> JobView:
+        """Return the job as the record has it; interrupted, if it had not ended when its process did."""
+        view = replace(self.record.view, name=self.name, folder=str(self.folder))
+        if view.outcome is not Outcome.GOING_ON or self.is_running:
+            return view
+        step = view.status.progress.step if view.status.progress else None
+        at = f" at step {step}" if step is not None else ""
+        again = f"; go on with the same command: {self.record.command}" if self.record.command else ""
+        message = f"{_STOPPED if self.record.ended else _KILLED}{at}{again}"
+        return replace(view, interrupted=True, status=view.status.model_copy(update={"message": message}))
+
+
+def read_run_folder(folder: Path) -> Run | None:
+    """Return the run of this folder; None if it has no record."""
+    record = read_record(folder)
+    return Run(folder, record) if record is not None else None
+
+
+# The index: a link to each run's folder in the user's state folder. No file is shared, so none is locked.
+
+
+def index_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the links, which may not exist."""
+    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "trainjob" / "runs"
+
+
+def remember(folder: Path) -> None:
+    """Add a run's folder to the index.
+
+    Raises:
+        OSError: the index can't be written.
+    """
+    link = _link_of(folder)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        link.symlink_to(folder.absolute())
+
+
+def forget(folder: Path) -> None:
+    """Remove a folder from the index."""
+    with suppress(OSError):
+        _link_of(folder).unlink()
+
+
+def all_runs() -> tuple[Run, ...]:
+    """Return the runs that this user has started on this machine, the latest first."""
+    found: list[Run] = []
+    try:
+        folders = [link.readlink() for link in index_folder().iterdir()]
+    except OSError:
+        return ()
+    for folder in folders:
+        run = read_run_folder(folder)
+        if run is not None:
+            found.append(run)
+        elif folder.parent.is_dir() and not folder.exists():  # not: a disk that isn't mounted now
+            forget(folder)
+    return tuple(sorted(found, key=lambda run: run.record.began, reverse=True))
+
+
+def find_run(name: str, *, certain: bool = False) -> Run | None:
+    """Return the run of this name, or in this folder; None if there is none.
+
+    Of several runs of one name that one counts which lies below the working directory, then the only one
+    that is running.
+
+    Args:
+        name: of the run, or its folder.
+        certain: leave none out because another one is running.
+
+    Raises:
+        NoJob: several have that name.
+    """
+    if os.sep in name and (run := read_run_folder(Path(name).absolute())) is not None:
+        return run
+    found = [run for run in all_runs() if run.name == name]
+    found = [run for run in found if run.folder.is_relative_to(Path.cwd())] or found
+    if len(found) > 1 and not certain:
+        found = [run for run in found if run.is_running] or found
+    if len(found) > 1:
+        folders = ", ".join(str(run.folder) for run in found)
+        raise NoJob(f"several runs are named {name}: name one by its folder: {folders}")
+    return found[0] if found else None
+
+
+def _link_of(folder: Path) -> Path:
+    return index_folder() / hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]

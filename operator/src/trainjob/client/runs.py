@@ -1,0 +1,470 @@
+"""A run on this machine as a job: while it runs it is reached through a socket, then by its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainjob.api import InvalidTrainJob
+from trainjob.client.job_logs import Wanted
+from trainjob.client.presenter import Results, describe_deletion, describe_state
+from trainjob.client.problems import ClusterProblem, NoJob
+from trainjob.client.run_record import Run, forget, read_run_folder
+from trainjob.client.view import JobView
+from trainjob.cluster.local import CannotRunHere, remove_folder
+from trainjob.core.agent_reports import read_replica
+from trainjob.core.names import EVALUATOR, TRAINING_ROLES
+
+# The protocol: a connection has one request, a line of JSON, and one response; `watch` has many.
+#
+#     {"verb": "view"}                       {"view": {...}}
+#     {"verb": "watch"}                      {"view": {...}}, now and after each change
+#     {"verb": "patch", "spec": {...}}       {"view": {...}} or {"refused": ["..."]}
+#     {"verb": "delete"}                     {}; the connection is closed when all processes have ended
+#
+# Only the same user may connect: the socket has mode 0600, in a folder with mode 0700.
+
+
+_LONGEST_LINE = 1 << 24
+_PATIENCE_SECONDS = 5.0
+"""A run that doesn't respond for so long is stopped, or its machine is."""
+
+_LONGEST_PATH = 100  # bytes that every system allows for the path of a socket
+
+_VIEW = TypeAdapter(JobView)
+
+
+def _dump(view: JobView) -> dict[str, Any]:
+    return {"view": _VIEW.dump_python(view, mode="json", by_alias=True)}
+
+
+# The run's own side.
+
+
+class RunControls(Protocol):
+    """What other processes can do with a run."""
+
+    @property
+    def latest(self) -> JobView:
+        """Return the job as it is now."""
+
+    async def later_than(self, view: JobView) -> JobView:
+        """Return the job once it has changed."""
+
+    def patch(self, spec: Mapping[str, Any]) -> None:
+        """Merge this into the job's spec; raises `InvalidTrainJob` or `CannotRunHere`."""
+
+    def delete(self) -> None:
+        """Ask the run to end."""
+
+
+class RunServer:
+    """Answers the user's other processes while a run lasts.
+
+    Args:
+        controls: the run.
+
+    Attributes:
+        path: of the socket; empty until `open`.
+    """
+
+    def __init__(self, controls: RunControls) -> None:
+        self._controls = controls
+        self._connections = set[asyncio.Task[None]]()
+        self._server: asyncio.Server | None = None
+        self.path = ""
+
+    async def open(self) -> None:
+        """Listen at a socket of its own.
+
+        Raises:
+            OSError: none can be created.
+        """
+        folder = _private_folder()
+        path = folder / "run"
+        try:
+            self._server = await asyncio.start_unix_server(self._accept, path, limit=_LONGEST_LINE)
+            path.chmod(0o600)
+        except OSError:
+            folder.rmdir()
+            raise
+        self.path = str(path)
+
+    async def close(self) -> None:
+        """Close all connections and remove the socket; more calls do nothing."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        _remove_socket(Path(self.path))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - asyncio runs this as a task
+        self._connections.add(task)
+        try:
+            await self._answer(json.loads(await reader.readline()), writer)
+        except (OSError, ValueError, asyncio.CancelledError):
+            pass  # the other process is gone, sends something else, or the run ends
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+        match request:
+            case {"verb": "view"}:
+                await _send(writer, _dump(self._controls.latest))
+            case {"verb": "watch"}:
+                view = self._controls.latest
+                while True:
+                    await _send(writer, _dump(view))
+                    view = await self._controls.later_than(view)
+            case {"verb": "patch", "spec": dict(spec)}:
+                await _send(writer, self._patch(spec))
+            case {"verb": "delete"}:
+                await _send(writer, {})
+                self._controls.delete()
+                await asyncio.Event().wait()  # until `close`
+            case _:
+                await _send(writer, {"refused": [f"this run knows no request such as {request}"]})
+
+    def _patch(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            self._controls.patch(spec)
+        except InvalidTrainJob as invalid:
+            return {"refused": [str(error) for error in invalid.errors]}
+        except CannotRunHere as cannot:
+            return {"refused": list(cannot.lines)}
+        return _dump(self._controls.latest)
+
+
+async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()
+
+
+def _private_folder() -> Path:
+    """Return a new folder that only this user can enter, with a path that is short enough for a socket."""
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - mkdtemp
+        if parent and len(os.fsencode(parent)) <= _LONGEST_PATH - len("/trainjob-01234567/run"):
+            with suppress(OSError):
+                return Path(tempfile.mkdtemp(prefix="trainjob-", dir=parent))
+    raise OSError("no folder for a socket: set TMPDIR to one with a short path")
+
+
+def _remove_socket(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+
+
+# The side of other processes.
+
+
+def _is_own_socket(path: Path) -> bool:
+    """Return whether it is this user's: a record may lie where others can write."""
+    found = path.stat()
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+
+
+class NotReached(Exception):
+    """The run doesn't respond: it has just ended, or is stopped."""
+
+
+@asynccontextmanager
+async def _asked(run: Run, request: Mapping[str, Any]) -> AsyncGenerator[asyncio.StreamReader]:
+    """Send a request to a run, and give the stream of its responses.
+
+    Raises:
+        NotReached: it can't be sent.
+    """
+    path = run.record.socket
+    try:
+        if not _is_own_socket(Path(path)):
+            raise NotReached
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(path, limit=_LONGEST_LINE)
+    except (OSError, ValueError) as error:
+        raise NotReached from error
+    try:
+        await _send(writer, request)
+        yield reader
+    except ConnectionError as error:
+        raise NotReached from error
+    finally:
+        writer.close()
+
+
+async def _read(reader: asyncio.StreamReader, patience: float | None = _PATIENCE_SECONDS) -> dict[str, Any]:
+    """Return the next response.
+
+    Raises:
+        NotReached: the run has ended, or doesn't respond in time.
+    """
+    try:
+        async with asyncio.timeout(patience):
+            response = json.loads(await reader.readline())
+    except (OSError, ValueError) as error:
+        raise NotReached from error
+    return response if isinstance(response, dict) else {}
+
+
+def _read_view(run: Run, response: Mapping[str, Any]) -> JobView:
+    try:
+        view = _VIEW.validate_python(response.get("view"), by_alias=True)
+    except ValidationError as error:
+        raise NotReached from error
+    return replace(view, name=run.name, folder=str(run.folder))
+
+
+# The logs of a run: one file for each replica, with all of its attempts and earlier runs.
+
+
+_POLL_SECONDS = 0.2
+
+
+def log_files(folder: Path, wanted: Wanted) -> dict[str, Path]:
+    """Return the log files of the requested replicas in a run's folder, by replica, in order of roles."""
+    roles = (*TRAINING_ROLES, EVALUATOR)
+    found = {read_replica(path.stem): path for path in (folder / "logs" / "replicas").glob("*.log")}
+    shown = sorted(
+        (each for each in found if each is not None and wanted.takes(each)),
+        key=lambda each: (roles.index(each.role), each.index),
+    )
+    return {each.name: found[each] for each in shown}
+
+
+def log_sizes(folder: Path) -> dict[str, int]:
+    """Return the present size of each replica's log file."""
+    return {replica: path.stat().st_size for replica, path in log_files(folder, Wanted()).items()}
+
+
+class LogFile:
+    """Reads a log file that grows.
+
+    Args:
+        path: the file.
+        start: where to begin.
+        end: where to stop; None: at its end.
+    """
+
+    def __init__(self, path: Path, start: int = 0, end: int | None = None) -> None:
+        self._path, self._position, self._end = path, start, end
+
+    def read(self, *, whole: bool = False) -> list[str]:
+        """Return the lines since the last call; `whole`: also a last one without a line end."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                data = file.read(-1 if self._end is None else max(0, self._end - self._position))
+        except OSError:
+            return []
+        complete = len(data) if whole else data.rfind(b"\n") + 1
+        self._position += complete
+        return data[:complete].decode("utf-8", "replace").splitlines()
+
+
+# What a run has left in its folder.
+
+
+def results_in(folder: Path) -> Results:
+    """Return where the output and the logs of a run are."""
+    return Results(
+        output=shown_path(folder),
+        has_model=(folder / "model").is_dir(),
+        has_checkpoints=_has(folder, "checkpoints/step-*"),
+        has_events=_has(folder, "**/events.out.tfevents.*"),
+        logs={replica: shown_path(path) for replica, path in log_files(folder, Wanted()).items()},
+    )
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as it is shown: relative, if it lies below the working directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    size = 0
+    for inner, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                size += (Path(inner) / name).lstat().st_size
+    return size
+
+
+def _has(folder: Path, pattern: str) -> bool:
+    return next(folder.glob(pattern), None) is not None
+
+
+# A run as a job.
+
+
+_GOING_SECONDS = 60.0
+"""More than a run takes to end its replicas."""
+
+
+class LocalJob:
+    """A run on this machine.
+
+    Args:
+        run: as it was found.
+    """
+
+    place = "this machine"
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def name(self) -> str:
+        """Return the name of its folder."""
+        return self._run.name
+
+    @property
+    def folder(self) -> Path:
+        """Return its output folder."""
+        return self._run.folder
+
+    async def view(self) -> JobView:
+        """See `JobHandle`."""
+        run = self._read_run()
+        if run.is_running:
+            with suppress(NotReached):
+                return await self._ask(run, {"verb": "view"})
+            run = self._read_run()
+        return run.view
+
+    async def changes(self) -> AsyncGenerator[JobView]:
+        """See `JobHandle`."""
+        last: JobView | None = None
+        while True:
+            run = self._read_run(last)
+            if not run.is_running:
+                yield run.view
+                return
+            with suppress(NotReached):
+                async with _asked(run, {"verb": "watch"}) as responses:
+                    while True:
+                        last = _read_view(run, await _read(responses, None))
+                        yield last
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def log_lines(
+        self, wanted: Wanted, *, follow: bool = False, tail: int | None = None, previous: bool = False
+    ) -> AsyncGenerator[tuple[str, str]]:
+        """See `JobHandle`. One replica comes after the other; `previous`: the runs before in this folder."""
+        run = self._read_run()
+        files = dict[str, LogFile]()
+        for replica, path in log_files(run.folder, wanted).items():
+            start = run.record.log_starts.get(replica, 0)
+            files[replica] = LogFile(path, 0, start) if previous else LogFile(path, start)
+            lines = files[replica].read(whole=not follow)
+            for line in lines[max(0, len(lines) - tail) :] if tail is not None else lines:
+                yield replica, line
+        if follow:
+            async with aclosing(self._followed(files, wanted)) as followed:
+                async for each in followed:
+                    yield each
+
+    async def _followed(self, files: dict[str, LogFile], wanted: Wanted) -> AsyncGenerator[tuple[str, str]]:
+        over = asyncio.ensure_future(self._until_over())
+        try:
+            while True:
+                is_over = over.done()
+                for replica, path in log_files(self.folder, wanted).items():
+                    for line in files.setdefault(replica, LogFile(path)).read(whole=is_over):
+                        yield replica, line
+                if is_over:
+                    break
+                await asyncio.wait([over], timeout=_POLL_SECONDS)
+            over.result()
+        finally:
+            over.cancel()
+            await asyncio.gather(over, return_exceptions=True)
+
+    async def patch(self, spec: Mapping[str, Any]) -> JobView:
+        """See `JobHandle`."""
+        run = self._read_run()
+        if not run.is_running:
+            raise ClusterProblem(f"{self.name} doesn't run any more: {describe_state(run.view)}")
+        return await self._request(run, {"verb": "patch", "spec": dict(spec)})
+
+    async def delete(self) -> None:
+        """See `JobHandle`."""
+        run = self._read_run()
+        if run.is_running:
+            await self._stop(run)
+        await self._remove()
+
+    async def _stop(self, run: Run) -> None:
+        try:
+            async with _asked(run, {"verb": "delete"}) as responses:
+                await _read(responses)
+                with suppress(NotReached):
+                    await _read(responses, None)  # until the connection is closed
+        except NotReached as error:
+            if self._read_run().is_running:
+                raise self._not_reached(run) from error
+
+    async def _remove(self) -> None:
+        until = asyncio.get_running_loop().time() + _GOING_SECONDS
+        while True:
+            try:
+                remove_folder(self.folder)
+            except CannotRunHere as cannot:
+                # A process that has just ended its replicas holds the folder a moment longer.
+                run = read_run_folder(self.folder)
+                is_ending = run is not None and run.record.end == "deleted"
+                if not is_ending or asyncio.get_running_loop().time() > until:
+                    raise ClusterProblem(str(cannot)) from cannot
+            else:
+                forget(self.folder)
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _until_over(self) -> None:
+        async with aclosing(self.changes()) as changes:
+            async for _ in changes:
+                pass
+
+    async def _ask(self, run: Run, request: Mapping[str, Any]) -> JobView:
+        async with _asked(run, request) as responses:
+            response = await _read(responses)
+        if refused := response.get("refused"):
+            raise ClusterProblem("\n".join(map(str, refused)))
+        return _read_view(run, response)
+
+    async def _request(self, run: Run, request: Mapping[str, Any]) -> JobView:
+        try:
+            return await self._ask(run, request)
+        except NotReached as error:
+            raise self._not_reached(run) from error
+
+    def _not_reached(self, run: Run) -> ClusterProblem:
+        where = "" if run.is_here else f" on {run.record.host}"
+        return ClusterProblem(
+            f"the run of {self.name} (process {run.record.pid}{where}) doesn't respond: if it is stopped, "
+            "continue or end it"
+        )
+
+    def _read_run(self, last: JobView | None = None) -> Run:
+        run = read_run_folder(self.folder)
+        is_replaced = run is not None and run.record.view.uid != self._run.record.view.uid
+        is_deleted = run is not None and run.record.end == "deleted" and last is not None
+        if run is None or is_deleted or is_replaced:
+            raise NoJob(describe_deletion(self.name, last, replaced=is_replaced))
+        return run

@@ -1,0 +1,204 @@
+"""The job's output folder on this machine: write check, lock, and the folders of earlier runs."""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainjob.cluster.local.machine import CannotRunHere
+
+# Write check and lock.
+
+
+LOCK_NAME = ".trainjob.lock"
+
+
+def check_writable(folder: Path) -> None:
+    """Create a folder and a temporary file in it.
+
+    Raises:
+        CannotRunHere: the folder can't be written; the message says why.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".trainjob-"):
+            pass
+    except OSError as error:
+        raise CannotRunHere([_why_not(folder, error)]) from error
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    way_out = "choose another one with --folder"
+    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+    if file is not None:
+        return f"can't write into {folder}: {file} is a file, not a folder; move it, or {way_out}"
+    return f"can't write into {folder} ({error.strerror or error}): make it writable, or {way_out}"
+
+
+class OutputLock:
+    """A lock that is held while any process of one run may write into the folder.
+
+    The launchers of the replicas inherit the descriptor: if `trainjob run` is killed, the lock stays until
+    the last launcher has ended its replica.
+
+    Args:
+        folder: the job's output folder, which exists.
+
+    Raises:
+        CannotRunHere: another run holds it, or its file can't be opened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise CannotRunHere([_why_not(folder / LOCK_NAME, error)]) from error
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self.fd, 64, 0).decode("ascii", "replace").strip()
+            os.close(self.fd)
+            raise CannotRunHere([_held_message(folder, holder)]) from error
+        except OSError:
+            return  # a file system without locks: the run goes without one
+        if not _is_same_file(self.fd, folder / LOCK_NAME):  # renamed between opening and locking
+            os.close(self.fd)
+            raise CannotRunHere([f"another `trainjob run` has just renamed {folder}: start again"])
+        with contextlib.suppress(OSError):  # a full disk: the lock is held without its process id
+            os.ftruncate(self.fd, 0)
+            os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Release the folder for other runs, once all launchers have ended too."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def is_taken(folder: Path) -> bool:
+    """Return whether a run holds the lock of this folder, which may not exist."""
+    try:
+        with (folder / LOCK_NAME).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _held_message(folder: Path, holder: str) -> str:
+    who = f"process {holder}" if holder else "another process"
+    return (
+        f"another `trainjob run` ({who}) trains into {folder}: wait for it or end it, "
+        "or start apart from it with another --folder"
+    )
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
+
+
+# The folders of earlier runs: `digits` is the job's folder, `digits.1` the oldest of those before it.
+
+
+_OWN_PREFIX = ".trainjob"
+"""Of the files of the run itself, which need not be kept."""
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename a job's folder to the next number, such as `digits.2`.
+
+    Returns:
+        The new folder, or None if there was nothing to keep.
+
+    Raises:
+        CannotRunHere: a run holds the folder, or it can't be renamed.
+    """
+    if not _has_content(folder):
+        return None
+    with _locked(folder):
+        aside = _next_number(folder)
+        _rename(folder, aside)
+    return aside
+
+
+def bring_back(earlier: Path, folder: Path) -> Path | None:
+    """Make the folder of an earlier run the job's folder, and set the present one aside.
+
+    Args:
+        earlier: a folder beside the job's folder, such as `digits.1`.
+        folder: the job's folder, which may not exist.
+
+    Returns:
+        The new name of the present folder, or None if there was nothing to keep.
+
+    Raises:
+        CannotRunHere: `earlier` is no such folder, a run holds one of the two, or one can't be renamed.
+    """
+    if not earlier.is_dir():
+        raise CannotRunHere([f"there is no folder {earlier}: `trainjob list` shows those of earlier runs"])
+    if folder.exists() and earlier.samefile(folder):
+        return None
+    if earlier.resolve().parent != folder.resolve().parent:
+        raise CannotRunHere(
+            [f"{earlier} isn't beside the job's folder {folder}: move it there, or choose its --folder"]
+        )
+    with _locked(earlier):
+        aside = set_aside(folder)
+        if aside is None and folder.exists():
+            remove_folder(folder)
+        _rename(earlier, folder)
+    return aside
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a run's folder; it disappears as a whole.
+
+    Raises:
+        CannotRunHere: a run holds the folder, or it can't be removed.
+    """
+    with _locked(folder):
+        going = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.deleted")
+        _rename(folder, going)
+        try:
+            shutil.rmtree(going)
+        except OSError as error:
+            raise CannotRunHere([f"can't remove {going} as a whole: {error}"]) from error
+
+
+def _has_content(folder: Path) -> bool:
+    try:
+        return any(not path.name.startswith(_OWN_PREFIX) for path in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _next_number(folder: Path) -> Path:
+    numbered = re.compile(rf"{re.escape(folder.name)}\.(\d+)")
+    found = (numbered.fullmatch(path.name) for path in folder.parent.iterdir())
+    return folder.with_name(f"{folder.name}.{max((int(m[1]) for m in found if m), default=0) + 1}")
+
+
+def _rename(folder: Path, to: Path) -> None:
+    try:
+        folder.rename(to)
+    except OSError as error:
+        raise CannotRunHere([f"can't rename {folder} to {to}: {error.strerror or error}"]) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = OutputLock(folder)
+    try:
+        yield
+    finally:
+        lock.release()
