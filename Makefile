@@ -57,7 +57,7 @@ kind-e2e: $(SYNCED)  ## Run tests/e2e on a kind cluster of its own; needs Docker
 	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.
-	rm -rf .venv .venv-oldest .uv runs
+	rm -rf .venv .venv-oldest .uv runs examples/runs
 
 $(SYNCED): uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml | $(UV)
 	$(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW)

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from support.world.changes import change_job, errors_of
+from support.world.changes import REMOVED, change_job, errors_of
 from support.world.jobs import build_job
+from support.world.mutations import FULL
 from support.world.wrong_jobs import ACCEPTED, BROKEN
+from trainjob.api import parse
+from trainjob.api.rules.spec import IMMUTABLE, IMMUTABLE_RULES, find_immutable
 
 
 @pytest.mark.parametrize(("changes", "path", "message"), BROKEN)
@@ -46,3 +49,31 @@ def test_role_template_is_checked_like_the_job_s() -> None:
     for role in ("worker", "chief", "evaluator"):
         errors = errors_of(change_job({f"spec.{role}.template": template}))
         assert list(errors) == [f"spec.{role}.template.spec.hostNetwork"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, {}),
+        ({"spec.suspend": True, "spec.activeDeadlineSeconds": 5, "spec.worker.replicas": 3}, {}),
+        ({"spec.ttlSecondsAfterFinished": REMOVED}, {}),
+        ({"spec.maxRestarts": 9}, {"spec.maxRestarts": IMMUTABLE}),
+        ({"spec.template.spec.containers[0].image": "x"}, {"spec.template": IMMUTABLE}),
+        ({"spec.worker.minReplicas": 2}, {"spec.worker.minReplicas": IMMUTABLE}),
+        ({"spec.stallTimeoutSeconds": REMOVED}, {"spec": "can't be added or removed; delete the job and"}),
+        ({"spec.worker.minReplicas": REMOVED}, {"spec.worker": "can't be added or removed; delete the job"}),
+    ],
+)
+def test_what_can_be_changed_is_what_the_api_server_lets_through(
+    changes: dict[str, Any], refused: dict[str, str]
+) -> None:
+    before, after = parse(FULL).spec, parse(change_job(changes, FULL)).spec
+    found = {error.path: error.message for error in find_immutable(before, after)}
+    assert found.keys() == refused.keys()
+    assert all(refused[path] in message for path, message in found.items())
+    assert set(found.values()) <= {rule.message for rule in IMMUTABLE_RULES}
+
+
+def test_a_default_that_is_written_out_changes_nothing() -> None:
+    before, after = parse(build_job()).spec, parse(build_job(maxRestarts=3, suspend=False)).spec
+    assert list(find_immutable(before, after)) == []

@@ -214,7 +214,7 @@ def local(tmp_path: Path) -> Iterator[Path]:
     """The output of a job that runs on this machine."""
     output = tmp_path / "runs/training/digits"
     output.mkdir(parents=True)
-    (tmp_path / "runs/training/digits-two").mkdir()
+    (tmp_path / "runs/training/digits.1").mkdir()
     with (output / ".trainjob.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield output
@@ -233,7 +233,7 @@ def test_a_job_on_this_machine(local: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(local.parents[2])
     trainer = threading.Thread(target=train, daemon=True)
     trainer.start()
-    result = call("profile", "digits", "--local")
+    result = call("profile", "digits", "--local", "--folder", "runs")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines()[0] == f"steps 96-130: {local}/logs/train"
     assert result.stdout.splitlines()[1].startswith("tensorboard --logdir runs/training/digits ")
@@ -246,9 +246,15 @@ def test_a_run_that_has_ended(local: Path) -> None:
     assert f"no `trainjob run` trains digits into {local.parents[1]}" in result.stderr
 
 
+def test_no_run_of_that_name() -> None:
+    result = call("profile", "digits", "--local")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "no `trainjob run` trains digits on this machine: `trainjob list` shows" in result.stderr
+
+
 def test_two_runs_of_one_name(local: Path) -> None:
-    other = local.with_name("digits-0123abcd")
-    other.mkdir()
+    other = local.parents[1] / "other/digits"
+    other.mkdir(parents=True)
     with (other / ".trainjob.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = call("profile", "digits", "--local", "--folder", str(local.parents[1]))

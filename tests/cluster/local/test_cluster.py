@@ -18,6 +18,8 @@ from support.local.local_cluster import (
     ref_of,
     until,
 )
+from support.world.jobs import build_plain_job
+from trainjob.api import InvalidTrainJob, parse
 from trainjob.cluster import (
     AlreadyExists,
     Cluster,
@@ -28,7 +30,8 @@ from trainjob.cluster import (
     Refused,
     Unavailable,
 )
-from trainjob.cluster.local import LocalCluster
+from trainjob.cluster.local import CannotRunHere, LocalCluster
+from trainjob.core.manifests import build_objects
 
 SERVICE: dict[str, Any] = {
     "kind": "Service",
@@ -194,3 +197,46 @@ async def test_nothing_starts_once_it_is_closed(tmp_path: Path) -> None:
         assert not cluster.snapshot().pods
         with pytest.raises(Unavailable):
             await cluster.create(build_pod())
+
+
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+
+
+def build_cluster(folder: Path, gpus: tuple[str, ...] = ()) -> LocalCluster:
+    job = build_plain_job(evaluator=False, container=GPU if gpus else {})
+    cluster = LocalCluster(job, build_place(folder, gpus=gpus))
+    cluster.prepare(build_objects(parse(cluster.job)))
+    return cluster
+
+
+async def test_a_patch_changes_the_spec_as_an_api_server_does(tmp_path: Path) -> None:
+    cluster = build_cluster(tmp_path)
+    seen: list[JobKey] = []
+    cluster.watch(seen.append)
+    cluster.patch_spec({"worker": {"replicas": 3}, "suspend": True, "activeDeadlineSeconds": 60})
+    assert (cluster.job["spec"]["worker"], cluster.job["spec"]["suspend"]) == ({"replicas": 3}, True)
+    assert (cluster.job["metadata"]["generation"], seen) == (2, [cluster.key])
+    cluster.patch_spec({"activeDeadlineSeconds": None})
+    assert "activeDeadlineSeconds" not in cluster.job["spec"]
+    cluster.patch_spec({"suspend": True})
+    assert cluster.job["metadata"]["generation"] == 3  # it was so before
+    before = cluster.job
+    for patch, message in (
+        ({"worker": {"replicas": 0}}, "spec.worker.replicas: must be at least 1"),
+        ({"worker": {"replica": 1}}, "spec.worker.replica: "),
+        ({"maxRestarts": 9}, "spec.maxRestarts: is immutable; delete the job and create it again"),
+    ):
+        with pytest.raises(InvalidTrainJob, match=message):
+            cluster.patch_spec(patch)
+    assert cluster.job == before
+    await cluster.close()
+
+
+async def test_a_job_gets_no_more_gpus_than_are_here(tmp_path: Path) -> None:
+    cluster = build_cluster(tmp_path, ("0", "1", "2"))
+    cluster.patch_spec({"worker": {"replicas": 3}})
+    assert cluster._sandbox._machine.gpus_of["digits-worker-2"] == ("2",)
+    with pytest.raises(CannotRunHere, match="4 GPUs are asked for, and 3 are here"):
+        cluster.patch_spec({"worker": {"replicas": 4}})
+    assert cluster.job["spec"]["worker"] == {"replicas": 3}
+    await cluster.close()

@@ -31,3 +31,8 @@ def test_gpus_are_shared_out_in_order() -> None:
 
 def test_too_few_gpus_are_given_to_no_replica() -> None:
     assert share_gpus({"a": 1, "b": 1}, ("0",)) == {}
+
+
+def test_hostnames_keep_what_they_have() -> None:
+    held = {"a": ("1",), "gone": ("0",)}
+    assert share_gpus({"a": 1, "b": 1}, ("0", "1"), held) == {"a": ("1",), "b": ("0",)}

@@ -9,7 +9,14 @@ import pytest
 
 from support.local.local_cluster import build_pod, ended, local_cluster, python
 from trainjob.cluster import Refused
-from trainjob.cluster.local import CannotRunHere, replica_log_path
+from trainjob.cluster.local import (
+    CannotRunHere,
+    bring_back,
+    remove_folder,
+    replica_log_path,
+    set_aside,
+)
+from trainjob.cluster.local.output import OutputLock
 
 
 async def test_prepare_creates_the_output_and_says_what_differs(tmp_path: Path) -> None:
@@ -156,3 +163,76 @@ async def test_gpus_are_shared_among_the_pods(tmp_path: Path) -> None:
             await cluster.create(pod)
             await ended(cluster, pod["metadata"]["name"])
         assert lines.seen == [("worker-0", "4"), ("worker-1", "7"), ("evaluator-0", "-1")]
+
+
+def names(folder: Path) -> dict[str, str]:
+    """The folders of runs, each with what its file `mark` holds."""
+    return {path.name: (path / "mark").read_text() for path in folder.iterdir() if (path / "mark").exists()}
+
+
+def put(folder: Path, mark: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "mark").write_text(mark)
+    return folder
+
+
+def test_the_folder_of_an_earlier_run_gets_the_next_number(tmp_path: Path) -> None:
+    digits = tmp_path / "digits"
+    assert set_aside(digits) is None
+    for mark in ("a", "b"):
+        set_aside(put(digits, mark))
+    put(tmp_path / "digits.9", "i")
+    put(tmp_path / "digits.x", "x")
+    assert set_aside(put(digits, "c")) == tmp_path / "digits.10"
+    digits.mkdir()
+    (digits / ".trainjob.lock").touch()
+    assert set_aside(digits) is None  # nothing to keep
+    expected = {"digits.1": "a", "digits.2": "b", "digits.9": "i", "digits.10": "c", "digits.x": "x"}
+    assert names(tmp_path) == expected
+
+
+def test_an_earlier_run_becomes_the_jobs_folder_again(tmp_path: Path) -> None:
+    digits, earlier = put(tmp_path / "digits", "now"), put(tmp_path / "digits.1", "earlier")
+    assert bring_back(digits, digits) is None
+    assert bring_back(earlier, digits) == tmp_path / "digits.2"
+    assert names(tmp_path) == {"digits": "earlier", "digits.2": "now"}
+    with pytest.raises(CannotRunHere, match=r"there is no folder .*digits.1: `trainjob list`"):
+        bring_back(earlier, digits)
+    with pytest.raises(CannotRunHere, match="isn't beside the job's folder"):
+        bring_back(put(tmp_path / "other/digits", "other"), digits)
+    remove_folder(digits)
+    assert bring_back(tmp_path / "digits.2", digits) is None
+    assert names(tmp_path) == {"digits": "now"}
+
+
+def test_no_folder_is_renamed_or_removed_while_a_run_holds_it(tmp_path: Path) -> None:
+    digits, earlier = put(tmp_path / "digits", "now"), put(tmp_path / "digits.1", "earlier")
+    lock = OutputLock(digits)
+    for change in (
+        lambda: set_aside(digits),
+        lambda: bring_back(earlier, digits),
+        lambda: remove_folder(digits),
+    ):
+        with pytest.raises(CannotRunHere, match=rf"another `trainjob run` \(process {os.getpid()}\) trains"):
+            change()
+    lock.release()
+    lock = OutputLock(earlier)
+    with pytest.raises(CannotRunHere, match="another `trainjob run`"):
+        bring_back(earlier, digits)
+    lock.release()
+    assert names(tmp_path) == {"digits": "now", "digits.1": "earlier"}
+
+
+def test_a_folder_that_is_renamed_before_it_is_locked_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits, flock = put(tmp_path / "digits", "now"), fcntl.flock
+
+    def rename_first(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        set_aside(digits)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", rename_first)
+    with pytest.raises(CannotRunHere, match=r"has just renamed .*digits: start again"):
+        OutputLock(digits)

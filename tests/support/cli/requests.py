@@ -27,7 +27,7 @@ class Asked:
         if self.part:
             return self.part
         if self.method != "GET":
-            return {"POST": "create", "PATCH": "patch"}[self.method]
+            return {"POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.method]
         return "get" if self.name else "watch" if "watch" in self.query else "list"
 
 

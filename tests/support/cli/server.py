@@ -18,6 +18,7 @@ import yaml
 
 from support.cli.exec_stream import Program, serve_exec
 from support.cli.requests import KINDS, Answer, Asked, Break, Log, Manifest, matches, read_request
+from support.kube.objects import merge
 
 GUARD_SECONDS = 60.0
 """Against hanging only."""
@@ -150,8 +151,16 @@ class CliServer:
             raise Answer(404, "NotFound", message, name=asked.name, kind=asked.plural)
         found = deepcopy(self._objects[key])
         if asked.verb == "patch":
-            found.update(asked.body or {})
+            return self._patch(asked, found)
+        if asked.verb == "delete":
+            self.delete(asked.plural, asked.name, asked.namespace or "")
         return found
+
+    def _patch(self, asked: Asked, found: Manifest) -> Manifest:
+        if "dryRun" in asked.query:
+            return {**found, **(asked.body or {})}
+        merge(found, asked.body or {})
+        return self.put(found)
 
     def _create(self, asked: Asked) -> Manifest:
         manifest = deepcopy(asked.body or {})
@@ -239,7 +248,7 @@ def _handler(server: CliServer) -> type[BaseHTTPRequestHandler]:
             except (Break, ConnectionError):
                 self.close_connection = True
 
-        do_GET = do_POST = do_PATCH = _answer  # noqa: N815 - the names that the base class calls
+        do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 - the names that the base class calls
 
         def _send(self, code: int, answer: Manifest, headers: dict[str, str] | None = None) -> None:
             data = json.dumps(answer).encode()

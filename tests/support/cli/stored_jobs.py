@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import threading
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
+from support.cli.program import NOW, build_run
 from support.world.jobs import build_job
 from trainjob.cli import main
+from trainjob.client.run_record import RunRecord, identify_process, remember
+from trainjob.client.view import JobView
 
 GUARD_SECONDS = 60.0
 """Against hanging only."""
@@ -68,6 +74,15 @@ def stored_pod(
 def ended(exit_code: int = 0, **terminated: Any) -> dict[str, Any]:
     """Return the state of a container that has ended."""
     return {"terminated": {"exitCode": exit_code, **terminated}}
+
+
+def store_run(folder: Path, view: JobView | None = None, **fields: Any) -> Path:
+    """Write a record into a folder, as of a run of this process that goes on, and add it to the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {"host": platform.node(), "pid": os.getpid(), "process": identify_process(os.getpid())}
+    RunRecord(**{"view": view or build_run(), "began": NOW, **own, **fields}).write(folder)
+    remember(folder)
+    return folder
 
 
 def call(*arguments: str, stdin: str | None = None) -> Result:

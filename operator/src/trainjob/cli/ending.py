@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,8 +80,14 @@ def conclude(job: JobView) -> Exit:
     from trainjob.client.presenter import describe_end, results_on_cluster  # noqa: PLC0415
     from trainjob.client.view import Outcome  # noqa: PLC0415
 
+    if job.folder:
+        from trainjob.client.runs import results_in  # noqa: PLC0415
+
+        results = results_in(Path(job.folder))
+    else:
+        results = results_on_cluster(job)
     code = Exit.GOOD if job.outcome is Outcome.COMPLETE else Exit.FAILED
-    print_lines(describe_end(job, results_on_cluster(job)), err=code is not Exit.GOOD)
+    print_lines(describe_end(job, results), err=code is not Exit.GOOD)
     return code
 
 

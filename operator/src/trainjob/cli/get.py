@@ -1,9 +1,10 @@
-"""`trainjob get`: the jobs of a cluster as a table, or one job in full."""
+"""`trainjob get`: the jobs of a cluster as a table, or one job, or a run on this machine, in full."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,19 @@ import click
 from trainjob.cli.documents import dump_stream
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options
-from trainjob.client.connection import ClusterOptions
+from trainjob.client.connection import ClusterOptions, Connection
+from trainjob.client.handle import ClusterJob, find_handle
 from trainjob.client.job_logs import own_pods
 from trainjob.client.jobs import find_job, follow, job_scope, list_objects, missing_job, pods_of
 from trainjob.client.presenter import column_widths, describe_job, format_count, layout
 from trainjob.client.problems import describe_problem
-from trainjob.client.view import JobView, read_job
+from trainjob.client.runs import LocalJob, results_in
+from trainjob.client.view import JobView, manifest_of, read_job
 from trainjob.cluster.kube.informer import Failed, Gone, Listed, Seen
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.wording import printable, short_duration
 
 if TYPE_CHECKING:
-    from trainjob.client.connection import Connection
     from trainjob.cluster.kube.client import ApiClient
 
 
@@ -64,7 +66,7 @@ _EXITS = {
 }
 
 
-@click.command(epilog=describe_exits(_EXITS), short_help="Show the TrainJobs of a cluster.")
+@click.command(epilog=describe_exits(_EXITS), short_help="Show the jobs of a cluster, or one job or run.")
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="How to print it.")
 @click.option("-w", "--watch", is_flag=True, help="Go on with a new row for each change.")
@@ -74,7 +76,10 @@ _EXITS = {
 def get(
     name: str | None, output: str | None, watch: bool, all_namespaces: bool, where: ClusterOptions
 ) -> None:
-    """Print the TrainJobs of a namespace, or NAME in full: figures, conditions, what failed first, pods."""
+    """Print the TrainJobs of a namespace, or NAME in full: figures, conditions, what failed first, pods.
+
+    NAME is a run on this machine, if there is one of that name, or else a job in the cluster.
+    """
     if name and all_namespaces:
         raise click.UsageError("a job has one namespace: name it by -n, without -A")
     if watch and output not in _TABLES:
@@ -89,7 +94,38 @@ def get(
         else:
             await _print_all(cluster.api, namespace, output)
 
-    where.run(show)
+    async def show_one(name: str) -> None:
+        async with find_handle(name, where) as job:
+            if isinstance(job, LocalJob):
+                await _show_run(job, output, watch=watch)
+            elif isinstance(job, ClusterJob):
+                await show(Connection(job.api, job.namespace))
+
+    if name:
+        asyncio.run(show_one(name))
+    else:
+        where.run(show)
+
+
+async def _show_run(run: LocalJob, output: str | None, *, watch: bool) -> None:
+    if watch:
+        widths: tuple[int, ...] | None = None
+        async with aclosing(run.changes()) as changes:
+            async for view in changes:
+                row = job_row(view, datetime.now(UTC), wide=output == "wide", namespaces=False)
+                rows = [row] if widths else [job_header(wide=output == "wide", namespaces=False), row]
+                widths = widths or column_widths(rows)
+                for line in layout(rows, widths):
+                    click.echo(line)
+        return
+    view = await run.view()
+    if output in ("json", "yaml"):
+        click.echo(_dump(manifest_of(view), output), nl=False)
+    elif output == "wide":
+        _print_jobs([view], wide=True, namespaces=False)
+    else:
+        for line in describe_job(view, (), datetime.now(UTC), results_in(run.folder)):
+            click.echo(line)
 
 
 async def _print_one(api: ApiClient, namespace: str, name: str, output: str | None) -> None:
@@ -123,9 +159,13 @@ async def _print_all(api: ApiClient, namespace: str | None, output: str | None) 
 
 
 def _print_rows(manifests: Sequence[Mapping[str, Any]], *, wide: bool, namespaces: bool) -> tuple[int, ...]:
+    return _print_jobs(map(read_job, manifests), wide=wide, namespaces=namespaces)
+
+
+def _print_jobs(jobs: Iterable[JobView], *, wide: bool, namespaces: bool) -> tuple[int, ...]:
     now = datetime.now(UTC)
     rows = [job_header(wide=wide, namespaces=namespaces)]
-    rows += [job_row(read_job(m), now, wide=wide, namespaces=namespaces) for m in manifests]
+    rows += [job_row(job, now, wide=wide, namespaces=namespaces) for job in jobs]
     for line in layout(rows):
         click.echo(line)
     return column_widths(rows)

@@ -1,7 +1,8 @@
-"""`trainjob logs`: the logs of the replicas of a job in a cluster."""
+"""`trainjob logs`: the logs of the replicas of a job in a cluster, or of a run on this machine."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from trainjob.cli.ending import Exit, conclude, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options
 from trainjob.cli.screen import LogPrinter
 from trainjob.client.connection import ClusterOptions
+from trainjob.client.handle import ClusterJob, find_handle
 from trainjob.client.job_logs import (
     LogFollowing,
     Wanted,
@@ -26,13 +28,13 @@ from trainjob.client.job_logs import (
 from trainjob.client.jobs import find_job, pods_of
 from trainjob.client.presenter import describe_deletion, describe_state
 from trainjob.client.problems import NoJob
+from trainjob.client.runs import LocalJob
 from trainjob.client.view import JobView, Outcome, read_job, why_no_log
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
 from trainjob.core.pods import Pod
 from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
-    from trainjob.client.connection import Connection
     from trainjob.cluster.kube.client import ApiClient
 
 # The logs of a job, with notes about it.
@@ -161,17 +163,47 @@ def logs(
 ) -> None:
     """Print the logs of all replicas of the TrainJob NAME, in the order in which lines were written.
 
+    NAME is a run on this machine, if there is one of that name, or else a job in the cluster. The log files
+    of a run have no times: its replicas come one after the other, with -p the runs before in its folder.
+
     With -f it waits for pods that aren't there yet, continues with their successors after a
     restart, and reports at the end how the job ended. Notes about the job go to stderr, logs to stdout.
     """
     if follow and previous:
         raise click.UsageError("--previous shows what is over; it can't be followed")
 
-    async def show(cluster: Connection) -> Exit:
-        printer, wanted = LogPrinter(stamps=timestamps), Wanted(role, index)
-        showing = LogShowing(cluster.api, cluster.namespace, name, wanted=wanted, printer=printer, tail=tail)
-        if follow:
-            return await showing.follow()
-        return await (showing.show_previous() if previous else showing.show())
+    printer, wanted = LogPrinter(stamps=timestamps), Wanted(role, index)
 
-    sys.exit(where.run(show))
+    async def show() -> Exit:
+        async with find_handle(name, where) as job:
+            if isinstance(job, LocalJob):
+                return await _show_run(job, printer, wanted, follow=follow, previous=previous, tail=tail)
+            assert isinstance(job, ClusterJob)  # noqa: S101 - there are two kinds
+            showing = LogShowing(job.api, job.namespace, name, wanted=wanted, printer=printer, tail=tail)
+            if follow:
+                return await showing.follow()
+            return await (showing.show_previous() if previous else showing.show())
+
+    sys.exit(asyncio.run(show()))
+
+
+async def _show_run(
+    run: LocalJob, printer: LogPrinter, wanted: Wanted, *, follow: bool, previous: bool, tail: int | None
+) -> Exit:
+    """Show the logs of a run on this machine, one replica after the other; while following, as they come."""
+    if follow and not (view := await run.view()).is_over:
+        printer.note(f"{run.name}: {describe_state(view)}")
+    has_lines = False
+    lines = run.log_lines(wanted, follow=follow, tail=tail, previous=previous)
+    async with aclosing(lines):
+        async for replica, text in lines:
+            has_lines = True
+            printer.text(replica, text)
+    view = await run.view()
+    if not has_lines and tail != 0:
+        when = " before this run" if previous else ""
+        printer.note(f"{run.name} has no such logs{when}: {describe_state(view, ', ')}")
+    if follow or view.outcome is Outcome.FAILED:
+        code = conclude(view)
+        return code if follow else Exit.GOOD
+    return Exit.GOOD

@@ -24,6 +24,7 @@ from trainjob.client.connection import ClusterOptions
 from trainjob.client.job_logs import Wanted, newest_pods, own_pods
 from trainjob.client.jobs import find_job, pods_of
 from trainjob.client.problems import ClusterProblem, NoJob, TimeIsOver, describe_problem, explain, is_missing
+from trainjob.client.run_record import find_run
 from trainjob.client.view import JobView, read_job, why_no_log
 from trainjob.cluster.kube.exec import execute
 from trainjob.cluster.kube.resources import TRAINJOBS
@@ -131,21 +132,22 @@ class LocalProfileClient:
         return None if is_taken(self.output) else f"nothing trains into {self.output} any more"
 
 
-def find_output(folder: Path, name: str) -> Path:
+def find_output(folder: Path | None, name: str) -> Path:
     """Return the output folder of the job that runs here under this name.
 
     Args:
-        folder: the one given to `trainjob run`.
+        folder: the one given to `trainjob run`; None: that of the run of this name.
         name: of the job.
 
     Raises:
         NoJob: none runs, or several do.
     """
-    fresh = re.compile(rf"{re.escape(name)}(-[0-9a-f]{{8}})?")
-    known = [
-        path for level in _LEVELS for path in folder.glob(f"{level}{name}*") if fresh.fullmatch(path.name)
-    ]
-    running = [path for path in known if is_taken(path)]
+    if folder is None:
+        run = find_run(name)
+        if run is not None and run.is_running:
+            return run.folder
+        raise NoJob(f"no `trainjob run` trains {name} on this machine: `trainjob list` shows those that do")
+    running = [path for level in _LEVELS for path in folder.glob(f"{level}{name}") if is_taken(path)]
     if len(running) == 1:
         return running[0]
     if running:
@@ -391,9 +393,7 @@ class Steps(click.ParamType[Mapping[str, int]]):
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="With --local: the folder that `trainjob run` was given.",
+    help="With --local: the folder that `trainjob run` was given; without it, the run of that name is found.",
 )
 @cluster_options
 @ends_quietly
@@ -403,7 +403,7 @@ def profile(
     worker: int | None,
     timeout: float | None,
     local: bool,
-    folder: Path,
+    folder: Path | None,
     where: ClusterOptions,
 ) -> None:
     """Have TensorFlow's profiler record steps N to M of the TrainJob NAME, which goes on training.
@@ -420,7 +420,7 @@ def profile(
 
 
 async def _profile_here(
-    name: str, request: Mapping[str, Any], worker: int, folder: Path, limit: float | None
+    name: str, request: Mapping[str, Any], worker: int, folder: Path | None, limit: float | None
 ) -> None:
     output = find_output(folder, name)
     replica = Replica("worker", worker)

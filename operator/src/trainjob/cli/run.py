@@ -28,7 +28,7 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions
 @click.option(
     "--resume",
     metavar="FOLDER",
-    help="Go on from an earlier run, such as digits.1; it becomes the job's folder, the present one is kept.",
+    help="Continue an earlier run, such as digits.1; it becomes the job's folder, the present one is kept.",
 )
 @click.option(
     "--folder",
@@ -66,7 +66,7 @@ def run(
     deleted by `trainjob delete`, 130 when it was interrupted.
     """
     if fresh and resume:
-        raise click.UsageError("--fresh starts over, and --resume goes on: leave out one of the two")
+        raise click.UsageError("--fresh starts over, and --resume continues: leave out one of the two")
     document = choose(read_trainjobs(file), name, file)
     request = RunRequest(
         job=_job(document),
@@ -77,7 +77,7 @@ def run(
             base_port=base_port,
         ),
         file=None if file == STDIN else Path(file),
-        command=_going_on(sys.argv[1:]),
+        command=_continuing(sys.argv[1:]),
         fresh=fresh,
         resume=resume,
     )
@@ -151,8 +151,8 @@ def _job(document: Document) -> dict[str, Any]:
     return document.raw
 
 
-def _going_on(arguments: list[str]) -> str:
-    """Return the command line that goes on with the job: without --fresh and --resume."""
+def _continuing(arguments: list[str]) -> str:
+    """Return the command line that continues the job: without --fresh and --resume."""
     kept = iter(arguments)
     words = ["trainjob"]
     for word in kept:

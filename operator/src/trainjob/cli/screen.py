@@ -181,7 +181,6 @@ class LiveScreen:
         self._lines: deque[tuple[str, str]] = deque(maxlen=_SHOWN_LOG_LINES)
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)
-        self._live.start()
 
     def note(self, text: str) -> None:
         """Print a line above the display."""
@@ -195,6 +194,7 @@ class LiveScreen:
     def show(self, job: JobView) -> None:
         """Draw the job."""
         with suppress(OSError):  # the terminal is closed: a signal ends the run
+            self._live.start()  # more calls do nothing
             self._live.update(draw(job, self._lines), refresh=True)
 
     def close(self) -> None:

@@ -100,9 +100,22 @@ def find_access(where: ClusterOptions, environ: Mapping[str, str] = os.environ) 
         in_cluster,
     )
 
-    files = where.kubeconfig or environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
-    if any(part and Path(part).expanduser().is_file() for part in files.split(os.pathsep)):
+    files = _kubeconfig(where, environ)
+    if _is_there(files):
         return from_kubeconfig(files, where.context)
     if where == ClusterOptions(where.namespace) and environ.get("KUBERNETES_SERVICE_HOST"):
         return in_cluster(environ)
     raise InvalidAccess(f"there is no kubeconfig {files}: name one by --kubeconfig or KUBECONFIG")
+
+
+def has_cluster(where: ClusterOptions, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether there is a kubeconfig, or this is a pod."""
+    return _is_there(_kubeconfig(where, environ)) or bool(environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def _kubeconfig(where: ClusterOptions, environ: Mapping[str, str]) -> str:
+    return where.kubeconfig or environ.get("KUBECONFIG") or str(Path("~/.kube/config"))
+
+
+def _is_there(files: str) -> bool:
+    return any(part and Path(part).expanduser().is_file() for part in files.split(os.pathsep))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -40,16 +40,17 @@ def digest_request(
         environ: the caller's environment.
     """
     digest = hashlib.sha256()
-    taken = set(_named_variables(job)) | {name for name in environ if name.startswith(_SETTINGS)}
+    from_caller = [str(part.get("name")) for part in _parts(job["spec"]) if "valueFrom" in part]
+    names = {"PYTHONPATH", *from_caller, *(name for name in environ if name.startswith(_SETTINGS))}
     asked = {
         "version": version("trainjob"),
         "spec": job["spec"],
         "volumes": {name: str(path.absolute()) for name, path in options.volumes.items()},
-        "environ": {name: environ.get(name) for name in sorted(taken)},
+        "environ": {name: environ.get(name) for name in sorted(names)},
     }
     digest.update(json.dumps(asked, sort_keys=True, default=str).encode())
     count = size = 0
-    for path in _files(options.job_folder.absolute(), options.folder.absolute()):
+    for path in _files(_sources(job, options, environ), options.folder.absolute()):
         count += 1
         if count > _MOST_FILES:
             return ""
@@ -66,32 +67,44 @@ def digest_request(
     return digest.hexdigest()
 
 
-def _named_variables(job: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of variables that the job takes from the caller's environment."""
-    waiting: list[Any] = [job["spec"]]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            if "valueFrom" in part and "name" in part:
-                yield str(part["name"])
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
+def _sources(job: Mapping[str, Any], options: LocalOptions, environ: Mapping[str, str]) -> list[Path]:
+    """Return the folders of the job's code: its own one, and those of scripts and modules elsewhere."""
+    own = options.job_folder.absolute()
+    words = [
+        word for part in _parts(job["spec"]) for name in ("command", "args") for word in part.get(name) or ()
+    ]
+    scripts = [own / str(word) for word in words if str(word).endswith(".py")]
+    paths = [str(part.get("value")) for part in _parts(job["spec"]) if part.get("name") == "PYTHONPATH"]
+    modules = ":".join([*paths, environ.get("PYTHONPATH", "")]).split(":")
+    found = [*(script.parent for script in scripts), *(own / module for module in modules if module)]
+    resolved = dict.fromkeys(path.resolve() for path in found if path.is_dir())
+    return [own, *(path for path in resolved if not path.is_relative_to(own.resolve()))]
 
 
-def _files(folder: Path, outputs: Path) -> Iterator[Path]:
-    """Yield the files below a folder, without hidden ones, those of runs, and virtual environments."""
-    for inner, folders, files in os.walk(folder):
-        here = Path(inner)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".")
-            and name != "__pycache__"
-            and here / name != outputs
-            and not (here / name / "pyvenv.cfg").exists()
-        )
-        yield from (here / name for name in sorted(files) if not name.startswith("."))
+def _parts(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every object in a part of a manifest."""
+    if isinstance(value, Mapping):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _parts(each)
+
+
+def _files(sources: Iterable[Path], outputs: Path) -> Iterator[Path]:
+    """Yield the files below these folders, without hidden ones, those of runs, and virtual environments."""
+    for source in sources:
+        for inner, folders, files in os.walk(source):
+            here = Path(inner)
+            folders[:] = sorted(
+                name
+                for name in folders
+                if not name.startswith(".")
+                and name != "__pycache__"
+                and here / name not in (outputs, source / "runs")
+                and not (here / name / "pyvenv.cfg").exists()
+            )
+            yield from (here / name for name in sorted(files) if not name.startswith("."))
 
 
 # The answer.
@@ -101,22 +114,23 @@ _MARKER = Path("checkpoints", "final.json")  # docs/contract.md
 _LARGEST_MARKER = 1 << 20
 
 
-def describe_finished(run: Run | None, request: str, now: datetime) -> str | None:
+def describe_finished(run: Run, request: str, now: datetime) -> str | None:
     """Return the sentence about a job that has nothing left to do; None if that isn't certain.
 
     Args:
-        run: the latest run in the job's folder, or None.
+        run: the latest run in the job's folder.
         request: what is asked for now.
         now: the current time.
     """
-    if run is None or run.record.end != "complete" or not request or run.record.request != request:
+    if run.record.end != "complete" or not request or run.record.request != request:
         return None
     marker = _read_marker(run.folder)
     if marker is None or marker.get("jobUid") != run.record.view.uid:
         return None
     view, ended = run.record.view, run.record.ended
     facts = [f"step {marker.get('endedAt') or marker['step']}"]
-    if view.evaluation is not None and (metric := main_metric(view.evaluation.metrics)):
+    score = view.last_evaluation
+    if score is not None and (metric := main_metric(score.metrics)):
         facts.append(metric)
     facts += [describe_age(now - ended)] if ended is not None else []
     return f"{view.name} is finished ({', '.join(facts)}); train on: {_more(view)}; start over: --fresh"

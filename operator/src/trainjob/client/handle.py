@@ -59,7 +59,7 @@ class JobHandle(Protocol):
 
         Args:
             wanted: requested replicas.
-            follow: go on until the job is over, through restarts.
+            follow: continue until the job is over, through restarts.
             tail: lines before the end to begin with, for each replica; None: from the first line.
         """
 
@@ -216,7 +216,11 @@ def _explained() -> Iterator[None]:
 
 @asynccontextmanager
 async def find_handle(
-    name: str, where: ClusterOptions, *, on_problem: Callable[[str], None] = _ignore
+    name: str,
+    where: ClusterOptions,
+    *,
+    on_problem: Callable[[str], None] = _ignore,
+    certain: bool = False,
 ) -> AsyncIterator[JobHandle]:
     """Open the job of this name, for an `async with` block.
 
@@ -227,13 +231,14 @@ async def find_handle(
         name: of the job; of a run also its folder.
         where: the options for a cluster.
         on_problem: see `ClusterJob`.
+        certain: see `find_run`.
 
     Raises:
         ClusterProblem: there is no such run and no cluster, or several runs have that name.
     """
     from trainjob.client.runs import LocalJob  # noqa: PLC0415 - not for jobs of a cluster
 
-    run = find_run(name) if where == ClusterOptions() else None
+    run = find_run(name, certain=certain) if where == ClusterOptions() else None
     if run is not None:
         yield LocalJob(run)
         return

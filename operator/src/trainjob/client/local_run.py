@@ -6,6 +6,7 @@ import platform
 import secrets
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,8 +16,8 @@ from typing import Any, Protocol
 from trainjob.api import TrainJob, parse
 from trainjob.client.finished import describe_finished, digest_request
 from trainjob.client.presenter import Results
-from trainjob.client.run_record import Run, RunRecord, identify_process, read_run_folder, remember
-from trainjob.client.runs import RunServer, log_sizes, results_in, shown_path
+from trainjob.client.run_record import Run, RunRecord, forget, identify_process, read_run_folder, remember
+from trainjob.client.runs import RunServer, log_sizes, remove_leftovers, results_in, shown_path
 from trainjob.client.view import JobView, Outcome, read_run
 from trainjob.cluster.local import LocalCluster, LocalOptions, bring_back, set_aside, survey
 from trainjob.cluster.protocol import happens_within
@@ -94,9 +95,9 @@ class RunRequest:
         job: the manifest, which is valid.
         options: folders, ports and volumes.
         file: the job's file, or None if it has none.
-        command: the command line that goes on with the job, for messages.
+        command: the command line that continues the job, for messages.
         fresh: start over: the present folder of the job is kept under a number.
-        resume: an earlier run to go on from, which becomes the job's folder: its folder, or the name of one
+        resume: an earlier run to continue, which becomes the job's folder: its folder, or the name of one
             beside the job's, such as `digits.1`; None: the job's folder as it is.
     """
 
@@ -144,7 +145,8 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
         elif request.fresh or starts_over:
             aside = set_aside(folder)
         if aside is not None:
-            remember(aside)
+            with suppress(OSError):  # the run's own record says so
+                remember(aside)
             screen.note(f"the output until here is kept in {shown_path(aside)}")
 
     cluster = LocalCluster(
@@ -155,9 +157,9 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
         notes = cluster.prepare(build_objects(job))
         earlier = read_run_folder(cluster.run_folder)
         asked = digest_request(request.job, options, request.file, os.environ)
-        if answer := describe_finished(earlier, asked, datetime.now(UTC)):
-            view = earlier.view if earlier else JobView(name=job.metadata.name)
-            return Ending(job=view, results=results_in(cluster.run_folder), answer=answer)
+        answer = describe_finished(earlier, asked, datetime.now(UTC)) if earlier is not None else None
+        if earlier is not None and answer is not None:
+            return Ending(job=earlier.view, results=results_in(cluster.run_folder), answer=answer)
         for note in notes:
             screen.note(note)
         record = RecordKeeper(cluster.run_folder, request.command, asked, earlier, screen.note)
@@ -165,6 +167,8 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
         last = await supervision.run(interruption)
     finally:
         await cluster.close()
+        if not cluster.run_folder.exists():  # a volume that goes with its pod
+            forget(cluster.run_folder)
     results = replace(_results(cluster, job, last), command=request.command, starts_over=starts_over)
     interrupted, deleted = last.outcome is Outcome.GOING_ON, supervision.is_deleted
     return Ending(job=last, results=results, interrupted=interrupted, deleted=deleted)
@@ -179,7 +183,7 @@ def _for_this_machine(request: RunRequest) -> tuple[dict[str, Any], bool]:
     raw["spec"].pop("ttlSecondsAfterFinished", None)
     output = raw["spec"].get("output") or {}
     starts_over = output.get("resume") == "Never"
-    if starts_over and not output.get("uri"):
+    if starts_over:
         # The new run has the job's folder, and earlier ones have numbers. In a cluster each job has its own.
         output["resume"] = "Auto"
     return raw, starts_over
@@ -207,11 +211,11 @@ _RECORD_SECONDS = 5.0
 
 
 class RecordKeeper:
-    """Keeps the record of one run up to date; if it can't be written, a note says so and the run goes on.
+    """Keeps the record of one run up to date; if it can't be written, a note says so and the run continues.
 
     Args:
         folder: of the run, which it holds.
-        command: the command line that goes on with the job.
+        command: the command line that continues the job.
         request: digest of what is asked for.
         earlier: the latest run of this folder, or None.
         note: receives a sentence for the user.
@@ -233,6 +237,8 @@ class RecordKeeper:
 
     async def begin(self, view: JobView, socket: str, now: datetime) -> None:
         """Write the first record, and add the run to the user's index."""
+        if self._earlier is not None:
+            remove_leftovers(self._earlier)
         self._record = RunRecord(
             view=view,
             host=platform.node(),

@@ -338,6 +338,8 @@ def results_on_cluster(job: JobView) -> Results:
 
 def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
     """Return the lines for a job that has ended."""
+    if job.outcome is Outcome.INTERRUPTED:
+        return (f"{job.name} was interrupted: {job.message}",)
     is_complete = job.outcome is Outcome.COMPLETE
     condition = find_condition(job.status, COMPLETE if is_complete else FAILED)
     message = condition.message if condition else "" if is_complete else job.message
@@ -434,28 +436,33 @@ def _log(replica: str, tail: tuple[str, ...], results: Results) -> Iterator[str]
 # One job in full: state, figures, conditions, first failure, pods.
 
 
-def describe_job(job: JobView, pods: Iterable[Pod], now: datetime) -> tuple[str, ...]:
+def describe_job(
+    job: JobView, pods: Iterable[Pod], now: datetime, results: Results | None = None
+) -> tuple[str, ...]:
     """Return the lines.
 
     Args:
         job: the job.
-        pods: the job's own pods.
+        pods: the job's own pods; of a run here its replicas are shown instead.
         now: the current time, ideally by the API server's clock.
+        results: of a run here.
     """
-    failure = _first_failure(job, results_on_cluster(job))
-    parts = (_header(job, now), _facts(job), _conditions(job, now), failure, _pods(job, pods, now))
+    failure = _first_failure(job, results or results_on_cluster(job))
+    replicas = _replicas(job, results) if results else _pods(job, pods, now)
+    place = f"  folder        {results.output}" if results else f"  namespace     {job.namespace}"
+    parts = (_header(job, place, now), _facts(job), _conditions(job, now), failure, replicas)
     return tuple(printable(line) for part in parts for line in part)
 
 
-def _header(job: JobView, now: datetime) -> Iterator[str]:
+def _header(job: JobView, place: str, now: datetime) -> Iterator[str]:
     state = f"{job.state}, being deleted" if job.deleting else job.state
     yield f"{job.name}   {state}" + (f": {job.message}" if job.message else "")
-    yield f"  namespace     {job.namespace}"
+    yield place
     ages = [f"created {short_duration(now - job.created_at)} ago"] if job.created_at else []
     start, end = job.status.start_time, job.status.completion_time
     if start and end:
         ages.append(f"took {short_duration(end - start)}, over since {short_duration(now - end)}")
-    elif start:
+    elif start and not job.is_over:
         ages.append(f"at it for {short_duration(now - start)}")
     if ages:
         yield f"  time          {'; '.join(ages)}"
@@ -475,8 +482,8 @@ def _facts(job: JobView) -> Iterator[str]:
     if status.output is not None and (status.output.path or job.checkpoint_step is not None):
         of = f"step {job.checkpoint_step} in " if job.checkpoint_step is not None else ""
         yield f"  checkpoint    {of}{status.output.path}"
-    if job.evaluation is not None:
-        yield f"  evaluation    {describe_evaluation(job.evaluation)}"
+    if job.last_evaluation is not None:
+        yield f"  evaluation    {describe_evaluation(job.last_evaluation)}"
     yield f"  restarts      {_describe_restarts(job)}"
 
 
@@ -512,6 +519,15 @@ def _pods(job: JobView, pods: Iterable[Pod], now: datetime) -> Iterator[str]:
         yield "  pods          none"
         return
     yield "  pods"
+    yield from (f"    {line}" for line in layout(rows))
+
+
+def _replicas(job: JobView, results: Results) -> Iterator[str]:
+    rows = [("REPLICA", "STATE", "STEP", "LOG")]
+    for each in job.replicas:
+        step = format_count(each.report.step, each.report.total_steps)
+        rows.append((each.name, each.state, step, results.logs.get(each.name, "")))
+    yield "  replicas"
     yield from (f"    {line}" for line in layout(rows))
 
 

@@ -62,7 +62,7 @@ class RunRecord(BaseModel):
         pid: of its process.
         process: see `identify_process`.
         socket: where it is reached while it runs; empty if it can't be.
-        command: the command line that goes on with it.
+        command: the command line that continues it.
         request: digest of the job as it was asked for and its files; empty if that isn't known.
         log_starts: the size of each replica's log file when the run began.
         began: the time of its start.
@@ -70,7 +70,7 @@ class RunRecord(BaseModel):
         end: how it ended; of a job that is over, its outcome.
     """
 
-    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True, defer_build=True)
 
     version: Literal[1] = 1
     view: JobView
@@ -159,9 +159,11 @@ class Run:
             return view
         step = view.status.progress.step if view.status.progress else None
         at = f" at step {step}" if step is not None else ""
-        again = f"; go on with the same command: {self.record.command}" if self.record.command else ""
+        again = f"; continue with the same command: {self.record.command}" if self.record.command else ""
         message = f"{_STOPPED if self.record.ended else _KILLED}{at}{again}"
-        return replace(view, interrupted=True, status=view.status.model_copy(update={"message": message}))
+        status = view.status.model_copy(update={"message": message})
+        replicas = tuple(replace(replica, state="ended") for replica in view.replicas)
+        return replace(view, interrupted=True, status=status, replicas=replicas)
 
 
 def read_run_folder(folder: Path) -> Run | None:
@@ -174,9 +176,16 @@ def read_run_folder(folder: Path) -> Run | None:
 
 
 def index_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the links, which may not exist."""
+    """Return the folder of the links, which may not exist.
+
+    Raises:
+        OSError: the user has no home folder.
+    """
     state = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "trainjob" / "runs"
+    try:
+        return Path(state).expanduser() / "trainjob" / "runs"
+    except RuntimeError as error:
+        raise OSError(f"{error}; set HOME or XDG_STATE_HOME") from error
 
 
 def remember(folder: Path) -> None:
@@ -224,9 +233,12 @@ def find_run(name: str, *, certain: bool = False) -> Run | None:
         certain: leave none out because another one is running.
 
     Raises:
-        NoJob: several have that name.
+        NoJob: several have that name, or the folder has no record of a run.
     """
-    if os.sep in name and (run := read_run_folder(Path(name).absolute())) is not None:
+    if os.sep in name:
+        run = read_run_folder(Path(name).absolute())
+        if run is None:
+            raise NoJob(f"there is no run in the folder {name}: `trainjob list` shows all runs")
         return run
     found = [run for run in all_runs() if run.name == name]
     found = [run for run in found if run.folder.is_relative_to(Path.cwd())] or found

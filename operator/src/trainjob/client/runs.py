@@ -10,13 +10,13 @@ import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 from trainjob.api import InvalidTrainJob
-from trainjob.client.job_logs import Wanted
 from trainjob.client.presenter import Results, describe_deletion, describe_state
 from trainjob.client.problems import ClusterProblem, NoJob
 from trainjob.client.run_record import Run, forget, read_run_folder
@@ -24,6 +24,9 @@ from trainjob.client.view import JobView
 from trainjob.cluster.local import CannotRunHere, remove_folder
 from trainjob.core.agent_reports import read_replica
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
+
+if TYPE_CHECKING:
+    from trainjob.client.job_logs import Wanted  # slow to import, as the client of an API server is
 
 # The protocol: a connection has one request, a line of JSON, and one response; `watch` has many.
 #
@@ -41,11 +44,11 @@ _PATIENCE_SECONDS = 5.0
 
 _LONGEST_PATH = 100  # bytes that every system allows for the path of a socket
 
-_VIEW = TypeAdapter(JobView)
+_adapter = cache(TypeAdapter[JobView])  # built with the first message
 
 
 def _dump(view: JobView) -> dict[str, Any]:
-    return {"view": _VIEW.dump_python(view, mode="json", by_alias=True)}
+    return {"view": _adapter(JobView).dump_python(view, mode="json", by_alias=True)}
 
 
 # The run's own side.
@@ -174,6 +177,13 @@ def _remove_socket(path: Path) -> None:
 # The side of other processes.
 
 
+def remove_leftovers(run: Run) -> None:
+    """Remove the socket that a killed run has left."""
+    with suppress(OSError):
+        if run.is_here and not run.is_running and _is_own_socket(Path(run.record.socket)):
+            _remove_socket(Path(run.record.socket))
+
+
 def _is_own_socket(path: Path) -> bool:
     """Return whether it is this user's: a record may lie where others can write."""
     found = path.stat()
@@ -224,7 +234,7 @@ async def _read(reader: asyncio.StreamReader, patience: float | None = _PATIENCE
 
 def _read_view(run: Run, response: Mapping[str, Any]) -> JobView:
     try:
-        view = _VIEW.validate_python(response.get("view"), by_alias=True)
+        view = _adapter(JobView).validate_python(response.get("view"), by_alias=True)
     except ValidationError as error:
         raise NotReached from error
     return replace(view, name=run.name, folder=str(run.folder))
@@ -236,12 +246,12 @@ def _read_view(run: Run, response: Mapping[str, Any]) -> JobView:
 _POLL_SECONDS = 0.2
 
 
-def log_files(folder: Path, wanted: Wanted) -> dict[str, Path]:
+def log_files(folder: Path, wanted: Wanted | None = None) -> dict[str, Path]:
     """Return the log files of the requested replicas in a run's folder, by replica, in order of roles."""
     roles = (*TRAINING_ROLES, EVALUATOR)
     found = {read_replica(path.stem): path for path in (folder / "logs" / "replicas").glob("*.log")}
     shown = sorted(
-        (each for each in found if each is not None and wanted.takes(each)),
+        (each for each in found if each is not None and (wanted is None or wanted.takes(each))),
         key=lambda each: (roles.index(each.role), each.index),
     )
     return {each.name: found[each] for each in shown}
@@ -249,7 +259,7 @@ def log_files(folder: Path, wanted: Wanted) -> dict[str, Path]:
 
 def log_sizes(folder: Path) -> dict[str, int]:
     """Return the present size of each replica's log file."""
-    return {replica: path.stat().st_size for replica, path in log_files(folder, Wanted()).items()}
+    return {replica: path.stat().st_size for replica, path in log_files(folder).items()}
 
 
 class LogFile:
@@ -287,7 +297,7 @@ def results_in(folder: Path) -> Results:
         has_model=(folder / "model").is_dir(),
         has_checkpoints=_has(folder, "checkpoints/step-*"),
         has_events=_has(folder, "**/events.out.tfevents.*"),
-        logs={replica: shown_path(path) for replica, path in log_files(folder, Wanted()).items()},
+        logs={replica: shown_path(path) for replica, path in log_files(folder).items()},
     )
 
 
@@ -356,11 +366,16 @@ class LocalJob:
             if not run.is_running:
                 yield run.view
                 return
+            is_reached = False
             with suppress(NotReached):
                 async with _asked(run, {"verb": "watch"}) as responses:
                     while True:
                         last = _read_view(run, await _read(responses, None))
+                        is_reached = True
                         yield last
+            if not is_reached and run.view != last:  # it is stopped, or on another machine
+                last = run.view
+                yield last
             await asyncio.sleep(_POLL_SECONDS)
 
     async def log_lines(
@@ -432,6 +447,7 @@ class LocalJob:
                 if not is_ending or asyncio.get_running_loop().time() > until:
                     raise ClusterProblem(str(cannot)) from cannot
             else:
+                remove_leftovers(self._run)
                 forget(self.folder)
                 return
             await asyncio.sleep(_POLL_SECONDS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from trainjob.api import Evaluation, TrainJobStatus
+from trainjob.api import API_VERSION, KIND, Evaluation, TrainJobStatus
 from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import EVALUATOR, Replica
@@ -27,7 +27,7 @@ class Outcome(Enum):
     COMPLETE = "complete"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    """Of a run on this machine that has ended before the job; the same command goes on with the job."""
+    """Of a run on this machine that has ended before the job; the same command continues the job."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,11 @@ class JobView:
         return self.status.message or ""
 
     @property
+    def last_evaluation(self) -> Evaluation | EvaluationResult | None:
+        """Return the latest result of the evaluator, also while none of its processes reports it."""
+        return self.evaluation or self.status.evaluation
+
+    @property
     def resumed_from(self) -> int | None:
         """Return the step that training resumed from, or None if it started at the beginning."""
         steps = (replica.report.resumed_from for replica in self.replicas)
@@ -148,6 +153,21 @@ def read_job(manifest: Mapping[str, Any]) -> JobView:
         evaluation=status.evaluation,
         checkpoint_step=status.output.checkpoint_step if status.output else None,
     )
+
+
+def manifest_of(job: JobView) -> dict[str, Any]:
+    """Return a job of this machine in the form in which a cluster has it."""
+    metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
+    if job.created_at is not None:
+        metadata["creationTimestamp"] = job.created_at.isoformat()
+    status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": dict(job.spec),
+        "status": status,
+    }
 
 
 def _read_status(raw: object) -> TrainJobStatus:

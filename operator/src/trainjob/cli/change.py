@@ -1,0 +1,119 @@
+"""`trainjob delete`, `suspend`, `resume` and `scale`: change a job in a cluster or a run on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.options import cluster_options
+from trainjob.client.connection import ClusterOptions
+from trainjob.client.handle import find_handle
+from trainjob.client.presenter import describe_state, format_size
+from trainjob.client.runs import LocalJob, folder_size, shown_path
+from trainjob.core.wording import count_roles
+
+_EXITS = {
+    Exit.GOOD: "changed",
+    Exit.FAILED: "the change is refused, or the run doesn't run any more",
+    Exit.NO_JOB: "there is no such job",
+    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C",
+}
+
+
+# Deletion.
+
+
+@click.command(
+    epilog=describe_exits(
+        {**_EXITS, Exit.GOOD: "deleted", Exit.USAGE: "--yes is needed: there is no terminal to ask"}
+    ),
+    short_help="Delete jobs, or runs with their folders.",
+)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Don't ask before a run's folder is removed.")
+@cluster_options
+@ends_quietly
+def delete(names: tuple[str, ...], yes: bool, where: ClusterOptions) -> None:
+    """Delete the TrainJobs NAMEs: runs on this machine, or else jobs in the cluster.
+
+    A run that is training is stopped first. Its folder is removed, with checkpoints, model and logs, after a
+    question. Of a job in a cluster a claim that the job doesn't own keeps the output.
+    """
+
+    async def work() -> None:
+        for name in names:
+            async with find_handle(name, where, certain=True) as job:
+                if isinstance(job, LocalJob) and not yes:
+                    await _confirm(job)
+                await job.delete()
+                click.echo(f"{job.name} deleted from {job.place}")
+
+    asyncio.run(work())
+
+
+async def _confirm(job: LocalJob) -> None:
+    """Ask before a run is deleted.
+
+    Raises:
+        click.UsageError: there is no terminal.
+        click.Abort: the answer is no.
+    """
+    view = await job.view()
+    folder = f"{shown_path(job.folder)} ({format_size(folder_size(job.folder))})"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError(
+            f"this would remove {folder}, and there is no terminal to ask: add --yes to remove it"
+        )
+    stop = "" if view.is_over else f"stop it ({describe_state(view)}), and "
+    click.confirm(f"{job.name}: {stop}remove {folder} with all that is in it?", abort=True, err=True)
+
+
+# Changes of the spec.
+
+
+def _change(name: str, where: ClusterOptions, spec: Mapping[str, Any], done: str) -> None:
+    async def work() -> None:
+        async with find_handle(name, where) as job:
+            await job.patch(spec)
+            click.echo(f"{job.name} {done}")
+
+    asyncio.run(work())
+
+
+@click.command(epilog=describe_exits(_EXITS), short_help="Stop a job's pods until it is resumed.")
+@click.argument("name", metavar="NAME")
+@cluster_options
+@ends_quietly
+def suspend(name: str, where: ClusterOptions) -> None:
+    """Suspend the TrainJob NAME: its replicas save and stop; `trainjob resume` lets them continue.
+
+    It is a run on this machine, which stays and waits, or else a job in the cluster.
+    """
+    _change(name, where, {"suspend": True}, "suspended")
+
+
+@click.command(epilog=describe_exits(_EXITS), short_help="Let a suspended job continue.")
+@click.argument("name", metavar="NAME")
+@cluster_options
+@ends_quietly
+def resume(name: str, where: ClusterOptions) -> None:
+    """Let the TrainJob NAME, which was suspended, continue from its last checkpoint."""
+    _change(name, where, {"suspend": False}, "resumed")
+
+
+@click.command(epilog=describe_exits(_EXITS), short_help="Change the number of a job's workers.")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--replicas", type=click.IntRange(1), required=True, metavar="N", help="How many workers are to train."
+)
+@cluster_options
+@ends_quietly
+def scale(name: str, replicas: int, where: ClusterOptions) -> None:
+    """Train the TrainJob NAME with N workers: training restarts from its last checkpoint."""
+    _change(name, where, {"worker": {"replicas": replicas}}, f"scaled to {count_roles({'worker': replicas})}")

@@ -1,0 +1,109 @@
+"""`trainjob list`: the runs on this machine, and the jobs of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import click
+
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.options import cluster_options
+from trainjob.client.connection import ClusterOptions, connected, has_cluster
+from trainjob.client.presenter import format_count, format_size, layout, main_metric
+from trainjob.client.problems import ClusterProblem, NoCluster
+from trainjob.client.run_record import all_runs
+from trainjob.client.runs import LocalJob, folder_size, shown_path
+from trainjob.client.view import JobView, read_job
+from trainjob.core.wording import short_duration
+
+_EXITS = {
+    Exit.GOOD: "printed",
+    Exit.NO_CLUSTER: "with options for a cluster: it can't be asked",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C",
+    Exit.NOBODY_READS: "nobody reads the output any more",
+}
+
+_PATIENCE_SECONDS = 3.0
+"""For a cluster that wasn't asked for by an option."""
+
+_TITLES = ("NAME", "STATE", "STEP", "SCORE", "AGE", "SIZE", "PLACE")
+
+
+@click.command(epilog=describe_exits(_EXITS), short_help="List runs on this machine and jobs in the cluster.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="The cluster's jobs of all namespaces.")
+@cluster_options
+@ends_quietly
+def list(all_namespaces: bool, where: ClusterOptions) -> None:  # noqa: A001 - the name of the command
+    """Print the runs on this machine, the latest first, then the jobs of the cluster.
+
+    If no option asks for the cluster, it is left out where there is no kubeconfig or it doesn't answer.
+    """
+
+    async def work() -> None:
+        rows = [_TITLES, *await _runs(datetime.now(UTC))]
+        rows += await _jobs(where, all_namespaces=all_namespaces)
+        if len(rows) == 1:
+            click.echo("there are no runs on this machine: start one with `trainjob run FILE`", err=True)
+            return
+        for line in layout(rows):
+            click.echo(line)
+
+    asyncio.run(work())
+
+
+async def _runs(now: datetime) -> tuple[tuple[str, ...], ...]:
+    rows = []
+    for run in all_runs():
+        try:
+            view = await LocalJob(run).view()
+        except ClusterProblem:
+            continue  # deleted meanwhile
+        age = short_duration(now - run.record.began)
+        size = format_size(folder_size(run.folder))
+        rows.append((*_figures(view), age, size, shown_path(run.folder)))
+    return tuple(rows)
+
+
+async def _jobs(where: ClusterOptions, *, all_namespaces: bool) -> tuple[tuple[str, ...], ...]:
+    is_asked_for = where != ClusterOptions() or all_namespaces
+    if not is_asked_for and not has_cluster(where):
+        return ()
+    try:
+        async with asyncio.timeout(None if is_asked_for else _PATIENCE_SECONDS):
+            return await _ask(where, all_namespaces=all_namespaces)
+    except (NoCluster, TimeoutError) as error:
+        if is_asked_for:
+            raise
+        why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
+        click.echo(f"trainjob: the cluster's jobs aren't shown: {why}", err=True)
+        return ()
+
+
+async def _ask(where: ClusterOptions, *, all_namespaces: bool) -> tuple[tuple[str, ...], ...]:
+    from trainjob.client.jobs import job_scope, list_objects  # noqa: PLC0415 - slow, and only for a cluster
+
+    now = datetime.now(UTC)
+    async with connected(where) as cluster:
+        namespace = None if all_namespaces else cluster.namespace
+        items = (await list_objects(cluster.api, job_scope(namespace))).get("items") or ()
+        jobs = [read_job(item) for item in items]
+    return tuple(
+        (
+            *_figures(job),
+            short_duration(now - job.created_at) if job.created_at else "",
+            "",
+            f"namespace {job.namespace}",
+        )
+        for job in jobs
+    )
+
+
+def _figures(job: JobView) -> tuple[str, ...]:
+    progress, evaluation = job.status.progress, job.last_evaluation
+    return (
+        job.name,
+        "Terminating" if job.deleting else job.state,
+        format_count(progress.step, progress.total_steps) if progress else "",
+        main_metric(evaluation.metrics) if evaluation is not None else "",
+    )
