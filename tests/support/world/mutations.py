@@ -61,6 +61,7 @@ FULL = build_job(
     maxRestarts=3,
     restartStrategy="InPlace",
     warmStandby=True,
+    code={"configMap": "digits-code-1", "digest": "0" * 64},
     startTimeoutSeconds=600,
     stallTimeoutSeconds=60,
 )

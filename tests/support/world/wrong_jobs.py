@@ -9,7 +9,12 @@ from support.world.changes import REMOVED
 POD = "spec.template.spec"
 TRAINER = f"{POD}.containers[0]"
 ALONE = {"spec.worker.replicas": 1, "spec.evaluator.replicas": 0}
-OF_AGENTS = {"spec.warmStandby": True, "spec.stallTimeoutSeconds": 60, "spec.worker.minReplicas": 1}
+OF_AGENTS = {
+    "spec.warmStandby": True,
+    "spec.stallTimeoutSeconds": 60,
+    "spec.worker.minReplicas": 1,
+    "spec.code": {"configMap": "digits-code-1", "digest": "0" * 64},
+}
 
 BROKEN: tuple[tuple[dict[str, Any], str, str], ...] = (
     # the object

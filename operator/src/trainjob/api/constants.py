@@ -26,7 +26,10 @@ BUNDLE_VOLUME = "trainjob-bundle"
 STATE_VOLUME = "trainjob-state"
 """The volume for the reports of the training process to its agent."""
 
-ADDED_VOLUMES = (OUTPUT_VOLUME, BUNDLE_VOLUME, STATE_VOLUME)
+CODE_VOLUME = "trainjob-code"
+"""The volume for the job's code, unpacked."""
+
+ADDED_VOLUMES = (OUTPUT_VOLUME, BUNDLE_VOLUME, STATE_VOLUME, CODE_VOLUME)
 
 PORT = 2222
 """The port of every replica in TF_CONFIG; TensorFlow's own examples use it."""

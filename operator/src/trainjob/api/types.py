@@ -158,6 +158,21 @@ class Output(Part):
     )
 
 
+# Code that isn't in the image.
+
+
+class Code(Part):
+    """Files for the training container, which `trainjob submit` packs into a ConfigMap of the job."""
+
+    config_map: Name = Field(
+        description="The ConfigMap with the packed files, in the job's namespace.",
+        examples=["digits-code-5ed8a1c0"],
+    )
+    digest: Annotated[str, Field(min_length=64, max_length=64)] = Field(
+        description="SHA-256 of the packed files, in hex: with others no training starts."
+    )
+
+
 # What a TrainJob asks for.
 
 
@@ -183,6 +198,12 @@ class TrainJobSpec(Part):
     )
     output: Output = Field(
         description="Where checkpoints and logs go.", examples=["{claim: {claimName: training}}"]
+    )
+    code: Code | None = Field(
+        None,
+        description="Files that are unpacked into the training container's working directory;"
+        " trainjob submit sets this.",
+        examples=["{configMap: digits-code-5ed8a1c0, digest: ...}"],
     )
     template: PodTemplate = Field(
         description="The pod template of all roles, with the container that trains named trainer;"

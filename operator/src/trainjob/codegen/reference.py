@@ -82,6 +82,7 @@ _SECTIONS = (
     ("spec.output", "Output"),
     ("spec.output.claim", "Claim"),
     ("spec.output.nfs", "NFS"),
+    ("spec.code", "Code"),
     ("status", "Status"),
     ("status.conditions[]", "Conditions"),
     ("status.worker", "Workers as seen"),

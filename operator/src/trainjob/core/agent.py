@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainjob.api import AGENT_PORT, BUNDLE_VOLUME, STATE_VOLUME, ObjectMeta, TrainJob, TrainJobSpec
+from trainjob.api import (
+    AGENT_PORT,
+    BUNDLE_VOLUME,
+    CODE_VOLUME,
+    STATE_VOLUME,
+    Code,
+    ObjectMeta,
+    TrainJob,
+    TrainJobSpec,
+)
 from trainjob.core.agent_reports import restart_counts
 from trainjob.core.names import (
     Replica,
@@ -44,6 +53,15 @@ BUNDLE_FOLDER = "/run/trainjob/bundle"
 STATE_FOLDER = "/run/trainjob/state"
 PROGRAM = "trainjob.pyz"
 TOKEN = "token"  # noqa: S105 - the name of a file
+
+CODE = "code.zip"
+"""The key of a job's code in its ConfigMap, and its file beside the program."""
+
+CODE_FOLDER = "/run/trainjob/code"
+"""Where the agent unpacks the code: the working directory, unless the container names another one."""
+
+_CODE_SPACE = "1Gi"
+"""For the code, at most 50 MB, and for what a script writes beside it."""
 
 DEFAULT_GRACE_SECONDS = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`."""
@@ -129,12 +147,13 @@ def read_source(pod_spec: Mapping[str, Any]) -> AgentSource | None:
     projected = volume.get("projected")
     if not projected:
         return AgentSource((volume.get("secret") or {}).get("secretName", ""))
-    names = {
-        kind: (source.get(kind) or {}).get("name", "")
-        for source in projected.get("sources") or ()
-        for kind in source
-    }
-    return AgentSource(names.get("secret", ""), names.get("configMap", "").removeprefix(PROGRAM_PREFIX))
+    secret = digest = ""
+    for each in projected.get("sources") or ():
+        secret = (each.get("secret") or {}).get("name", "") or secret
+        name = (each.get("configMap") or {}).get("name", "")
+        # The job's code comes from another ConfigMap.
+        digest = digest or (name.removeprefix(PROGRAM_PREFIX) if name.startswith(PROGRAM_PREFIX) else "")
+    return AgentSource(secret, digest)
 
 
 def programs_in_use(
@@ -182,7 +201,7 @@ def agent_environment(
     job: TrainJob, replica: Replica, incarnation: int, pod_spec: Manifest, token_digest: str = ""
 ) -> dict[str, str]:
     """Return the agent's environment variables: its replica, its settings and the restarts so far."""
-    grace = pod_spec.get("terminationGracePeriodSeconds")
+    grace, code = pod_spec.get("terminationGracePeriodSeconds"), job.spec.code
     place = {
         "replica": replica.name,
         "incarnation": incarnation,
@@ -196,29 +215,41 @@ def agent_environment(
         # The agents count this start and later restarts themselves.
         "restarts": restart_counts(min(job.status.attempt or 0, incarnation - 1), job.status.restarts),
         **({"tokenDigest": token_digest} if token_digest else {}),
+        **({"code": {"digest": code.digest, "folder": CODE_FOLDER}} if code else {}),
     }
     return {"TRAINJOB_AGENT": json.dumps(place, separators=(",", ":")), "TRAINJOB_STATE_DIR": STATE_FOLDER}
 
 
-def agent_volumes(source: AgentSource) -> list[Manifest]:
-    """Return the volumes with the program and the token, and the one for the agent's small files."""
+def agent_volumes(source: AgentSource, code: Code | None = None) -> list[Manifest]:
+    """Return the volumes with the program, the token and the code, and those for what the agent writes."""
+    token = {"secret": {"name": source.secret, "items": [{"key": TOKEN, "path": TOKEN}]}}
+    sources: list[Manifest] = [token]
     if source.digest:
-        program = {"name": program_name(source.digest), "items": [{"key": PROGRAM, "path": PROGRAM}]}
-        token = {"name": source.secret, "items": [{"key": TOKEN, "path": TOKEN}]}
-        content: Manifest = {
-            "projected": {"defaultMode": 0o444, "sources": [{"configMap": program}, {"secret": token}]}
-        }
-    else:
+        sources.insert(0, _files_of(program_name(source.digest), PROGRAM))
+    if code:
+        sources.append(_files_of(code.config_map, CODE))
+    content: Manifest = {"projected": {"defaultMode": 0o444, "sources": sources}}
+    if sources == [token]:
         content = {"secret": {"secretName": source.secret, "defaultMode": 0o444}}
-    return [
+    volumes: list[Manifest] = [
         {"name": BUNDLE_VOLUME, **content},
         {"name": STATE_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "2Mi"}},
     ]
+    if code:
+        volumes.append({"name": CODE_VOLUME, "emptyDir": {"sizeLimit": _CODE_SPACE}})
+    return volumes
 
 
-def agent_mounts() -> list[Manifest]:
+def _files_of(config_map: str, key: str) -> Manifest:
+    return {"configMap": {"name": config_map, "items": [{"key": key, "path": key}]}}
+
+
+def agent_mounts(code: Code | None = None) -> list[Manifest]:
     """Return the mounts of these volumes."""
-    return [
+    mounts: list[Manifest] = [
         {"name": BUNDLE_VOLUME, "mountPath": BUNDLE_FOLDER, "readOnly": True},
         {"name": STATE_VOLUME, "mountPath": STATE_FOLDER},
     ]
+    if code:
+        mounts.append({"name": CODE_VOLUME, "mountPath": CODE_FOLDER})
+    return mounts

@@ -13,6 +13,7 @@ import yaml
 from trainjob.api import AGENT_PORT, PORT, TRAINER_CONTAINER, TrainJob, TrainJobSpec
 from trainjob.api.errors import mapping_at
 from trainjob.core.agent import (
+    CODE_FOLDER,
     AgentSource,
     agent_environment,
     agent_mounts,
@@ -31,6 +32,7 @@ from trainjob.core.names import (
     LABEL_LIVE,
     LABEL_PROGRAM,
     MANAGER,
+    QUEUE_NAME,
     VOLUME,
     Replica,
     build_tf_config,
@@ -147,7 +149,6 @@ def _drop_extended_resources(container: dict[str, Any]) -> None:
 # Source: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/#running-a-group-of-pods-to-be-admitted-together
 
 
-QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
 GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
 
@@ -277,6 +278,8 @@ def build_pod(
     if not agent and is_training(replica):
         env["TRAINJOB_EPOCH"] = f"{incarnation}.{attempt}"  # an agent sets it at each start
     if agent:
+        if job.spec.code is not None and not container.get("workingDir"):
+            container["workingDir"] = CODE_FOLDER
         container["command"] = wrapped_command(container["command"], source.digest)
         env |= agent_environment(job, replica, incarnation, template["spec"], source.token_digest)
     overlay = render_template(
@@ -286,8 +289,8 @@ def build_pod(
         labels={**queue_labels(job), **pod_labels(job.metadata.name, replica, incarnation)},
         owners=owner_references(job),
         hostname=hostname(job.metadata.name, replica),
-        volumes=[*_volumes(job), *(agent_volumes(source) if agent else [])],
-        mounts=[*_mounts(job, replica), *(agent_mounts() if agent else [])],
+        volumes=[*_volumes(job), *(agent_volumes(source, job.spec.code) if agent else [])],
+        mounts=[*_mounts(job, replica), *(agent_mounts(job.spec.code) if agent else [])],
         env=env,
         port=PORT,
         agent=agent,

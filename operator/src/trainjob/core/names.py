@@ -79,6 +79,9 @@ LABEL_LIVE = "trainjob.dev/live"
 LABEL_PROGRAM = "trainjob.dev/agent-program"
 """On the ConfigMaps with the agent's program."""
 
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+"""On a job: the Kueue queue that admits its pods."""
+
 MANAGER = "trainjob"
 
 CONTROLLER_LABELS = {"app.kubernetes.io/name": MANAGER, "app.kubernetes.io/component": "controller"}

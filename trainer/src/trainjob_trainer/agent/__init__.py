@@ -2,6 +2,7 @@
 
     main                     the program: what one container does, from its start to its exit code
     settings                 the agent's settings, from the pod's environment
+    code                     the job's code, unpacked before the first start
     replica_agent            the agent of one replica: it carries out the leading agent's messages
     leader                   the leading agent: connections and clock around rules without input or output:
       worker_group             the phases: meeting (the start barrier), running, stopping, the end; the report

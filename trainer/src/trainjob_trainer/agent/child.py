@@ -166,6 +166,7 @@ class Child:
 
     While it is open it waits for every child of this process, adopted ones included. It calls `changed` in
     the event loop when `exit` or `report` may have changed. A start waits until `tf_port` is free.
+    `code` comes before the folders of the variable PYTHONPATH.
     """
 
     def __init__(
@@ -177,12 +178,14 @@ class Child:
         tf_port: int | None,
         changed: Callable[[], None],
         standby: bool = False,
+        code: Path | None = None,
     ) -> None:
         self._command = list(command)
         self._env = {name: value for name, value in env.items() if name not in _AGENTS_OWN}
         self._threads = thread_variables(self._env)
         self._progress_file = state_dir / "progress.json"
         self._port = tf_port
+        self._code = code
         self._changed = changed
         self._sink = Sink()
         self._reaper = Reaper()
@@ -281,11 +284,11 @@ class Child:
             self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     def _added(self) -> dict[str, str]:
-        path = self._env.get("PYTHONPATH")
+        folders = (BOOTSTRAP, self._code, self._env.get("PYTHONPATH"))
         return {
             **self._threads,
             "TRAINJOB_PROGRESS_FILE": str(self._progress_file),
-            "PYTHONPATH": f"{BOOTSTRAP}{os.pathsep}{path}" if path else str(BOOTSTRAP),
+            "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if folder),
         }
 
     def _launch(self, ended: Callable[[int], None]) -> tuple[int, LogCopy]:

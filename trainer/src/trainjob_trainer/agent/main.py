@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import Child
+from trainjob_trainer.agent.code import CodeUnavailable, InvalidCode
 from trainjob_trainer.agent.failure import Failure, is_permanent, reason_of
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
@@ -270,6 +271,7 @@ def _make_child(settings: Settings, changed: Any) -> Child:
         tf_port=settings.tf_port,
         changed=changed,
         standby=settings.warm_standby,
+        code=settings.code.folder if settings.code else None,
     )
 
 
@@ -303,12 +305,15 @@ def main() -> NoReturn:
 
 def _run(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> int:
     try:
+        settings = read_settings(command, dict(env), bundle)
+        if settings.code is not None:
+            settings.code.unpack()
         # The process ends next; closing the loop would wait for its tasks.
-        return asyncio.new_event_loop().run_until_complete(
-            run_agent(read_settings(command, dict(env), bundle))
-        )
-    except InvalidSettings as error:
+        return asyncio.new_event_loop().run_until_complete(run_agent(settings))
+    except (InvalidSettings, InvalidCode) as error:
         return _refuse(ExitCode.INVALID_CONFIGURATION, str(error), env)
+    except CodeUnavailable as error:
+        return _refuse(ExitCode.OUTPUT_UNWRITABLE, str(error), env)
     except PortTaken as error:
         return _refuse(ExitCode.PORT_IN_USE, str(error), env)
 

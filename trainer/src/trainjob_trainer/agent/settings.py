@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.agent.budget import RestartCounts
+from trainjob_trainer.agent.code import Code, read_code
 from trainjob_trainer.agent.messages import OBSERVER, split_replica
 
 VARIABLE = "TRAINJOB_AGENT"
@@ -48,6 +49,7 @@ class Settings:
         counts: the job's restarts, as the controller knows them.
         cluster: TF_CONFIG's addresses of every role.
         token: authenticates the job's agents and the controller to each other.
+        code: files to unpack before the first start, or None.
         pod_ip: the pod's own address, or an empty text.
         beat_seconds: the interval of heartbeats.
         lost_seconds: the silence after which an agent is lost.
@@ -67,6 +69,7 @@ class Settings:
     counts: RestartCounts
     cluster: Mapping[str, Sequence[str]]
     token: bytes
+    code: Code | None
     pod_ip: str
     state_dir: Path
     termination_log: Path | None
@@ -127,6 +130,7 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
         counts=RestartCounts.from_json(raw.get("restarts")),
         cluster=_cluster(env),
         token=_token(bundle / "token", raw.get("tokenDigest")),
+        code=read_code(raw.get("code"), bundle),
         pod_ip=env.get("TRAINJOB_POD_IP", ""),
         state_dir=Path(env.get("TRAINJOB_STATE_DIR") or DEFAULT_STATE_DIR),
         termination_log=Path(log) if log else None,

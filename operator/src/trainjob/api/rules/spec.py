@@ -88,6 +88,7 @@ RULES = (
     _needs_agents("warmStandby", "self.warmStandby"),
     _needs_agents("stallTimeoutSeconds", "has(self.stallTimeoutSeconds)"),
     _needs_agents("worker.minReplicas", "has(self.worker.minReplicas)"),
+    _needs_agents("code", "has(self.code)"),
 )
 
 

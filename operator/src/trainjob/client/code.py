@@ -1,0 +1,332 @@
+"""The code that travels with a job: which files, and how they are packed for a ConfigMap."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+LARGEST = 900_000
+"""Bytes of a packed archive: a ConfigMap holds 1 MiB, and etcd's request a little more."""
+
+LARGEST_UNPACKED = 50_000_000
+"""Bytes; the agent refuses more (`trainjob_trainer.agent.code`)."""
+
+IGNORE_FILES = (".gitignore", ".trainjobignore")
+"""In the order of their rules; the last rule that matches decides."""
+
+_NAMED_IN_MESSAGES = 5
+_ADVICE = (
+    "leave files out with a .trainjobignore (its rules are those of .gitignore), keep data on a volume, or"
+    " build an image that holds the code"
+)
+
+
+class UnusableCode(Exception):
+    """The files can't travel; the message says which and what to do."""
+
+
+# Collecting files.
+
+
+@dataclass
+class Code:
+    """Files that travel.
+
+    Attributes:
+        files: the content by the path below the root, with `/` between its parts.
+        notes: what was left out and might be missed, one line each.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def collect(
+    root: Path, paths: Iterable[Path], *, script: Path | None = None, skip: Iterable[Path] = ()
+) -> Code:
+    """Return the files and folders below `root` that travel.
+
+    A file that is named travels in any case. Of a folder, what travels is what git would see: not what
+    `.gitignore` and `.trainjobignore` leave out, here and in the folders above up to the repository's. Hidden
+    files, virtual environments and compiled Python files never do. A link travels as what it leads to, if
+    that is below the root.
+
+    Args:
+        root: the future working directory.
+        paths: files and folders in it.
+        script: a script that travels with the Python files that it can import: those beside it, and those in
+            folders beside it that hold Python files.
+        skip: folders that never travel, such as the one with local runs.
+
+    Raises:
+        UnusableCode: a path is missing, unreadable or outside the root, the files are too large, or there is
+            none.
+    """
+    walk = _Walk(root, skip)
+    paths = tuple(paths)
+    for path in paths:
+        if path.is_dir():
+            walk.add_folder(path, _anything)
+        else:
+            walk.add_file(path)
+    if script is not None:
+        walk.add_file(script)
+        walk.add_folder(script.parent, _is_python)
+    code = walk.read()
+    if not code.files:
+        raise UnusableCode(
+            f"{_listed(paths)}: no file in it travels: all are hidden or ignored (see .gitignore); name one"
+        )
+    return code
+
+
+def _anything(_: os.DirEntry[str]) -> bool:
+    return True
+
+
+def _is_python(entry: os.DirEntry[str]) -> bool:
+    """Return whether a script beside the entry can import it."""
+    if not entry.is_dir():
+        return entry.name.endswith(".py")
+    try:
+        return any(name.endswith(".py") for name in os.listdir(entry.path))  # noqa: PTH208 - names are enough
+    except OSError:
+        return False
+
+
+class _Walk:
+    """Finds files below a root; reads them at the end, when their sizes are known."""
+
+    def __init__(self, root: Path, skip: Iterable[Path]) -> None:
+        self._root = root.resolve()
+        self._skip = {path.resolve() for path in skip}
+        self._found: dict[str, Path] = {}
+        self._notes: dict[str, None] = {}
+        self._rules = _Rules(self._root)
+
+    def add_file(self, path: Path) -> None:
+        """Add a file that was named."""
+        if not path.exists():
+            raise UnusableCode(f"there is no {path}")
+        if not path.is_file():
+            raise UnusableCode(f"{path} is neither a file nor a folder")
+        self._found[self._inside(path)] = path.resolve()
+
+    def add_folder(self, path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> None:
+        """Add the files of a folder that was named."""
+        inside, folder = self._inside(path), path.resolve()
+        self._enter(folder, "" if inside == "." else f"{inside}/", wanted, tuple(folder.parents))
+
+    def read(self) -> Code:
+        """Return the content of all files."""
+        sizes = {name: path.stat().st_size for name, path in self._found.items()}
+        if sum(sizes.values()) > LARGEST_UNPACKED:
+            raise UnusableCode(_too_large("the code is larger than 50 MB", sizes))
+        code = Code(notes=list(self._notes))
+        for name in sorted(self._found):
+            try:
+                code.files[name] = self._found[name].read_bytes()
+            except OSError as error:
+                problem = f"{name} can't be read: {error.strerror}; leave it out by a .trainjobignore"
+                raise UnusableCode(problem) from error
+        return code
+
+    def _inside(self, path: Path) -> str:
+        # The last part stays as it is: a link travels under its own name.
+        whole = path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
+        if not whole.is_relative_to(self._root) or not path.resolve().is_relative_to(self._root):
+            raise UnusableCode(
+                f"{path} is outside {self._root}, which becomes the working directory of the replicas;"
+                " start the command in a folder that holds all of the code"
+            )
+        return whole.relative_to(self._root).as_posix()
+
+    def _enter(
+        self, folder: Path, prefix: str, wanted: Callable[[os.DirEntry[str]], bool], above: tuple[Path, ...]
+    ) -> None:
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError as error:
+            raise UnusableCode(f"{folder} can't be read: {error.strerror}") from error
+        for entry in entries:
+            path, name = Path(entry.path), f"{prefix}{entry.name}"
+            if self._never_travels(entry) or not wanted(entry) or self._rules.ignore(name, entry.is_dir()):
+                continue
+            if entry.is_symlink() and not self._follows(path, name, (*above, folder)):
+                continue
+            if entry.is_dir():
+                self._enter(path.resolve(), f"{name}/", wanted, (*above, folder))
+            elif entry.is_file():
+                self._found[name] = path.resolve()
+
+    def _never_travels(self, entry: os.DirEntry[str]) -> bool:
+        if entry.name.startswith(".") or entry.name.endswith((".pyc", ".pyo")):
+            return True
+        if not entry.is_dir():
+            return False
+        path = Path(entry.path)
+        return (
+            entry.name in ("__pycache__", "node_modules")
+            or (path / "pyvenv.cfg").is_file()
+            or (path / "conda-meta").is_dir()
+            or path.resolve() in self._skip
+        )
+
+    def _follows(self, path: Path, name: str, above: tuple[Path, ...]) -> bool:
+        target = path.resolve()
+        if not target.exists():
+            problem = "leads to nothing"
+        elif not target.is_relative_to(self._root):
+            problem = f"leads out of {self._root}, to {target}"
+        elif target in above:
+            problem = "leads back to a folder that holds it"
+        else:
+            return True
+        self._notes[f"{name} is a link that {problem}; it doesn't travel"] = None
+        return False
+
+
+class _Rules:
+    """The rules of ignore files for paths below a root; deeper files come first, as in git."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._specs: dict[Path, GitIgnoreSpec | None] = {}
+        repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+        self._top = repository
+
+    def ignore(self, name: str, is_folder: bool) -> bool:
+        """Return whether the path `name` below the root is ignored; its folder is known not to be."""
+        path = self._root / name
+        for folder in path.parents:
+            spec = self._spec(folder)
+            if spec is not None:
+                relative = path.relative_to(folder).as_posix() + ("/" if is_folder else "")
+                decision = spec.check_file(relative).include
+                if decision is not None:
+                    return decision
+            if folder == self._top:
+                break
+        return False
+
+    def _spec(self, folder: Path) -> GitIgnoreSpec | None:
+        if folder not in self._specs:
+            lines = [line for name in IGNORE_FILES for line in _lines(folder / name)]
+            self._specs[folder] = _parse(lines) if lines else None
+        return self._specs[folder]
+
+
+def _parse(lines: list[str]) -> GitIgnoreSpec:
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415 - most commands pack nothing
+
+    return GitIgnoreSpec.from_lines(lines)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+# Packing.
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Files in one archive.
+
+    Attributes:
+        archive: a zip file, at most `LARGEST` bytes.
+        digest: its SHA-256, in hex.
+    """
+
+    archive: bytes
+    digest: str
+
+
+_EARLIEST = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip can hold: the same files make the same archive."""
+
+_UNIX = 3
+
+
+def pack(files: Mapping[str, bytes]) -> Packed:
+    """Return the files as one archive, the same for the same files.
+
+    Programs (`#!` at the beginning) can be executed where they are unpacked.
+
+    Args:
+        files: the content by path, with `/` between its parts.
+
+    Raises:
+        UnusableCode: they are too large, or a name can't travel.
+    """
+    if sum(map(len, files.values())) > LARGEST_UNPACKED:
+        sizes = {name: len(content) for name, content in files.items()}
+        raise UnusableCode(_too_large("the code is larger than 50 MB", sizes))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in sorted(files):
+            archive.writestr(_entry(name, files[name]), files[name], compresslevel=9)
+        sizes = {entry.filename: entry.compress_size for entry in archive.infolist()}
+    content = packed.getvalue()
+    if len(content) > LARGEST:
+        raise UnusableCode(
+            _too_large(f"the code is {_kilobytes(len(content))} packed, more than 900 kB", sizes)
+        )
+    return Packed(content, hashlib.sha256(content).hexdigest())
+
+
+def describe(files: Mapping[str, bytes], packed: Packed) -> str:
+    """Return one line about what travels, such as `3 files, 2 kB packed: helper.py, train.py, ...`."""
+    count = f"{len(files)} file{'' if len(files) == 1 else 's'}"
+    return f"{count}, {_kilobytes(len(packed.archive))} packed: {_listed(sorted(files))}"
+
+
+def _entry(name: str, content: bytes) -> zipfile.ZipInfo:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode(errors="backslashreplace").decode()
+        raise UnusableCode(
+            f"the name {shown} isn't UTF-8 text, so it can't travel; rename the file"
+        ) from None
+    entry = zipfile.ZipInfo(name, _EARLIEST)
+    entry.create_system = _UNIX
+    mode = 0o755 if content.startswith(b"#!") else 0o644
+    entry.external_attr = (stat.S_IFREG | mode) << 16
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
+
+
+def _too_large(problem: str, sizes: Mapping[str, int]) -> str:
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:_NAMED_IN_MESSAGES]
+    named = ", ".join(f"{name} ({_kilobytes(sizes[name])})" for name in largest)
+    return f"{problem}; the largest files are {named}: {_ADVICE}"
+
+
+def _kilobytes(size: int) -> str:
+    return f"{max(1, round(size / 1000)):,} kB"
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(_first(map(str, names)))
+
+
+def _first(names: Iterator[str]) -> Iterator[str]:
+    for count, name in enumerate(names):
+        if count == _NAMED_IN_MESSAGES:
+            yield "..."
+            return
+        yield name
