@@ -11,6 +11,7 @@ from trainjob.cli import main
 EXAMPLE = Path(__file__).parents[2] / "examples/digits.yaml"
 COMMANDS = [
     "run",
+    "init",
     "validate",
     "render",
     "submit",

@@ -13,6 +13,7 @@ from trainjob.api import AGENT_PORT, PORT, parse
 from trainjob.core.agent import (
     BUNDLE_FOLDER,
     CHECKED_START,
+    CODE_FOLDER,
     PROGRAM,
     STATE_FOLDER,
     TOKEN,
@@ -20,7 +21,9 @@ from trainjob.core.agent import (
     job_token,
 )
 from trainjob.core.manifests import build_pod, build_token_secret
+from trainjob.core.names import CODE
 from trainjob.core.settings import Bundle
+from trainjob_trainer.agent.code import Code
 from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
 
 KEY = b"some key"
@@ -62,6 +65,12 @@ def test_a_workers_settings(tmp_path: Path) -> None:
     assert list(read.command) == ["python", "train.py"]
     assert not read.is_leader
     assert not read.is_observer
+
+
+def test_the_jobs_code(tmp_path: Path) -> None:
+    read = settings_of(tmp_path, "worker", code={"configMap": "digits-code-1", "digest": "0" * 64})
+    assert read.code == Code(tmp_path / CODE, "0" * 64, Path(CODE_FOLDER))
+    assert settings_of(tmp_path, "worker").code is None
 
 
 @pytest.mark.parametrize(("role", "leads", "observes"), [("worker", True, False), ("evaluator", False, True)])

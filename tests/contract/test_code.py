@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob.client import code as client
-from trainjob.core.agent import CODE
+from trainjob.core.names import CODE
 from trainjob_trainer.agent import code as agent
 
 

@@ -66,6 +66,28 @@ def test_the_users_own_interpreter_runs_the_agent_where_there_is_one(
     assert wrapped_command(command) == [interpreter, "-I", "-S", program, "--", *command]
 
 
+CODE = {"configMap": "trainjob-agent-of-mine", "digest": "0" * 64}
+
+
+def test_the_jobs_code_is_mounted_beside_the_program_and_unpacked_in_a_volume() -> None:
+    source = agent_source(parse(build_job(uid="some-uid")).metadata, BUNDLE)
+    pod = pod_of(source=source, code=CODE)
+    volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
+    files = {"name": CODE["configMap"], "items": [{"key": "code.zip", "path": "code.zip"}]}
+    assert volumes["trainjob-bundle"]["projected"]["sources"][2:] == [{"configMap": files}]
+    assert volumes["trainjob-code"] == {"name": "trainjob-code", "emptyDir": {"sizeLimit": "1Gi"}}
+    assert {"name": "trainjob-code", "mountPath": "/run/trainjob/code"} in trainer_of(pod)["volumeMounts"]
+    assert trainer_of(pod)["workingDir"] == "/run/trainjob/code"
+    assert agent_of(pod)["code"] == {"digest": CODE["digest"], "folder": "/run/trainjob/code"}
+    # Its ConfigMap is none of a program, whatever its name is.
+    assert read_source(pod["spec"]) == AgentSource(source.secret, source.digest)
+
+
+def test_a_working_directory_that_is_named_stays() -> None:
+    assert trainer_of(pod_of(code=CODE, container={"workingDir": "/app"}))["workingDir"] == "/app"
+    assert "workingDir" not in trainer_of(pod_of())
+
+
 def test_arguments_stay_arguments() -> None:
     pod = pod_of(container={"command": ["python"], "args": ["train.py", "--epochs=3"]})
     assert trainer_of(pod)["command"][-2:] == ["--", "python"]

@@ -47,7 +47,7 @@ def test_every_option_that_is_named_exists() -> None:
         word
         for name in main.list_commands(CONTEXT)
         for parameter in command_of(name).params
-        for word in parameter.opts
+        for word in (*parameter.opts, *parameter.secondary_opts)
     }
     named = {word for code in re.findall(r"`([^`]+)`", PAGE) if not code.startswith("kubectl")
              for word in re.findall(r"(?<!\S)--?[a-z][a-z-]*", code)}  # fmt: skip

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 Manifest = dict[str, Any]
 
-KINDS = {"trainjobs": "TrainJob", "pods": "Pod"}
+KINDS = {"trainjobs": "TrainJob", "pods": "Pod", "configmaps": "ConfigMap"}
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from trainjob.api.types import (
     WorkerRole,
     longest_name,
 )
-from trainjob.api.yaml import Document, dump_yaml, read_documents
+from trainjob.api.yaml import Document, dump_yaml, read_documents, read_value
 
 __all__ = [
     "AGENT_PORT",
@@ -89,4 +89,5 @@ __all__ = [
     "parse",
     "parse_strictly",
     "read_documents",
+    "read_value",
 ]

@@ -402,6 +402,19 @@ def read_documents(text: str | bytes, *, source: str, expected: str = KIND) -> t
     return tuple(documents)
 
 
+def read_value(text: str, *, source: str) -> Any:
+    """Return one YAML value, such as a number, as a file would have it; None for an empty text.
+
+    Raises:
+        InvalidTrainJob: it can't be read.
+    """
+    reading = _Reading(source)
+    values = [reading.build(node, (), (), node) for node in _compose(text, source)]
+    if reading.errors or len(values) > 1:
+        raise InvalidTrainJob(reading.errors or [FieldError("", "must be one value", None, source)])
+    return values[0] if values else None
+
+
 def _content(text: str | bytes, source: str) -> str:
     try:
         content = text.removeprefix("\ufeff") if isinstance(text, str) else text.decode("utf-8-sig")

@@ -1,5 +1,6 @@
 """The commands by name, imported on demand: `validate` must not load what only `run` needs."""
 
+import difflib
 import errno
 import gc
 import importlib
@@ -13,6 +14,7 @@ import click
 
 _MODULES = {
     "run": "trainjob.cli.run",
+    "init": "trainjob.cli.init",
     "validate": "trainjob.cli.validate",
     "render": "trainjob.cli.render",
     "submit": "trainjob.cli.submit",
@@ -51,6 +53,15 @@ class LazyGroup(click.Group):
             _forget_output()
             sys.exit(_EXIT_UNWRITABLE)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is meant; a misspelled one ends in a suggestion."""
+        name = args[0]
+        if name not in _MODULES and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}.{_hint(name)}")
+        return super().resolve_command(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of the help text."""
         del ctx
@@ -69,6 +80,13 @@ class LazyGroup(click.Group):
             gc.enable()
         assert isinstance(command, click.Command)  # noqa: S101 - our own modules
         return command
+
+
+def _hint(name: str) -> str:
+    if name.endswith((".py", ".yaml", ".yml")):
+        return f" Did you mean trainjob run {name}?"
+    near = difflib.get_close_matches(name, _MODULES)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

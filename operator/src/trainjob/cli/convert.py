@@ -11,6 +11,7 @@ import click
 from trainjob.api import Document, FieldError, dump_yaml
 from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
 from trainjob.cli.ending import ends_quietly
+from trainjob.cli.options import file_arguments
 from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
 from trainjob.convert import convert as convert_tfjob
 
@@ -44,7 +45,7 @@ class ConvertedFiles:
 
 
 @click.command(short_help="Turn Kubeflow TFJobs into TrainJobs.")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@file_arguments
 @click.option("--claim", metavar="NAME", help="The claim for checkpoints and logs.")
 @click.option("--force", is_flag=True, help="Print TrainJobs, too, that `trainjob validate` refuses.")
 @ends_quietly

@@ -53,6 +53,11 @@ class RefusedFile(click.ClickException):
             click.echo(line, err=True)
 
 
+def is_script(file: str) -> bool:
+    """Return whether a file is a Python script by its name."""
+    return file.endswith(".py")
+
+
 def read_trainjobs(file: str) -> tuple[Document, ...]:
     """Return the TrainJobs of a file, at least one; other documents are reported on stderr and left out.
 
@@ -61,12 +66,15 @@ def read_trainjobs(file: str) -> tuple[Document, ...]:
         RefusedFile: it isn't YAML or JSON, or holds no TrainJob.
     """
     documents = read_objects(file)
-    for other in documents:
-        if not other.is_trainjob:
-            click.echo(f"{_title(file)}:{other.first_line} {_name(other)} is left out: no TrainJob", err=True)
+    others = tuple(document for document in documents if not document.is_trainjob)
+    hint = f"; trainjob convert {file} prints TFJobs as TrainJobs" if any(map(_is_tfjob, others)) else ""
+    for other in others:
+        more = hint if _is_tfjob(other) else ""
+        place = f"{_title(file)}:{other.first_line}"
+        click.echo(f"{place} {_name(other)} is left out: no TrainJob{more}", err=True)
     found = tuple(document for document in documents if document.is_trainjob)
     if not found:
-        raise RefusedFile([f"{_title(file)}: holds no TrainJob"])
+        raise RefusedFile([f"{_title(file)}: holds no TrainJob{hint}"])
     return found
 
 
@@ -129,9 +137,33 @@ def folder_of(file: str) -> Path:
     return Path() if file == STDIN else Path(file).parent
 
 
+def _is_tfjob(document: Document) -> bool:
+    return document.raw.get("kind") == "TFJob"
+
+
+def _refuse_other_kinds(file: str) -> None:
+    """Refuse what is mistaken for a job's file, by its name."""
+    if is_script(file):
+        raise RefusedFile(
+            [
+                f"{file} is a script, no file with a job: trainjob run {file} trains it here, and"
+                f" trainjob init {file} writes its job's file"
+            ]
+        )
+    if file.endswith(".ipynb"):
+        script = f"{file.removesuffix('.ipynb')}.py"
+        raise RefusedFile(
+            [
+                f"{file} is a notebook: train from a cell (from trainjob import Trainer), or turn it into a"
+                f" script: jupyter nbconvert --to script {file}, then trainjob run {script}"
+            ]
+        )
+
+
 def _content(file: str) -> bytes:
     if file == STDIN:
         return sys.stdin.buffer.read()
+    _refuse_other_kinds(file)
     try:
         return Path(file).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The options for a command's cluster and namespace, and durations."""
+"""The options for a command's files, its cluster and namespace, and durations."""
 
 from __future__ import annotations
 
@@ -32,6 +32,40 @@ def namespace_of(document: Document, asked: str | None, context: str) -> str:
             ]
         )
     return str(asked or own or context)
+
+
+# Files: as arguments, or as kubectl takes them.
+
+
+def file_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add FILE and -f FILE, of which one is given; the command gets it as `file`."""
+
+    @functools.wraps(command)
+    def with_file(*arguments: Any, files: tuple[str, ...], **options: Any) -> Any:
+        if len(files) > 1:
+            raise click.UsageError(f"one FILE is expected, not {len(files)}: {' '.join(files)}")
+        return command(*arguments, file=files[0], **options)
+
+    return _with_files(with_file, "FILE")
+
+
+def file_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add FILE... and -f FILE; the command gets them all as `files`."""
+    return _with_files(command, "FILE...")
+
+
+def _with_files(command: Callable[..., Any], metavar: str) -> Callable[..., Any]:
+    @click.argument("files", nargs=-1, metavar=metavar)
+    @click.option(
+        "-f", "--filename", "more", multiple=True, metavar="FILE", help="FILE, as kubectl takes it."
+    )
+    @functools.wraps(command)
+    def with_files(*arguments: Any, files: tuple[str, ...], more: tuple[str, ...], **options: Any) -> Any:
+        if not files and not more:
+            raise click.UsageError(f"Missing argument '{metavar}', or -f FILE")
+        return command(*arguments, files=(*files, *more), **options)
+
+    return with_files
 
 
 # Durations on the command line.

@@ -7,6 +7,7 @@ import click
 from trainjob.api import Document, InvalidTrainJob, TrainJob
 from trainjob.cli.documents import RefusedFile, choose, dump_stream, read_trainjobs
 from trainjob.cli.ending import ends_quietly
+from trainjob.cli.options import file_argument
 from trainjob.cluster.agents import preview_source
 from trainjob.core.manifests import build_objects
 from trainjob.core.names import Replica, build_tf_config, desired_replicas
@@ -15,7 +16,7 @@ _TASK = re.compile(r"(?P<role>[a-z]+)[/-](?P<index>\d+)")
 
 
 @click.command(short_help="Print the objects that a job means on a cluster.")
-@click.argument("file", metavar="FILE")
+@file_argument
 @click.option("--task", metavar="ROLE/INDEX", help="Print only this replica's TF_CONFIG, such as worker/0.")
 @click.option("--name", help="Of several TrainJobs in FILE, the one that is meant.")
 @ends_quietly

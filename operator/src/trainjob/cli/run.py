@@ -11,17 +11,18 @@ from typing import Any
 import click
 
 from trainjob.api import Document, InvalidTrainJob
-from trainjob.cli.documents import STDIN, RefusedFile, choose, folder_of, read_trainjobs
+from trainjob.cli.documents import STDIN, RefusedFile
 from trainjob.cli.ending import Exit
 from trainjob.cli.screen import LiveScreen, PlainScreen
+from trainjob.cli.script_options import AskedJobs, WithArguments, job_options, print_job
 from trainjob.client.local_run import Ending, Interruption, RunRequest, Screen, run_here
 from trainjob.client.presenter import describe_end, describe_interruption
 from trainjob.client.view import Outcome
 from trainjob.cluster.local import CannotRunHere, LocalOptions
 
 
-@click.command(short_help="Train a job on this machine, without a cluster.")
-@click.argument("file", metavar="FILE")
+@click.command(cls=WithArguments, short_help="Train a script or a job on this machine, without a cluster.")
+@job_options
 @click.option(
     "--fresh", is_flag=True, help="Start over; the present output is kept beside it, under a number."
 )
@@ -49,34 +50,41 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions
     help="The folder that stands in for a volume which only a cluster has.",
 )
 @click.option("--plain", is_flag=True, help="Print lines even where a live display is possible.")
-@click.option("--name", help="Of several TrainJobs in FILE, the one that is meant.")
+@click.option("--dry-run", is_flag=True, help="Print the TrainJob that would run, and start nothing.")
 def run(
-    file: str,
+    asked: AskedJobs,
     fresh: bool,
     resume: str | None,
     folder: Path | None,
     base_port: int | None,
     volumes: tuple[str, ...],
     plain: bool,
-    name: str | None,
+    dry_run: bool,
 ) -> None:
     """Train FILE on this machine: every pod becomes a process, no cluster is needed.
+
+    FILE is a file with a TrainJob, `-` for the standard input, or a Python script, whose job the options
+    describe. What follows -- are the program's arguments; they replace those in a file.
 
     The exit code is 0 when the job is complete or was finished before, 1 when it failed, 3 when it was
     deleted by `trainjob delete`, 130 when it was interrupted.
     """
     if fresh and resume:
         raise click.UsageError("--fresh starts over, and --resume continues: leave out one of the two")
-    document = choose(read_trainjobs(file), name, file)
+    job = _job(asked.for_this_machine())
+    if dry_run:
+        click.echo(print_job(job), nl=False)
+        return
     request = RunRequest(
-        job=_job(document),
+        job=job,
         options=LocalOptions(
-            folder=folder or folder_of(file) / "runs",
-            job_folder=folder_of(file),
+            folder=folder or asked.folder / "runs",
+            job_folder=asked.folder,
             volumes=dict(map(_volume, volumes)),
             base_port=base_port,
         ),
-        file=None if file == STDIN else Path(file),
+        # A change of a script counts, one of a job's file only if the job differs.
+        file=None if asked.is_script or asked.file == STDIN else Path(asked.file),
         command=_continuing(sys.argv[1:]),
         fresh=fresh,
         resume=resume,

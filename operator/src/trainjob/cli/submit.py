@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainjob.api import Document
-from trainjob.cli.documents import read_valid_trainjobs
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
 from trainjob.cli.logs import LogShowing
 from trainjob.cli.options import Duration, cluster_options, namespace_of
 from trainjob.cli.screen import LogPrinter, ProgressLine
+from trainjob.cli.script_options import AskedJobs, WithArguments, job_options, print_job
 from trainjob.cli.wait import wait_and_conclude
+from trainjob.client import submission
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted
@@ -27,6 +27,7 @@ from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
 
 if TYPE_CHECKING:
+    from trainjob.client.code import Packed
     from trainjob.client.connection import Connection
     from trainjob.cluster.kube.client import ApiClient
 
@@ -48,6 +49,10 @@ async def describe_existing(
         return (f"{name} exists already in namespace {namespace} ({describe_problem(error)})",)
     job = read_job(stored)
     lines = [f"{name} exists already in namespace {namespace} ({job.state}); nothing was created"]
+    again = f"  to run it again: kubectl delete tj {name} -n {namespace}, then submit it"
+    if manifest["spec"].get("code"):
+        # A job's code can't be changed, so applying this would be refused.
+        return (*lines, f"{again}; or submit it under another name: --name NAME")
     try:
         patch = {"spec": manifest["spec"]}
         changed = await api.patch(TRAINJOBS, namespace, name, patch, dry_run=True)
@@ -56,8 +61,7 @@ async def describe_existing(
         if refused.failure.code == 0:
             raise
         lines += refusal_told(refused.failure, file)
-    lines.append(f"  to run it again: kubectl delete tj {name} -n {namespace}, then submit it")
-    return tuple(lines)
+    return (*lines, again)
 
 
 def changes_told(fields: tuple[str, ...], file: str) -> Iterator[str]:
@@ -136,16 +140,11 @@ def _within(root: str, field: str) -> str:
 class _Submission:
     document: Document
     namespace: str
+    packed: Packed | None
 
     @property
     def name(self) -> str:
         return str(self.document.raw["metadata"]["name"])
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        manifest = deepcopy(self.document.raw)
-        manifest["metadata"]["namespace"] = self.namespace
-        return manifest
 
 
 _EXITS = {
@@ -160,34 +159,54 @@ _EXITS = {
 }
 
 
-@click.command(epilog=describe_exits(_EXITS), short_help="Create TrainJobs in a cluster.")
-@click.argument("file", metavar="FILE")
+@click.command(
+    cls=WithArguments,
+    epilog=describe_exits(_EXITS),
+    short_help="Create a script's job, or those of a file, in a cluster.",
+)
+@job_options
 @click.option("--wait", is_flag=True, help="Wait until all jobs are over; the exit code says how they ended.")
 @click.option("--logs", is_flag=True, help="Print the job's logs until it is over; for a FILE with one job.")
 @click.option("--timeout", type=Duration(), help="With --wait, wait no longer for each job than this.")
-@click.option("--dry-run", is_flag=True, help="Have the API server check everything, and create nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Create nothing: for a script print its TrainJob, for a file have the API server check everything.",
+)
 @cluster_options
 @ends_quietly
 def submit(
-    file: str, wait: bool, logs: bool, timeout: float | None, dry_run: bool, where: ClusterOptions
+    asked: AskedJobs, wait: bool, logs: bool, timeout: float | None, dry_run: bool, where: ClusterOptions
 ) -> None:
-    """Create the TrainJobs of FILE in a cluster; `-` reads the standard input.
+    """Create TrainJobs in a cluster: those of FILE, `-` for the standard input, or that of a Python script.
 
-    All of them are checked first as `trainjob validate` does: after a mistake nothing is created. Each goes
-    into the namespace of -n, else into the one that FILE names, else into that of the kubeconfig's context.
-    A job that exists is left as it is; what `kubectl apply` would make of FILE is said.
+    A script travels with the Python files beside it and with --code, in a ConfigMap of the job. What follows
+    -- are the program's arguments; they replace those in a file.
+
+    All TrainJobs of a file are checked first as `trainjob validate` does: after a mistake nothing is created.
+    Each goes into the namespace of -n, else into the one that FILE names, else into that of the kubeconfig's
+    context. A job that exists is left as it is; what `kubectl apply` would make of FILE is said.
     """
     if dry_run and (wait or logs):
         raise click.UsageError("--dry-run creates nothing that could be waited for")
     if timeout is not None and (logs or not wait):
         raise click.UsageError("--timeout limits --wait, and goes with nothing else")
-    documents = read_valid_trainjobs(file)
+    asked.check_for_cluster()
+    packed, notes = asked.pack()
+    documents = asked.for_cluster(packed)
     if logs and len(documents) > 1:
-        raise click.UsageError(f"--logs follows one job, and {file} holds {len(documents)}")
+        raise click.UsageError(f"--logs follows one job, and {asked.file} holds {len(documents)}")
+    for note in notes:
+        click.echo(note, err=True)
+    if dry_run and asked.is_script:
+        click.echo(print_job(documents[0].raw), nl=False)
+        return
 
     async def create(cluster: Connection) -> Exit:
-        jobs = [_Submission(d, namespace_of(d, where.namespace, cluster.namespace)) for d in documents]
-        code = max([await _create(cluster.api, job, file, dry_run=dry_run) for job in jobs])
+        jobs = [
+            _Submission(d, namespace_of(d, where.namespace, cluster.namespace), packed) for d in documents
+        ]
+        code = max([await _create(cluster.api, job, asked, dry_run=dry_run) for job in jobs])
         if code is Exit.GOOD and logs:
             return await _follow(cluster.api, jobs[0])
         if code is Exit.GOOD and wait:
@@ -197,13 +216,19 @@ def submit(
     sys.exit(where.run(create))
 
 
-async def _create(api: ApiClient, job: _Submission, file: str, *, dry_run: bool) -> Exit:
+async def _create(api: ApiClient, job: _Submission, asked: AskedJobs, *, dry_run: bool) -> Exit:
+    raw = job.document.raw
     try:
-        await api.create(TRAINJOBS, job.manifest, dry_run=dry_run)
+        if dry_run:
+            metadata = {**raw["metadata"], "namespace": job.namespace}
+            await api.create(TRAINJOBS, {**raw, "metadata": metadata}, dry_run=True)
+        else:
+            await submission.submit(api, job.namespace, raw, job.packed)
     except ClusterError as refused:
-        if isinstance(refused, AlreadyExists):
-            lines = await describe_existing(api, job.namespace, job.document.raw, file)
-        elif refused.failure.code in (400, 413, 422):
+        is_about_job = refused.failure.resource == TRAINJOBS.plural
+        if isinstance(refused, AlreadyExists) and is_about_job:
+            lines = await describe_existing(api, job.namespace, raw, asked.file)
+        elif refused.failure.code in (400, 413, 422) and is_about_job:
             lines = describe_refusal(refused.failure, job.document)
         else:
             raise

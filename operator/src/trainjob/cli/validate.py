@@ -10,7 +10,7 @@ import click
 from trainjob.api import Document, TrainJob
 from trainjob.cli.documents import RefusedFile, UnreadableFile, read_valid_trainjobs
 from trainjob.cli.ending import Exit, describe_exits, ends_quietly
-from trainjob.cli.options import cluster_options, namespace_of
+from trainjob.cli.options import cluster_options, file_arguments, namespace_of
 from trainjob.client.connection import ClusterOptions
 from trainjob.core.manifests import count_gpus, role_template
 from trainjob.core.names import replica_counts
@@ -27,7 +27,7 @@ _EXITS = {
 
 
 @click.command(epilog=describe_exits(_EXITS), short_help="Check TrainJobs, here or by asking a cluster.")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@file_arguments
 @click.option(
     "--cluster",
     is_flag=True,

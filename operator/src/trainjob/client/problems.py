@@ -97,6 +97,8 @@ def no_such_job(name: str, namespace: str, here: Collection[str] | None, elsewhe
         here: names of the jobs in it, None if they can't be listed.
         elsewhere: other namespaces with a job of this name.
     """
+    if name.endswith((".py", ".ipynb", ".yaml", ".yml")):
+        return f"{name} is a file, and this command takes a job's name: trainjob get lists them"
     sentence = f"there is no TrainJob {name!r} in namespace {namespace}"
     others = sorted(elsewhere)
     if others:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob.cluster.kube.resources import CONFIG_MAPS, TRAINJOBS
 from trainjob.cluster.protocol import ClusterError, Manifest
-from trainjob.core.agent import CODE
-from trainjob.core.names import job_labels
+from trainjob.core.names import CODE, job_labels
 
 if TYPE_CHECKING:
     from trainjob.client.code import Packed

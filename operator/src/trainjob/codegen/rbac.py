@@ -142,6 +142,7 @@ EDIT_RULES = (
     ),
     RbacRule(GROUP, (f"{PLURAL}/status",), ("get",), "the status is the controller's to write"),
     RbacRule(GROUP, (f"{PLURAL}/scale",), ("get", "update", "patch"), "kubectl scale"),
+    RbacRule("", ("configmaps",), ("create",), "the code of a job (trainjob submit)"),
 )
 VIEW_RULES = (
     RbacRule(

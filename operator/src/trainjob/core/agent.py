@@ -22,6 +22,7 @@ from trainjob.api import (
 )
 from trainjob.core.agent_reports import restart_counts
 from trainjob.core.names import (
+    CODE,
     Replica,
     host,
     leader,
@@ -53,9 +54,6 @@ BUNDLE_FOLDER = "/run/trainjob/bundle"
 STATE_FOLDER = "/run/trainjob/state"
 PROGRAM = "trainjob.pyz"
 TOKEN = "token"  # noqa: S105 - the name of a file
-
-CODE = "code.zip"
-"""The key of a job's code in its ConfigMap, and its file beside the program."""
 
 CODE_FOLDER = "/run/trainjob/code"
 """Where the agent unpacks the code: the working directory, unless the container names another one."""

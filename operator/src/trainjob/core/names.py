@@ -79,6 +79,9 @@ LABEL_LIVE = "trainjob.dev/live"
 LABEL_PROGRAM = "trainjob.dev/agent-program"
 """On the ConfigMaps with the agent's program."""
 
+CODE = "code.zip"
+"""The key of a job's code in its ConfigMap, and its file beside the agent's program."""
+
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 """On a job: the Kueue queue that admits its pods."""
 

@@ -24,7 +24,7 @@ from trainjob.core.delays import RECHECK, restart_delay, soonest, time_left
 from trainjob.core.manifests import build_claim, build_network_policy, build_service
 from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
-from trainjob.core.pods import Pod
+from trainjob.core.pods import Pod, PodState
 from trainjob.core.policies.elastic_policy import patience_left
 from trainjob.core.policies.startup_policy import pause_left, start_time_left
 from trainjob.core.policies.success_policy import EvaluatorStep, evaluator_step
@@ -32,6 +32,9 @@ from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)
 """How long a pod may take to end before the status reports that the job waits for it."""
+
+SLOW_TO_START = timedelta(seconds=60)
+"""The same for the start of a pod that waits for the job's code."""
 
 OVERDUE = timedelta(seconds=10)
 """How late after its grace period the end of a pod may be reported; after that its node is unreachable."""
@@ -86,6 +89,7 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
         start_time_left(observed, now),
         patience_left(observed, now),
         observed.first_answer_left(now) if observed.in_place else None,
+        _start_left(slow, now) if (slow := _slow_to_start(observed)) else None,
     )
     return soonest(*(left for left in times if left is not None and left > timedelta(0)))
 
@@ -251,13 +255,34 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
             reason, detail = pod.waiting
             message = f"{pod.replica.title} can't start: {reason}" + (f": {detail}" if detail else "")
             return Plan(transitions.wait(observed, reason, message, now))
+    code, late = observed.job.spec.code, _slow_to_start(observed)
+    if code is not None and late is not None and _start_left(late, now) <= timedelta(0):
+        # A missing volume is only an event, and the kubelet reports the same state while it pulls an image.
+        message = (
+            f"{late.replica.title} hasn't started yet: its image is still pulled, or a volume is missing,"
+            f" such as its code in ConfigMap {code.config_map}; kubectl describe pod {late.name} -n"
+            f" {observed.meta.namespace} says which"
+        )
+        return Plan(transitions.wait(observed, "SlowStart", message, now))
     held, again = (find_condition(observed.status, kind) for kind in (RUNNING, RESTARTING))
     if held is not None and held.reason == "Starting":
         return Plan(observed.status)
     if again is not None and again.status == "True" and again.message == observed.status.message:
         return Plan(observed.status)  # the cause of the restart is the more useful message
-    return Plan(
-        transitions.wait(
-            observed, "Starting", f"starting {len(observed.training_replicas)} training replicas", now
-        )
-    )
+    return Plan(transitions.wait(observed, "Starting", _starting(observed), now))
+
+
+def _starting(observed: Observed) -> str:
+    return f"starting {len(observed.training_replicas)} training replicas"
+
+
+def _slow_to_start(observed: Observed) -> Pod | None:
+    """Return a pod that has a node and no container yet; None if the job has no code."""
+    if observed.job.spec.code is None:
+        return None
+    pods = (p for p in observed.training_pods if p.state is PodState.STARTING and p.waiting is None)
+    return min(pods, key=lambda pod: pod.replica, default=None)
+
+
+def _start_left(pod: Pod, now: datetime) -> timedelta:
+    return time_left(pod.created_at or now, SLOW_TO_START, now)

@@ -1,0 +1,110 @@
+"""`trainjob init`: the file of a script's job, with a comment on each field."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainjob.api import dump_yaml, parse, read_documents
+from trainjob.api.errors import InvalidTrainJob
+from trainjob.cli.documents import RefusedFile, is_script
+from trainjob.cli.ending import ends_quietly
+from trainjob.cli.script_options import (
+    INLINE_DEPTH,
+    AskedJobs,
+    ScriptOptions,
+    WithArguments,
+    root_of,
+    script_options,
+)
+from trainjob.core.script import build_job
+
+_CONTAINER = "spec.template.spec.containers[0]"
+
+_COMMENTS = {
+    "metadata": "The name is that of pods and of the output's folder. A Kueue queue is a label:\n"
+    "{{name: ..., labels: {{kueue.x-k8s.io/queue-name: research}}}}",
+    "spec.worker": "How many replicas train. minReplicas lets training go on with fewer.",
+    "spec.evaluator": "One more replica scores each checkpoint, without GPUs; 0 for none.",
+    "spec.output": "Where checkpoints, logs and the model go; here a folder below runs/, whichever it is.\n"
+    "On a cluster all replicas write there: a claim that exists (claimName), a new one (size: 10Gi), or\n"
+    "nfs: {{server: nfs.example.com, path: /exports/training}}. resume: Never starts over in a new folder.",
+    "spec.template": "A pod template as in a Job; further volumes, node selectors and tolerations go here.",
+    "spec.template.spec.securityContext": "The restricted Pod Security standard, with a user for images"
+    " that run as root.",
+}
+_OF_CONTAINER = {
+    "image": "Any image with TensorFlow and Python 3.9 or newer; not used on this machine.",
+    "command": "Relative to this file's folder. The folder's code need not be in the image:\n"
+    "trainjob submit {file} --code {folder} takes it along.",
+    "args": "Replaced by what follows -- on the command line.",
+    "env": "TF_CONFIG and TRAINJOB_* are added.",
+    "resources": "Of each replica; a GPU is a limit, nvidia.com/gpu.",
+}
+_ABSENT = {
+    "image": "image: tensorflow/tensorflow:latest   # for a cluster: any one with TensorFlow; not used here",
+    "resources": 'resources: {requests: {cpu: "2", memory: 4Gi}, limits: {memory: 4Gi, nvidia.com/gpu: "1"}}',
+}
+_END = (
+    "More fields: maxRestarts (3), activeDeadlineSeconds, stallTimeoutSeconds, ttlSecondsAfterFinished and"
+    " others: kubectl explain tj.spec"
+)
+
+
+@click.command(cls=WithArguments, short_help="Write the file of a script's job, with comments.")
+@click.argument("script_file", metavar="SCRIPT")
+@script_options
+@ends_quietly
+def init(script_file: str, script: ScriptOptions, arguments: tuple[str, ...] | None) -> None:
+    """Write the job of SCRIPT as a file with the script's name, for `run`, `submit` and kubectl.
+
+    The options are those of `trainjob run`. A file that exists is left as it is.
+    """
+    if not is_script(script_file):
+        raise click.UsageError(f"{script_file} is no Python script: its name doesn't end with .py")
+    asked = AskedJobs(script_file, script, arguments=arguments)
+    job = build_job(asked.script_job())
+    try:
+        parse(job)
+    except InvalidTrainJob as invalid:
+        raise RefusedFile(f"{script_file}: {error}" for error in invalid.errors) from invalid
+    file = root_of(script_file) / f"{Path(script_file).stem}.yaml"
+    try:
+        with file.open("x", encoding="utf-8") as written:
+            written.write(commented(job, str(file)))
+    except FileExistsError:
+        raise RefusedFile([f"{file} exists already; nothing was written: move it away first"]) from None
+    except OSError as error:
+        raise RefusedFile([f"{file} can't be written: {error.strerror}"]) from error
+    shown, folder = shlex.quote(str(file)), shlex.quote(str(file.parent))
+    click.echo(
+        f"wrote {file}; here: trainjob run {shown}; on a cluster: trainjob submit {shown} --code {folder}"
+    )
+
+
+def commented(job: dict[str, Any], file: str) -> str:
+    """Return a script's job as YAML, with a comment above each field."""
+    text = dump_yaml(job, inline_depth=INLINE_DEPTH)
+    lines = text.splitlines()
+    document = read_documents(text, source=file)[0]
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    given = {f"{_CONTAINER}.{field}": hint for field, hint in _OF_CONTAINER.items() if field in container}
+    above = {
+        document.line_of(path): comment.format(file=file, folder=Path(file).parent).splitlines()
+        for path, comment in {**_COMMENTS, **given}.items()
+    }
+    absent = [hint for field, hint in _ABSENT.items() if field not in container]
+    above.setdefault(document.line_of(f"{_CONTAINER}.securityContext"), []).extend(absent)
+    made = [
+        "# Made by `trainjob init`.",
+        f"#   here:           trainjob run {file}",
+        f"#   on a cluster:   trainjob submit {file} --code {Path(file).parent}",
+    ]
+    for number, line in enumerate(lines, 1):
+        indent = " " * (len(line) - len(line.lstrip(" -")))
+        made += [f"{indent}# {comment}" for comment in above.get(number, ())]
+        made.append(line)
+    return "\n".join([*made, f"# {_END}"]) + "\n"

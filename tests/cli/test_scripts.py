@@ -1,0 +1,231 @@
+"""Commands for scripts: the job that a script stands for, its code, its file; and changes of a file's job."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.cli.program import trainjob, write_job
+from support.cli.requests import Answer, Asked
+from support.cli.server import CliServer
+from support.cli.stored_jobs import call
+from trainjob.api import parse
+from trainjob_trainer.agent.code import Code
+
+CLUSTER = ("--image", "acme/tf:1", "--output", "claim:training")
+
+SCRIPT = """
+import os, sys
+import helper
+print("says", helper.WORD, *sys.argv[1:], os.environ["TRAINJOB_NAME"])
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, a module beside it and a package, which is the current one."""
+    folder = tmp_path / "project"
+    (folder / "src" / "lib").mkdir(parents=True)
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "helper.py").write_text("WORD = 'hello'\n")
+    (folder / "notes.txt").write_text("stay")
+    (folder / "src" / "lib" / "words.py").write_text("")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def printed(*arguments: str) -> dict[str, Any]:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.stderr
+    job: dict[str, Any] = yaml.safe_load(result.stdout)
+    parse(job)
+    return job
+
+
+def test_a_script_is_run_with_its_arguments(project: Path) -> None:
+    result = trainjob("run", "train.py", "--no-evaluator", "--plain", "--", "--epochs", "9", cwd=project)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "worker-0: says hello --epochs 9 train\n" in result.stdout
+
+
+def test_a_dry_run_prints_the_job(project: Path) -> None:
+    job = printed("run", "train.py", "--workers", "2", "--dry-run", "--", "--epochs", "9")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert (job["metadata"]["name"], job["spec"]["worker"]["replicas"]) == ("train", 2)
+    assert (container["command"], container["args"]) == (["python", "train.py"], ["--epochs", "9"])
+    assert "code" not in job["spec"]
+    assert not (project / "runs").exists()
+
+
+def test_a_dry_run_for_a_cluster_needs_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "nowhere")
+    options = ("--workers", "4", "--gpus", "1", "--queue", "research", "--code", "src", "--env", "A=b=c")
+    result = call("submit", "train.py", *CLUSTER, *options, "--set", "spec.maxRestarts=9", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    job = yaml.safe_load(result.stdout)
+    spec = parse(job).spec
+    assert (spec.worker.replicas, spec.max_restarts) == (4, 9)
+    assert spec.code is not None
+    assert spec.code.config_map.startswith("train-code-")
+    assert job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "research"}
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["env"] == [{"name": "A", "value": "b=c"}, {"name": "PYTHONPATH", "value": "src"}]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert result.stderr == "the code travels: 3 files, 1 kB packed: helper.py, src/lib/words.py, train.py\n"
+
+
+def test_a_scripts_code_travels(project: Path, api: CliServer) -> None:
+    result = call("submit", "train.py", *CLUSTER)
+    assert (result.exit_code, result.stdout) == (0, "train was created in namespace default\n")
+    job = api.get("trainjobs", "train")
+    assert job is not None
+    code = job["spec"]["code"]
+    stored = api.get("configmaps", code["configMap"])
+    assert stored is not None
+    assert stored["immutable"] is True
+    assert stored["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "trainjob.dev/v1alpha1",
+            "kind": "TrainJob",
+            "name": "train",
+            "uid": job["metadata"]["uid"],
+        }
+    ]
+    archive = project / "code.zip"
+    archive.write_bytes(base64.b64decode(stored["binaryData"]["code.zip"]))
+    Code(archive, code["digest"], project / "unpacked").unpack()
+    files = {path.name: path.read_text() for path in (project / "unpacked").iterdir()}
+    assert files == {"train.py": SCRIPT, "helper.py": "WORD = 'hello'\n"}
+
+
+@pytest.mark.usefixtures("project")
+def test_a_job_whose_code_is_refused_is_deleted_again(api: CliServer) -> None:
+    def refuse(asked: Asked) -> None:
+        if asked.plural == "configmaps":
+            raise Answer(403, "Forbidden", 'configmaps is forbidden: User "eva" cannot create resource')
+
+    api.rules.append(refuse)
+    result = call("submit", "train.py", *CLUSTER)
+    assert result.exit_code == 4
+    assert result.stderr.endswith(
+        'the API server doesn\'t allow it: configmaps is forbidden: User "eva" cannot create resource\n'
+    )
+    assert api.get("trainjobs", "train") is None
+
+
+@pytest.mark.usefixtures("project")
+def test_a_job_that_exists_is_left_alone(api: CliServer) -> None:
+    assert call("submit", "train.py", *CLUSTER).exit_code == 0
+    again = call("submit", "train.py", *CLUSTER)
+    assert again.exit_code == 1
+    assert "train exists already in namespace default" in again.stderr
+    assert "kubectl delete tj train -n default, then submit it; or" in again.stderr
+    assert api.count("create", "configmaps") == 1
+
+
+def test_the_code_of_a_file_travels_where_asked(project: Path, api: CliServer) -> None:
+    write_job(project)
+    assert call("submit", "-f", "job.yaml", "--code", "helper.py").exit_code == 0
+    job = api.get("trainjobs", "digits")
+    assert job is not None
+    assert api.get("configmaps", job["spec"]["code"]["configMap"]) is not None
+
+
+def test_a_script_elsewhere_runs_in_its_own_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "scripts").mkdir()
+    (project / "scripts" / "train.py").write_text("")
+    inside = printed("run", "scripts/train.py", "--dry-run")
+    assert inside["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "scripts/train.py"]
+    monkeypatch.chdir(project / "src")
+    outside = printed("run", "../scripts/train.py", "--dry-run")
+    assert outside["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py"]
+
+
+def test_init_writes_a_commented_file(project: Path) -> None:
+    options = ("--workers", "2", "--image", "acme/tf:1", "--memory", "4Gi", "--env", "A=1")
+    written = call("init", "train.py", *options, "--", "--epochs", "9")
+    assert written.exit_code == 0, written.stderr
+    text = (project / "train.yaml").read_text()
+    assert yaml.safe_load(text) == printed("run", "train.py", *options, "--dry-run", "--", "--epochs", "9")
+    lines = text.splitlines()
+    for field in ("metadata:", "worker:", "evaluator:", "output:", "template:", "image:", "command:", "args:",
+                  "env:", "resources:"):  # fmt: skip
+        at = next(number for number, line in enumerate(lines) if line.strip().startswith(field))
+        assert lines[at - 1].strip().startswith("# "), field
+    assert call("validate", "train.yaml").exit_code == 0
+
+    again = call("init", "train.py")
+    assert (again.exit_code, (project / "train.yaml").read_text()) == (1, text)
+    assert "train.yaml exists already; nothing was written" in again.stderr
+
+
+def test_init_says_what_the_least_job_lacks(project: Path) -> None:
+    assert call("init", "train.py").exit_code == 0
+    text = (project / "train.yaml").read_text()
+    for hint in ("        # image: ", "        # resources: "):
+        changed = text.replace(hint, hint.replace("# ", ""))
+        assert changed != text
+        parse(yaml.safe_load(changed))
+
+
+def test_arguments_and_fields_of_a_file_are_replaced(project: Path) -> None:
+    write_job(project, container={"args": ["--old"]})
+    job = printed("run", "job.yaml", "--set", "spec.worker.replicas=1", "--dry-run", "--", "--epochs", "9")
+    assert job["spec"]["worker"]["replicas"] == 1
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == ["--epochs", "9"]
+    assert printed("run", "-f", "job.yaml", "--dry-run")["spec"]["worker"]["replicas"] == 2
+
+
+def test_a_job_comes_from_the_standard_input_as_kubectl_has_it(project: Path) -> None:
+    text = write_job(project).read_text()
+    for arguments in (("validate", "-f", "-"), ("render", "-f", "-"), ("run", "-f", "-", "--dry-run")):
+        result = call(*arguments, stdin=text)
+        assert result.exit_code == 0, result.stderr
+
+
+CODE = {"configMap": "digits-code-1", "digest": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "train.py", "--epochs", "9"], 2, "of the script come behind --, as in: -- --epochs"),
+        (["run", "train.py", "--worker", "2"], 2, "--workers"),
+        (["run", "gone.py"], 2, "gone.py: can't be read: there is no such file"),
+        (["run"], 2, "Missing argument 'FILE', or -f FILE"),
+        (["run", "job.yaml", "-f", "job.yaml"], 2, "one FILE is expected, not 2"),
+        (["run", "train.py", "--name", "A"], 1, "train.py: metadata.name: must start with"),
+        (["run", "train.py", "--cpu", "2", "--set", "spec.worker.replica=2", "--dry-run"], 1,
+         'train.py: spec.worker.replica: unknown field; did you mean "replicas"?'),
+        (["run", "job.yaml", "--set", "spec.worker.replica=2"], 1, 'did you mean "replicas"?'),
+        (["run", "job.yaml", "--set", "spec"], 2, "'spec' is not FIELD=VALUE"),
+        (["run", "job.yaml", "--gpus", "2"], 2, "--gpus: only for a script; job.yaml says this itself"),
+        (["run", "job.yaml", "--env", "A"], 2, "'A' is not NAME=VALUE"),
+        (["run", "shipped.yaml"], 1, "spec.code: its files are in the ConfigMap digits-code-1 of a cluster."),
+        (["submit", "train.py"], 2, "--image: an image with TensorFlow"),
+        (["submit", "train.py", "--image", "a"], 2, "--output: where checkpoints and results go: claim:NAME"),
+        (["submit", "train.py", "--image", "a", "--output", "training"], 2, "'training' is no output: give"),
+        (["submit", "train.py", *CLUSTER, "--code", "../elsewhere"], 1, "there is no ../elsewhere"),
+        (["validate", "train.py"], 1, "train.py is a script, no file with a job: trainjob run train.py"),
+        (["render", "a.ipynb"], 1, "jupyter nbconvert --to script a.ipynb, then trainjob run a.py"),
+        (["submit", "tfjob.yaml"], 1, "holds no TrainJob; trainjob convert tfjob.yaml prints TFJobs"),
+        (["init", "job.yaml"], 2, "job.yaml is no Python script"),
+        (["get", "train.py"], 3, "train.py is a file, and this command takes a job's name"),
+        (["rnu", "train.py"], 2, "No such command 'rnu'. Did you mean run?"),
+        (["train.py"], 2, "Did you mean trainjob run train.py?"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(
+    arguments: list[str], code: int, message: str, project: Path, api: CliServer
+) -> None:
+    write_job(project)
+    (project / "train.py").write_text(SCRIPT)
+    write_job(project, name="shipped.yaml", code=CODE)
+    (project / "tfjob.yaml").write_text("apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: a}\n")
+    result = call(*arguments)
+    assert (result.exit_code, message in result.stderr) == (code, True), result.stderr
+    assert not api.count("create")
