@@ -8,8 +8,8 @@ import pytest
 
 from trainjob.api import parse
 from trainjob.api.types import count_roles, room_for_name
+from trainjob.core.manifests import count_gpus, role_template
 from trainjob.core.names import replica_counts
-from trainjob.core.roles import count_gpus, role_template
 from trainjob.core.script import InvalidOption, ScriptJob, build_job, name_from, parse_output
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from testbed import images
 from testbed.claims import NodeCluster
 from testbed.waiting import until
 
 from support.cli.program import command, trainjob
-from support.kube.real_pods import describe, script_job, touch, wait_for
+from support.kube.real_pods import MINUTES, describe, script_job, touch, wait_for
 
 SCORING = 'print("hello from", role, index)\nif role == "evaluator":\n    print("scored")\n'
 # The second worker fails in every attempt, when it is told to.
@@ -22,6 +23,12 @@ until("go-" + attempt)
 if index == 1:
     raise ValueError("boom in attempt " + attempt)
 until("never")
+"""
+
+HELLO = """
+import pathlib, sys
+import greetings
+print(greetings.WORD, pathlib.Path().resolve(), *sys.argv[1:])
 """
 
 
@@ -35,7 +42,8 @@ class Shell:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs the program to its end."""
-        return trainjob(*words, "-n", self.namespace, cwd=self.folder, env=self.cluster.env)
+        name, *rest = words
+        return trainjob(name, "-n", self.namespace, *rest, cwd=self.folder, env=self.cluster.env)
 
     def file(self, job: dict[str, object]) -> str:
         """Writes a job to a file."""
@@ -102,6 +110,25 @@ def test_wait_and_get_after_the_end(good: subprocess.CompletedProcess[str], shel
     table = shell.run("get").stdout.splitlines()
     assert table[0].split() == ["NAME", "STATE", "WORKERS", "STEP", "ETA", "RESTARTS", "AGE"]
     assert [row.split()[:2] for row in table[1:] if row.startswith("good")] == [["good", "Complete"]]
+
+
+def test_a_script_and_what_it_imports_travel(shell: Shell) -> None:
+    (shell.folder / "hello.py").write_text(HELLO)
+    (shell.folder / "greetings.py").write_text("WORD = 'grüß $5 `x`'\n")
+    cluster = ("--image", images.operator().name, "--output", "claim:training", "--cpu", "20m")
+    said = shell.run("submit", "hello.py", *cluster, "--workers", "2", "--logs", "--", "--epochs", "9")
+    assert said.returncode == 0, said.stderr
+    assert "the code travels: 2 files, 1 kB packed: greetings.py, hello.py\n" in said.stderr
+    hello = "grüß $5 `x` /run/trainjob/code --epochs 9"
+    assert {f"worker-0: {hello}", f"worker-1: {hello}", f"evaluator-0: {hello}"} <= set(
+        said.stdout.splitlines()
+    )
+
+    job = shell.cluster.get("tj", "hello", namespace=shell.namespace)
+    name = job["spec"]["code"]["configMap"]
+    shell.cluster.kubectl("delete", "tj/hello", "-n", shell.namespace)
+    gone = f"--timeout={MINUTES}m"
+    shell.cluster.kubectl("wait", f"configmap/{name}", "-n", shell.namespace, "--for=delete", gone)
 
 
 def test_a_job_of_that_name_is_not_replaced(good: subprocess.CompletedProcess[str], shell: Shell) -> None:
