@@ -85,7 +85,18 @@ def read_valid_trainjobs(file: str) -> tuple[Document, ...]:
         UnreadableFile: there is no such file, or it can't be read.
         RefusedFile: every mistake of every TrainJob.
     """
-    documents, lines = read_trainjobs(file), list[str]()
+    documents = read_trainjobs(file)
+    check_valid(documents)
+    return documents
+
+
+def check_valid(documents: Iterable[Document]) -> None:
+    """Check TrainJobs.
+
+    Raises:
+        RefusedFile: every mistake of every TrainJob.
+    """
+    lines = list[str]()
     for document in documents:
         try:
             document.parse()
@@ -93,7 +104,6 @@ def read_valid_trainjobs(file: str) -> tuple[Document, ...]:
             lines += [str(error) for error in invalid.errors]
     if lines:
         raise RefusedFile(lines)
-    return documents
 
 
 def read_objects(file: str, *, expected: str = KIND) -> tuple[Document, ...]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from trainjob.api import dump_yaml, parse, read_documents
-from trainjob.api.errors import InvalidTrainJob
+from trainjob.api import dump_yaml, read_documents
 from trainjob.cli.documents import RefusedFile, is_script
 from trainjob.cli.ending import ends_quietly
 from trainjob.cli.script_options import (
@@ -20,7 +19,6 @@ from trainjob.cli.script_options import (
     root_of,
     script_options,
 )
-from trainjob.core.script import build_job
 
 _CONTAINER = "spec.template.spec.containers[0]"
 
@@ -66,11 +64,7 @@ def init(script_file: str, script: ScriptOptions, arguments: tuple[str, ...] | N
     if not is_script(script_file):
         raise click.UsageError(f"{script_file} is no Python script: its name doesn't end with .py")
     asked = AskedJobs(script_file, script, arguments=arguments)
-    job = build_job(asked.script_job())
-    try:
-        parse(job)
-    except InvalidTrainJob as invalid:
-        raise RefusedFile(f"{script_file}: {error}" for error in invalid.errors) from invalid
+    job = asked.build(asked.script_job())
     file = root_of(script_file) / f"{Path(script_file).stem}.yaml"
     try:
         with file.open("x", encoding="utf-8") as written:

@@ -14,7 +14,15 @@ import click
 
 from trainjob.api import Document, InvalidTrainJob, dump_yaml, parse, read_documents
 from trainjob.api.errors import mapping_at, value_at
-from trainjob.cli.documents import RefusedFile, UnreadableFile, choose, folder_of, is_script, read_trainjobs
+from trainjob.cli.documents import (
+    RefusedFile,
+    UnreadableFile,
+    check_valid,
+    choose,
+    folder_of,
+    is_script,
+    read_trainjobs,
+)
 from trainjob.cli.options import file_argument
 from trainjob.core.overrides import InvalidOverride, replace_arguments, set_field
 from trainjob.core.script import InvalidOption, ScriptJob, build_job, name_from, parse_output
@@ -176,7 +184,7 @@ def root_of(script: str) -> Path:
 
     On a cluster the code has the same place below the working directory.
     """
-    folder = Path(script).resolve().parent
+    folder = Path(os.path.abspath(script)).parent  # noqa: PTH100 - a link is where it lies
     return Path() if folder.is_relative_to(Path.cwd()) else folder
 
 
@@ -242,14 +250,7 @@ class AskedJobs:
         if self.script.name is not None:
             documents = (choose(documents, self.script.name, self.file),)
         documents = tuple(_with_code(self._changed(document), packed) for document in documents)
-        lines = list[str]()
-        for document in documents:
-            try:
-                document.parse()
-            except InvalidTrainJob as invalid:
-                lines += [str(error) for error in invalid.errors]
-        if lines:
-            raise RefusedFile(lines)
+        check_valid(documents)
         return documents
 
     def check_for_cluster(self) -> None:
@@ -323,14 +324,25 @@ class AskedJobs:
         )
         return replace(job, output=options.output) if options.output else job
 
-    def _from_script(self, packed: Packed | None = None, python_path: tuple[str, ...] = ()) -> Document:
-        job = self.script_job(python_path)
-        raw = build_job(replace(job, code=_reference(job.name, packed)) if packed else job)
+    def build(self, job: ScriptJob) -> dict[str, Any]:
+        """Return a script's TrainJob with the fields that --set sets.
+
+        Raises:
+            RefusedFile: it isn't valid.
+        """
+        raw = build_job(job)
         self._assign(raw)
+        checked = build_job(replace(job, image=job.image or "none"))
+        self._assign(checked)
         try:
-            parse(raw)
+            parse(checked)
         except InvalidTrainJob as invalid:
             raise RefusedFile(f"{self.file}: {error}" for error in invalid.errors) from invalid
+        return raw
+
+    def _from_script(self, packed: Packed | None = None, python_path: tuple[str, ...] = ()) -> Document:
+        job = self.script_job(python_path)
+        raw = self.build(replace(job, code=_reference(job.name, packed)) if packed else job)
         # Lines in later messages are those of what --dry-run prints.
         return read_documents(print_job(raw), source=f"{self.file} (see --dry-run)")[0]
 
