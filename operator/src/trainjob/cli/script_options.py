@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.api import Document, InvalidTrainJob, dump_yaml, parse, read_documents
+from trainjob.api import Document, InvalidTrainJob, dump_yaml, parse_strictly, read_documents
 from trainjob.api.errors import mapping_at, value_at
 from trainjob.cli.documents import (
     RefusedFile,
@@ -332,10 +332,8 @@ class AskedJobs:
         """
         raw = build_job(job)
         self._assign(raw)
-        checked = build_job(replace(job, image=job.image or "none"))
-        self._assign(checked)
         try:
-            parse(checked)
+            parse_strictly(raw, needs_image=False)
         except InvalidTrainJob as invalid:
             raise RefusedFile(f"{self.file}: {error}" for error in invalid.errors) from invalid
         return raw
