@@ -81,13 +81,13 @@ def _variables(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
 
 
 _SCRIPT_OPTIONS = (
-    click.option("--workers", type=click.IntRange(min=1), help="For a script: how many replicas train; 1."),
+    click.option("--workers", type=click.IntRange(min=1), help="For a script: how many replicas train (1)."),
     click.option(
         "--evaluator/--no-evaluator",
         default=None,
-        help="For a script: whether one more replica scores each checkpoint; it does.",
+        help="For a script: whether one more replica scores each checkpoint (it does).",
     ),
-    click.option("--gpus", type=click.IntRange(min=0), help="For a script: GPUs of each worker; 0."),
+    click.option("--gpus", type=click.IntRange(min=0), help="For a script: GPUs of each worker (0)."),
     click.option("--cpu", metavar="QUANTITY", help="For a script: processors of each replica, such as 2."),
     click.option("--memory", metavar="QUANTITY", help="For a script: memory of each replica, such as 4Gi."),
     click.option("--image", help="For a script: the image for a cluster, any one with TensorFlow."),
