@@ -441,9 +441,9 @@ class LocalJob:
             try:
                 remove_folder(self.folder)
             except CannotRunHere as cannot:
-                # A process that has just ended its replicas holds the folder a moment longer.
+                # The last processes of a run that was stopped or killed hold the folder a moment longer.
                 run = read_run_folder(self.folder)
-                is_ending = run is not None and run.record.end == "deleted"
+                is_ending = run is not None and (run.record.end == "deleted" or not run.is_running)
                 if not is_ending or asyncio.get_running_loop().time() > until:
                     raise ClusterProblem(str(cannot)) from cannot
             else:
