@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from trainjob.client.history import read_history
 from trainjob_trainer import OutputUnwritable
 from trainjob_trainer.reporting.summaries import Summaries, _has_tensorboard
 
@@ -35,3 +37,26 @@ def test_without_tensorboard_a_line_says_so_and_training_goes_on(
     _has_tensorboard.cache_clear()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.count("pip install tensorboard") == 1
+
+
+def test_a_client_without_tensorflow_reads_what_is_written(tmp_path: Path) -> None:
+    def write(values: dict[int, float]) -> None:
+        summaries = Summaries(tmp_path / "logs" / "train")
+        for step, loss in values.items():
+            summaries.write(step, {"loss": loss, "accuracy": 1 - loss})
+            summaries.write_histogram(step, "step_seconds", np.array([0.1, 0.2]))
+        summaries.close()
+
+    write({1: 0.5, 2: 0.0, 300: 0.25})
+    path = next((tmp_path / "logs" / "train").iterdir())
+    path.write_bytes(path.read_bytes() + b"\x99\x00\x00\x00\x00\x00\x00\x00half a record")
+    write({300: 0.125})  # after a restart from step 2
+    (tmp_path / "evaluator").mkdir()
+    (tmp_path / "evaluator" / "evaluations.jsonl").write_text(
+        '{"step": 2, "metrics": {"loss": 0.75, "recall": "nan"}}\n{"step": 3, "met'
+    )
+
+    history = read_history(tmp_path)
+    assert history["loss"] == {1: 0.5, 2: 0.0, 300: 0.125}
+    assert history["val_loss"] == {2: 0.75}
+    assert history.keys() == {"loss", "accuracy", "val_loss", "val_recall"}

@@ -1,0 +1,307 @@
+"""Packs a function with what it needs to run in another process: "Functions" in docs/contract.md."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import linecache
+import pickle
+import platform
+import sys
+import sysconfig
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+
+FOLDER = ".trainjob"
+"""Where the function lies in the code that travels; the name is no package's."""
+FORMAT = 1
+COMMAND = ("python", "-m", "trainjob_trainer.function", f"{FOLDER}/function.json")
+
+LARGEST = 4 << 20
+"""Bytes of a pickled function before compression."""
+LARGEST_PACKED = 700_000
+"""Bytes after compression: cloudpickle and the sources travel in the same 900 kB."""
+LARGEST_SOURCE = 200_000
+"""Characters of source text, for tracebacks; more is left out."""
+
+_OURS = ("trainjob", "trainjob_trainer", "cloudpickle")
+_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+
+
+class CannotPack(ValueError):
+    """A function can't travel to other processes; the message says what to write instead."""
+
+
+def pack_function(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    *,
+    folder: Path | None = None,
+    as_files: Collection[Path] = (),
+) -> dict[str, bytes]:
+    """Return the files of a function, by path in the job's code.
+
+    Args:
+        function: what every replica calls.
+        arguments: by name.
+        folder: becomes the working directory of the replicas; None for the current one.
+        as_files: files and folders in it that travel by themselves: their modules are imported. All other
+            modules of the project travel by value.
+
+    Raises:
+        CannotPack: it can't be packed, or is too large.
+    """
+    name = entry_of(function)
+    if inspect.iscoroutinefunction(function):
+        raise CannotPack(f"{name} is asynchronous: pass a plain function that calls asyncio.run")
+    folder = (folder or Path.cwd()).resolve()
+    as_files = tuple(Path(path).resolve() for path in as_files)
+    with _by_value(find_root(function).resolve(), as_files):
+        payload, files = _pickle(function, arguments, name)
+    header = {
+        "format": FORMAT,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "cloudpickle": cloudpickle.__version__,
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "entry": name,
+        "path": _search_path(folder, as_files),
+        "sources": _sources(files),
+    }
+    return {
+        f"{FOLDER}/function.json": json.dumps(header, indent=1).encode(),
+        f"{FOLDER}/function.pickle": payload,
+        **_cloudpickle_files(),
+    }
+
+
+def entry_of(function: Callable[..., Any]) -> str:
+    """Return the function's name for messages, such as `train` or `models.train`."""
+    if not callable(function):
+        raise CannotPack(f"a {type(function).__qualname__} is no function")
+    inner = getattr(function, "func", function)  # of functools.partial
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    module = getattr(inner, "__module__", None)
+    return name if module in (None, "__main__") else f"{module}.{name}"
+
+
+def find_root(function: Callable[..., Any]) -> Path:
+    """Return the folder of the function's project; that of a notebook is found from the working directory."""
+    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
+    file = Path(code.co_filename) if code is not None else Path()
+    # A notebook's cells have file names in a temporary folder.
+    is_module = getattr(function, "__module__", "__main__") != "__main__" and file.is_file()
+    start = file.parent.resolve() if is_module else Path.cwd()
+    marked = (
+        folder for folder in (start, *start.parents) if any((folder / mark).exists() for mark in _MARKS)
+    )
+    return next(marked, start)
+
+
+# Modules of the project: by value, unless they travel as files.
+
+
+@contextmanager
+def _by_value(root: Path, as_files: Collection[Path]) -> Iterator[None]:
+    already = cloudpickle.list_registry_pickle_by_value()
+    own = [m for m in list(sys.modules.values()) if _is_own(m, root, as_files) and m.__name__ not in already]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(module: object, root: Path, as_files: Collection[Path]) -> bool:
+    """Return whether a module is the project's, not a package that is installed below its folder."""
+    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not file or name.split(".")[0] in (*_OURS, "__main__"):
+        return False
+    if sys.modules.get(name) is not module:
+        return False
+    path = Path(file).resolve()
+    installed = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib"))
+    if any(path.is_relative_to(folder) for folder in installed):
+        return False
+    if {"site-packages", "dist-packages"}.intersection(path.parts):
+        return False
+    return path.is_relative_to(root) and not any(path.is_relative_to(folder) for folder in as_files)
+
+
+# Pickling, and what can't be pickled.
+
+
+_DATASET = (
+    "a tf.data data set can't travel: create it inside the function, from files or arrays that each replica "
+    "can read"
+)
+_STRATEGY = (
+    "a strategy can't travel: leave it out, as each replica has its own; write the function for one process"
+)
+_REFUSED = {
+    ("tensorflow.python.data.", "DatasetV2"): _DATASET,
+    ("tensorflow.python.data.", "OwnedIterator"): _DATASET,
+    ("tensorflow.python.distribute.", "DistributedDatasetInterface"): _DATASET,
+    ("tensorflow.python.distribute.", "StrategyBase"): _STRATEGY,
+}
+"""By module and name of a class or one of its base classes: TensorFlow is not imported for this."""
+
+
+class _TooLarge(CannotPack):
+    """More bytes than a function may have."""
+
+
+class _Limited(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > LARGEST:
+            raise _TooLarge(f"more than {LARGEST >> 20} MB")
+        return super().write(data)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Cloudpickle's pickler, with refusals; collects the files of the functions that travel by value."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.files: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how to pickle an object."""
+        for base in type(obj).__mro__:
+            for (module, name), words in _REFUSED.items():
+                if base.__name__ == name and base.__module__.startswith(module):
+                    raise CannotPack(words)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, FunctionType) and reduced is not NotImplemented:
+            self.files.add(obj.__code__.co_filename)
+        return reduced
+
+
+def _pickle(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> tuple[bytes, set[str]]:
+    file = _Limited()
+    pickler = _Pickler(file)
+    try:
+        pickler.dump((function, dict(arguments)))
+        if len(zlib.compress(file.getvalue())) > LARGEST_PACKED:
+            raise _TooLarge(f"more than {LARGEST_PACKED:,} bytes when compressed")
+    except _TooLarge as large:
+        raise CannotPack(
+            f"{name} is too large to travel with a job ({large}){_largest(function, arguments)}: load such "
+            "data inside the function, from files that each replica can read (a volume, a package)"
+        ) from None
+    except CannotPack as refused:
+        raise CannotPack(f"{name}{_culprit(function, arguments)}: {refused}") from None
+    except (
+        TypeError,
+        AttributeError,
+        ValueError,
+        pickle.PicklingError,
+        RecursionError,
+        NotImplementedError,
+    ) as error:
+        raise CannotPack(
+            f"{name}{_culprit(function, arguments)}: {error}: create it inside the function instead"
+        ) from error
+    return file.getvalue(), pickler.files
+
+
+def _culprit(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """Return ` uses 'train_set' (of helper)` for the first value that can't be pickled."""
+    for where, value in _values(function, arguments):
+        try:
+            _Pickler(_Limited()).dump(value)
+        except _TooLarge:
+            continue
+        except Exception:  # noqa: BLE001 - classes may raise anything
+            return f" uses {where}, a {type(value).__qualname__}"
+    return ""
+
+
+def _largest(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    sizes: list[tuple[int, str]] = []
+    for where, value in _values(function, arguments):
+        file = _Limited()
+        try:
+            _Pickler(file).dump(value)
+        except _TooLarge:
+            sizes.append((LARGEST, f"{where}, a {type(value).__qualname__}"))
+        else:
+            sizes.append((len(file.getvalue()), f"{where}, a {type(value).__qualname__}"))
+    return f"; it uses {max(sizes)[1]}" if sizes else ""
+
+
+def _values(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values that travel with a function, each with its name and that of its user."""
+    yield from ((f"the argument {name!r}", value) for name, value in arguments.items())
+    waiting: list[Any] = [inspect.unwrap(getattr(function, "func", function))]
+    seen = {id(waiting[0])}
+    while waiting:
+        user = waiting.pop(0)
+        for name, value in _used_by(user):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            travels = isinstance(value, FunctionType | ModuleType | type) and not _is_imported(value)
+            if travels:
+                waiting.append(value)
+            elif not isinstance(value, FunctionType | ModuleType | type):
+                yield f"{name!r} (in {getattr(user, '__qualname__', user.__name__)})", value
+
+
+def _is_imported(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "__main__")
+    registered = cloudpickle.list_registry_pickle_by_value()
+    own = any(module == name or str(module).startswith(f"{name}.") for name in registered)
+    return module != "__main__" and not own and module in sys.modules
+
+
+def _used_by(user: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(user, ModuleType | type):
+        yield from ((name, value) for name, value in vars(user).items() if not name.startswith("__"))
+        return
+    code = getattr(user, "__code__", None)
+    if code is None:
+        return
+    for name, cell in zip(code.co_freevars, user.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    scope = user.__globals__
+    yield from ((name, scope[name]) for name in dict.fromkeys(_names(code)) if name in scope)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+# What travels beside it.
+
+
+def _sources(files: Collection[str]) -> dict[str, str]:
+    texts = {file: "".join(linecache.getlines(file)) for file in sorted(files)}
+    return {file: text for file, text in texts.items() if 0 < len(text) <= LARGEST_SOURCE}
+
+
+def _search_path(folder: Path, as_files: Collection[Path]) -> list[str]:
+    """Return the folders, relative to the working directory, where Python finds what travels as files."""
+    entries = [Path(entry or ".").resolve() for entry in sys.path]
+    found = [entry for entry in entries if any(file.is_relative_to(entry) for file in as_files)]
+    return [entry.relative_to(folder).as_posix() for entry in found if folder in entry.parents]
+
+
+def _cloudpickle_files() -> dict[str, bytes]:
+    folder = Path(cloudpickle.__file__).parent
+    return {f"{FOLDER}/cloudpickle/{path.name}": path.read_bytes() for path in sorted(folder.glob("*.py"))}

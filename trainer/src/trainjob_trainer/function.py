@@ -1,0 +1,159 @@
+"""Runs a function that travels with its job: `python -m trainjob_trainer.function FOLDER/function.json`.
+
+The folder has a header, the pickled function and the cloudpickle that packed it: "Functions" in
+docs/contract.md. The header is compared before anything is unpickled: bytecode of another Python ends the
+interpreter with a segmentation fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import linecache
+import math
+import os
+import pickle
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.reporting.progress import ProgressFile, announce
+from trainjob_trainer.task import Task
+
+HEADER, PAYLOAD, RESULT = "function.json", "function.pickle", "result.json"
+FORMAT = 1
+LARGEST_RESULT = 1 << 20
+"""Characters of a result: larger ones belong into files of the output folder."""
+
+_CLOUDPICKLE = "cloudpickle"
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the header if this Python can load the function.
+
+    Raises:
+        InvalidConfiguration: another Python or a later version packed it, or its files are damaged.
+    """
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+        form, minor, digest = header["format"], header["python"], header["sha256"]
+        payload = path.with_name(PAYLOAD).read_bytes()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidConfiguration(
+            f"{path}: not a packed function: {type(error).__name__}: {error}"
+        ) from error
+    if form != FORMAT:
+        raise InvalidConfiguration(f"{path}: packed in format {form}, this version reads {FORMAT}: update it")
+    here = ".".join(platform.python_version_tuple()[:2])
+    if minor != here:
+        raise InvalidConfiguration(
+            f"packed by Python {minor}, the image has {here}: choose an image with Python {minor}, "
+            f"or submit the job from Python {here}"
+        )
+    if hashlib.sha256(payload).hexdigest() != digest:
+        raise InvalidConfiguration(f"{path.with_name(PAYLOAD)}: its SHA-256 isn't that of its header")
+    return dict(header)
+
+
+def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """Return the function and its arguments, loaded by the cloudpickle beside it.
+
+    Raises:
+        InvalidConfiguration: the header doesn't fit, or something that the function needs isn't here.
+    """
+    header = read_header(path)
+    _prefer(path.parent)
+    # Where it was packed, these folders of the working directory were searched too.
+    sys.path += [os.path.abspath(entry) for entry in header.get("path", ())]  # noqa: PTH100 - no link is resolved
+    for file, text in header.get("sources", {}).items():
+        # For tracebacks, and for AutoGraph, which reads the source of what it compiles.
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    try:
+        function, arguments = pickle.loads(path.with_name(PAYLOAD).read_bytes())  # noqa: S301 - it is the job's own code
+    except Exception as error:
+        raise InvalidConfiguration(_why_not_loaded(str(header.get("entry")), error)) from error
+    return function, arguments
+
+
+def _prefer(folder: Path) -> None:
+    """Import cloudpickle from the folder: one of the image may be older than what packed the function."""
+    for name in [each for each in sys.modules if each.split(".")[0] == _CLOUDPICKLE]:
+        del sys.modules[name]
+    sys.path.insert(0, str(folder.absolute()))
+
+
+def _why_not_loaded(entry: str, error: Exception) -> str:
+    cause = f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"{entry} needs the module {error.name!r}, which isn't here: install it into the image, or let "
+            "it travel with code=[...]"
+        )
+    return f"{entry} can't be loaded ({cause}): the packages here differ from those where it was packed"
+
+
+# The result: JSON, written by the replica that writes checkpoints.
+
+
+def leave_result(result: object, env: Mapping[str, str]) -> None:
+    """Write `result.json` into the output, or say in one line why not; without an output do nothing."""
+    folder = env.get("TRAINJOB_OUTPUT_DIR")
+    if not folder or not Task.from_environment(env).is_writer:
+        return
+    path = Path(folder) / RESULT
+    try:
+        text = json.dumps(_plain(result), allow_nan=False)
+        if len(text) > LARGEST_RESULT:
+            raise ValueError(f"it has {len(text):,} characters, at most {LARGEST_RESULT:,} are kept")
+    except (TypeError, ValueError, RecursionError) as error:
+        path.unlink(missing_ok=True)  # that of an earlier run
+        announce(
+            f"no {RESULT}, as the function's result is not JSON ({error}): return numbers, texts, lists and "
+            "dicts of them, and write anything else as files into the folder TRAINJOB_OUTPUT_DIR"
+        )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text + "\n")
+
+
+def _plain(value: object) -> object:
+    """Return the value as JSON has it; NaN and infinities become the strings `nan`, `inf` and `-inf`."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    listed = getattr(value, "tolist", None) or getattr(value, "numpy", None)
+    if callable(listed):  # a number or an array of NumPy, or a tensor of TensorFlow
+        return _plain(listed())
+    raise TypeError(f"there is a {type(value).__qualname__} in it")
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, (str, int)):
+        raise TypeError(f"a key is a {type(key).__qualname__}")
+    return str(key)
+
+
+def main(path: Path) -> None:
+    """Run the function; its errors end the process as those of a script do."""
+    try:
+        function, arguments = load(path)
+    except InvalidConfiguration as error:
+        # Not by `edge`, which imports NumPy.
+        announce(f"{error.reason}: {error}")
+        ProgressFile.from_environment(os.environ).fail(error.reason, str(error))
+        sys.exit(int(error.exit_code))
+    sys.argv[1:] = []  # they are ours
+    leave_result(function(**arguments), os.environ)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
