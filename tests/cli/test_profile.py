@@ -17,8 +17,8 @@ import pytest
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
 from support.cli.stored_jobs import RUNNING, call, ended, stored_job, stored_pod
-from trainjob.cli import profile
-from trainjob.cli.profile import choose
+from trainjob.client import profile
+from trainjob.client.profile import choose
 
 WRITTEN = {"state": "written", "first": 96, "last": 130, "folder": "/output/digits/logs/train"}
 

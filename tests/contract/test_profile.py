@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from support.world.virtual_time import run_skipping_time
-from trainjob.cli import profile_requests
-from trainjob.cli.profile import NO_ANSWER_SECONDS, LocalProfileClient, ProfileRequest, ReplicaUnavailable
+from trainjob.client import profile_requests
 from trainjob.client.problems import ClusterProblem, TimeIsOver
+from trainjob.client.profile import NO_ANSWER_SECONDS, LocalProfileClient, ProfileRequest, ReplicaUnavailable
 from trainjob_trainer import Environment, Task
 from trainjob_trainer.reporting.profiler import Profiler
 

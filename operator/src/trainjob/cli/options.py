@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import click
 from trainjob.api import Document
 from trainjob.cli.documents import RefusedFile
 from trainjob.client.connection import ClusterOptions
+from trainjob.core.wording import parse_duration
 
 # The namespace of a document.
 
@@ -71,9 +71,6 @@ def _with_files(command: Callable[..., Any], metavar: str) -> Callable[..., Any]
 # Durations on the command line.
 
 
-_PARTS = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
-
-
 class Duration(click.ParamType[float]):
     """Seconds, or `90s`, `15m`, `1h30m` as kubectl takes them."""
 
@@ -81,11 +78,10 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds."""
-        found = _PARTS.fullmatch(str(value))
-        if not found or not any(found.groups()):
+        seconds = parse_duration(str(value))
+        if seconds is None:
             self.fail(f"{value!r} is no time: write seconds, or 90s, 15m, 1h30m", param, ctx)
-        hours, minutes, seconds = (float(part or 0) for part in found.groups())
-        return 3600 * hours + 60 * minutes + seconds
+        return seconds
 
 
 # The options for cluster and namespace.

@@ -6,7 +6,7 @@ import math
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from trainjob.api import Evaluation, FirstFailure, Progress
@@ -273,6 +273,26 @@ HERE = Advice(
     killed="it was killed by SIGKILL, which is how a system out of memory ends programs",
     again="correct it, and run the same command again: training continues from the last checkpoint, if any",
 )
+
+IN_PYTHON = replace(
+    HERE,
+    by_reason={
+        **HERE.by_reason,
+        "InvalidConfiguration": "correct what the message names, and call run() again",
+        "OutputFinished": "start over with run(fresh=True), or ask for more epochs to continue from the end",
+        "OutputUnwritable": "make the output folder writable",
+        "OutputFull": "free some disk space; the same call then continues",
+        "PortInUse": "end the program that has the port, or call run() again",
+        "CheckpointMismatch": (
+            "the checkpoint is of another model: start over with run(fresh=True), or restore the model"
+        ),
+    },
+    module="install the package of '{module}' into this Python environment",
+    file="there is no {file}: commands start in the working directory of the call",
+    command="check command=[...]: the program must be installed on this machine",
+    again="correct it, and call run() again: training continues from the last checkpoint, if any",
+)
+"""For runs on this machine that Python code has started."""
 
 ON_CLUSTER = Advice(
     by_reason={

@@ -14,6 +14,8 @@ _CONTROL_STRING = r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]*(?:
 _TERMINAL_SEQUENCE = re.compile(f"{_CONTROL}|{_CONTROL_STRING}")
 """Colours and cursor movements; window titles, links and the like."""
 
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
 _REASON = re.compile(r"[A-Z][A-Za-z]{0,63}")
 
 
@@ -31,6 +33,15 @@ def short_duration(length: timedelta) -> str:
             rest = seconds % size // below
             return f"{seconds // size}{name}" + (f"{rest}{below_name}" if rest else "")
     return f"{seconds}s"
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of `90s`, `15m`, `1h30m` or a bare number; None for other texts."""
+    found = _DURATION.fullmatch(text)
+    if not found or not any(found.groups()):
+        return None
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,64 @@
+"""Synchronous calls of asynchronous code, also from a notebook, whose own event loop is running."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import queue
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine; Ctrl-C cancels it."""
+    future = asyncio.run_coroutine_threadsafe(work, _loop(os.getpid()))
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def iterate(items: AsyncGenerator[T]) -> Generator[T]:
+    """Yield the items of an asynchronous generator, which runs in one task from start to end."""
+    received = queue.SimpleQueue[tuple[bool, T | BaseException | None]]()
+
+    started, ended = threading.Event(), threading.Event()
+
+    async def pump() -> None:
+        started.set()
+        try:
+            async with aclosing(items):
+                async for item in items:
+                    received.put((True, item))
+        finally:
+            ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(pump(), _loop(os.getpid()))
+    future.add_done_callback(lambda _: received.put((False, None)))
+    try:
+        while True:
+            is_item, item = received.get()
+            if not is_item:
+                future.result()
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        if future.cancel() and started.is_set():
+            ended.wait(_CLOSE_SECONDS)  # its connections are closed then
+
+
+_CLOSE_SECONDS = 5.0
+
+
+@functools.cache
+def _loop(_process: int) -> asyncio.AbstractEventLoop:
+    """Return the loop of this process, which lives as long; a forked process gets its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="trainjob-client", daemon=True).start()
+    return loop

@@ -1,0 +1,579 @@
+"""A job as Python sees it: `Job`, with a synchronous call and its asynchronous twin for each thing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, overload
+
+from trainjob.client import background
+from trainjob.client.connection import ClusterOptions, connected, has_cluster
+from trainjob.client.history import History, read_history
+from trainjob.client.notebook import Display, current_metrics, current_step, open_display, to_html
+from trainjob.client.presenter import IN_PYTHON, Results, describe_end, describe_state, results_on_cluster
+from trainjob.client.problems import ClusterProblem, NoCluster, NoJob
+from trainjob.client.view import JobView, Outcome, read_job
+from trainjob.core.wording import parse_duration, printable
+
+if TYPE_CHECKING:
+    from trainjob.api import TrainJobStatus
+    from trainjob.client.handle import JobHandle
+
+
+class JobFailed(Exception):
+    """A job has failed, or a run here was interrupted.
+
+    `str(error)` has the end of the job in several lines: what failed first, where, the last lines of its log
+    and what to do.
+
+    Attributes:
+        name: of the job.
+        reason: one word, as in the table of exit codes.
+        replica: which one failed first, such as `worker-1`; empty if none did.
+        node: of that replica; empty on this machine.
+        step: the last one that it reported, or None.
+        exit_code: its exit code, or None.
+        log: the last lines of its log.
+    """
+
+    def __init__(self, job: JobView) -> None:
+        first = job.status.first_failure
+        self.name = job.name
+        self.reason = first.reason if first else job.state
+        self.replica = first.rank if first else ""
+        self.node = first.node if first else ""
+        self.step = first.step if first else None
+        self.exit_code = first.exit_code if first else None
+        self.log = printable(first.log_tail) if first else ""
+        if job.outcome is Outcome.INTERRUPTED:
+            lines: tuple[str, ...] = (f"{job.name}: {describe_state(job)}",)
+        else:
+            lines = describe_end(job, _results(job))
+        super().__init__("\n".join(map(printable, lines)))
+
+
+def _results(job: JobView) -> Results:
+    from trainjob.client.runs import results_in  # noqa: PLC0415 - imports much, and is needed late
+
+    if not job.folder:
+        return results_on_cluster(job)
+    return replace(results_in(Path(job.folder)), advice=IN_PYTHON)
+
+
+class AsyncJob:
+    """The asynchronous twins of a job's calls, as `job.aio`: `await job.aio.wait()`.
+
+    What each does, and its arguments, are those of `Job`.
+    """
+
+    def __init__(self, name: str, where: ClusterOptions, folder: Path | None = None) -> None:
+        self.name, self._where, self._folder = name, where, folder
+        self._uid = ""
+        self.latest: JobView | None = None
+        """The job when it was last looked at, for displays."""
+
+    @classmethod
+    async def attach(
+        cls,
+        name: str,
+        *,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+    ) -> Job:
+        """See `Job.attach`."""
+        from trainjob.client.handle import find_handle  # noqa: PLC0415 - imports much, and is needed late
+
+        where = ClusterOptions(namespace, context, kubeconfig)
+        async with find_handle(name, where) as handle:
+            view = await handle.view()
+            return known(_bind(handle, view, where), view)
+
+    @classmethod
+    async def all(
+        cls, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+    ) -> list[Job]:
+        """See `jobs`."""
+        from trainjob.client.run_record import all_runs  # noqa: PLC0415 - as above
+
+        where = ClusterOptions(namespace, context, kubeconfig)
+        if where != ClusterOptions():
+            return await _jobs_of(where)
+        here = [known(cls(run.name, where, run.folder), run.view) for run in all_runs()]
+        if not has_cluster(where):
+            return here
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                return here + await _jobs_of(where)
+        except (NoCluster, TimeoutError) as error:
+            why = str(error) or f"it didn't answer within {_PATIENCE_SECONDS:g} s"
+            _note(f"the cluster's jobs aren't listed: {why}")
+            return here
+
+    async def status(self) -> TrainJobStatus:
+        """See `Job.status`."""
+        return (await self._view()).status
+
+    async def metrics(self) -> dict[str, float]:
+        """See `Job.metrics`."""
+        return current_metrics(await self._view())
+
+    async def history(self) -> History:
+        """See `Job.history`."""
+        return read_history(await self._output("the metrics over its steps are in the event files"))
+
+    async def result(self) -> Any:
+        """See `Job.result`."""
+        path = await self._output("its result is in result.json") / "result.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ClusterProblem(
+                f"{self.name} has no result: only a function has one, once it has returned, and only what "
+                "JSON has (see its log)"
+            ) from None
+
+    async def model(self, to: str | Path) -> Path:
+        """See `Job.model`."""
+        output = await self._output("its model is")
+        return await asyncio.to_thread(_copy_model, output, Path(to))
+
+    async def logs(
+        self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
+    ) -> AsyncGenerator[str]:
+        """See `Job.logs`."""
+        from trainjob.client.job_logs import Wanted  # noqa: PLC0415 - as above
+
+        role, _, index = (replica or "").rpartition("-")
+        if replica and not (role and index.isdigit()):
+            raise ValueError(f"{replica!r} is no replica: name one such as 'worker-0'")
+        wanted = Wanted(role, int(index)) if replica else Wanted()
+        async with self._open() as handle:
+            lines = handle.log_lines(wanted, follow=follow, tail=tail)
+            async with aclosing(lines):
+                async for name, line in lines:
+                    yield line if replica else f"{name}: {line}"
+
+    async def wait(self, timeout: float | str | None = None) -> Job:  # noqa: ASYNC109 - also for one call alone
+        """See `Job.wait`."""
+        display = _open_display(self)
+        async with aclosing(self._changes(timeout)) as changes:
+            async for view in changes:
+                display.show(view)
+        return self._conclude()
+
+    async def suspend(self) -> None:
+        """See `Job.suspend`."""
+        await self._patch({"suspend": True})
+
+    async def resume(self) -> None:
+        """See `Job.resume`."""
+        await self._patch({"suspend": False})
+
+    async def scale(self, workers: int) -> None:
+        """See `Job.scale`."""
+        await self._patch({"worker": {"replicas": workers}})
+
+    async def profile(
+        self,
+        steps: int = 20,
+        *,
+        worker: int | None = None,
+        timeout: float | str | None = None,  # noqa: ASYNC109
+    ) -> str:
+        """See `Job.profile`."""
+        from trainjob.client.profile import ProfileRequest, client_for  # noqa: PLC0415 - as above
+
+        async with self._open() as handle:
+            assert self.latest is not None  # noqa: S101 - just looked at
+            client, replica = client_for(handle, self.latest, worker)
+            request = {"id": token_hex(8), "count": steps}
+            answer = await ProfileRequest(client, replica.title, _note).run(request, _seconds(timeout))
+            return str(answer.get("folder"))
+
+    async def delete(self) -> None:
+        """See `Job.delete`."""
+        async with self._open() as handle:
+            await handle.delete()
+
+    # What the calls share.
+
+    @property
+    def place(self) -> str:
+        """Where it runs: `this machine`, or `namespace ml`."""
+        return "this machine" if self._folder is not None else f"namespace {self._where.namespace}"
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[JobHandle]:
+        """Open the job for one call; each has a connection of its own, so that none is left open.
+
+        Raises:
+            NoJob: it was deleted; another one of its name isn't touched.
+        """
+        from trainjob.client.handle import ClusterJob  # noqa: PLC0415 - as above
+        from trainjob.client.run_record import read_run_folder  # noqa: PLC0415 - as above
+        from trainjob.client.runs import LocalJob  # noqa: PLC0415 - as above
+
+        if self._folder is not None:
+            run = read_run_folder(self._folder)
+            if run is None:
+                raise NoJob(f"the run {self._folder} was deleted")
+            here = LocalJob(run)
+            self._see(await here.view())
+            yield here
+            return
+        async with connected(self._where) as cluster:
+            there = ClusterJob(cluster.api, cluster.namespace, self.name, _note)
+            self._see(await there.view())
+            yield there
+
+    async def _view(self) -> JobView:
+        async with self._open():
+            assert self.latest is not None  # noqa: S101 - just looked at
+            return self.latest
+
+    async def _changes(self, timeout: float | str | None) -> AsyncGenerator[JobView]:  # noqa: ASYNC109
+        """Yield the job until it is over; raises TimeoutError."""
+        limit = _seconds(timeout)
+        loop = asyncio.get_running_loop()
+        until = None if limit is None else loop.time() + limit
+        async with self._open() as handle, aclosing(handle.changes()) as changes:
+            while True:
+                try:
+                    async with asyncio.timeout_at(until):
+                        view = await anext(changes, None)
+                except TimeoutError:
+                    state = describe_state(self.latest) if self.latest else "not seen yet"
+                    raise TimeoutError(
+                        f"{self.name} is not over after {timeout}; it continues ({state})"
+                    ) from None
+                if view is None:
+                    return
+                yield self._see(view)
+
+    def _see(self, view: JobView) -> JobView:
+        if self._uid and view.uid and view.uid != self._uid:
+            raise NoJob(
+                f"{self.name} was deleted; another job of that name is there now: Job.attach({self.name!r})"
+            )
+        self._uid = view.uid
+        self.latest = view
+        return view
+
+    def _conclude(self) -> Job:
+        if self.latest is None or self.latest.outcome is not Outcome.COMPLETE:
+            raise JobFailed(self.latest or JobView(name=self.name))
+        return Job(self)
+
+    async def _patch(self, spec: dict[str, Any]) -> None:
+        async with self._open() as handle:
+            self._see(await handle.patch(spec))
+
+    async def _output(self, what: str) -> Path:
+        view = await self._view()
+        if not view.folder:
+            path = view.status.output.path if view.status.output else "its volume"
+            raise ClusterProblem(
+                f"{what} in {path} in {self.place}, and this version reads only outputs on this machine: "
+                "copy it from a pod that mounts the volume"
+            )
+        return Path(view.folder)
+
+
+class _Twins:
+    """`Job.aio` is the class with the calls that need no job; `job.aio` has those of one job."""
+
+    @overload
+    def __get__(self, job: None, owner: type[Job]) -> type[AsyncJob]: ...
+    @overload
+    def __get__(self, job: Job, owner: type[Job]) -> AsyncJob: ...
+    def __get__(self, job: Job | None, owner: type[Job]) -> AsyncJob | type[AsyncJob]:
+        return AsyncJob if job is None else job._aio
+
+
+class Job:
+    """One job, in a cluster or on this machine: `Trainer.run`, `Trainer.submit` and `Job.attach` return it.
+
+        job = Job.attach("digits")
+        job.wait(timeout="2h")
+        job.metrics["accuracy"]
+
+    Every call has an asynchronous twin: `await job.aio.wait()`. Each asks the cluster again, so a `Job` may
+    be kept as long as you like. As the last value of a notebook's cell it shows its state, its figures and
+    the curve of its loss.
+
+    Calls raise `trainjob.NoJob` if the job was deleted, and `trainjob.NoCluster` if the cluster can't be
+    used.
+    """
+
+    aio = _Twins()
+
+    def __init__(self, aio: AsyncJob) -> None:
+        self._aio = aio
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        *,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+    ) -> Job:
+        """Return the job of this name.
+
+        Without options for a cluster it is the run on this machine, if there is one, else the job of the
+        kubeconfig's cluster.
+
+        Args:
+            name: of the job; of a run also its folder.
+            namespace: of the cluster; None for the kubeconfig's.
+            context: of the kubeconfig; None for the current one.
+            kubeconfig: a file; None for KUBECONFIG or ~/.kube/config.
+
+        Raises:
+            NoJob: there is none of that name; the message suggests others.
+        """
+        return background.run(
+            AsyncJob.attach(name, namespace=namespace, context=context, kubeconfig=kubeconfig)
+        )
+
+    @classmethod
+    def all(
+        cls, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+    ) -> list[Job]:
+        """Return all jobs: `jobs` is the same."""
+        return background.run(AsyncJob.all(namespace=namespace, context=context, kubeconfig=kubeconfig))
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._aio.name
+
+    @property
+    def status(self) -> TrainJobStatus:
+        """What is known about it now: `status.state`, `status.message`, `status.progress.step` and so on.
+
+        The fields are those of a TrainJob's status, in Python's spelling: docs/reference/api.md.
+        """
+        return background.run(self._aio.status())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The latest metrics: of training such as `loss`, of the evaluator such as `val_loss`."""
+        return background.run(self._aio.metrics())
+
+    def history(self) -> History:
+        """Return the metrics over the steps: `{"loss": {20: 0.7, 40: 0.5}, "val_loss": {40: 0.6}}`.
+
+        `pandas.DataFrame(job.history())` has a row for each step.
+
+        Raises:
+            ClusterProblem: its output isn't on this machine.
+        """
+        return background.run(self._aio.history())
+
+    def result(self) -> Any:
+        """Return what the function has returned, as JSON has it.
+
+        Raises:
+            ClusterProblem: it has no result, or its output isn't on this machine.
+        """
+        return background.run(self._aio.result())
+
+    def model(self, to: str | Path) -> Path:
+        """Copy the trained model into the new folder `to`, and return its path.
+
+        `keras.saving.load_model(job.model("./model") / "model.keras")` loads it.
+
+        Raises:
+            ClusterProblem: it has left no model, or its output isn't on this machine.
+            FileExistsError: the folder exists.
+        """
+        return background.run(self._aio.model(to))
+
+    def logs(
+        self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
+    ) -> Generator[str]:
+        """Yield the lines of all replicas' logs, each after the replica's name.
+
+        Args:
+            follow: wait for pods and further lines, through restarts, and end with the job.
+            tail: begin with so many lines before the end of each log.
+            replica: only of this one, such as `worker-0`; its name isn't put before each line.
+        """
+        return self._interruptible(
+            background.iterate(self._aio.logs(follow=follow, tail=tail, replica=replica))
+        )
+
+    def wait(self, timeout: float | str | None = None) -> Job:
+        """Wait until the job is over, and return it.
+
+        Meanwhile a notebook shows the job, and updates it in place; elsewhere changes are printed. Ctrl-C
+        ends the wait, not the job.
+
+        Args:
+            timeout: seconds, or a text such as `90s`, `15m` or `2h`.
+
+        Raises:
+            JobFailed: it failed; with the first failure, its node, its step and its log.
+            TimeoutError: it isn't over yet.
+        """
+        display = _open_display(self._aio)
+        for view in self._interruptible(background.iterate(self._aio._changes(timeout))):
+            display.show(view)
+        return self._aio._conclude()
+
+    def suspend(self) -> None:
+        """Stop its training after a checkpoint, and give its machines back; `resume` continues from there."""
+        background.run(self._aio.suspend())
+
+    def resume(self) -> None:
+        """Continue after `suspend`."""
+        background.run(self._aio.resume())
+
+    def scale(self, workers: int) -> None:
+        """Train with so many workers from now on, from the last checkpoint; the global batch stays."""
+        background.run(self._aio.scale(workers))
+
+    def profile(
+        self, steps: int = 20, *, worker: int | None = None, timeout: float | str | None = None
+    ) -> str:
+        """Have TensorFlow's profiler record the next steps, and return the folder of the profile.
+
+        Args:
+            steps: how many.
+            worker: which one; None for the one that leads.
+            timeout: as for `wait`; the request is withdrawn then.
+
+        Raises:
+            ClusterProblem: there will be no profile; the message says why.
+        """
+        return background.run(self._aio.profile(steps, worker=worker, timeout=timeout))
+
+    def delete(self) -> None:
+        """Stop and delete it; of a run on this machine, its folder too."""
+        background.run(self._aio.delete())
+
+    def __repr__(self) -> str:
+        view = self._aio.latest
+        state = printable(describe_state(view)) if view else "not looked at yet"
+        return f"Job({self.name!r}, {self._aio.place}, {state})"
+
+    def _repr_html_(self) -> str:
+        """Return the job as a notebook shows it; never raises, since a display must not fail."""
+        problem: tuple[str, ...] = ()
+        try:
+            background.run(self._aio._view())
+        except ClusterProblem as error:
+            problem = (str(error),)
+        view = self._aio.latest or JobView(name=self.name)
+        return to_html(view, self._aio.place, _curve(view), problem)
+
+    def _interruptible(self, items: Generator[Any]) -> Generator[Any]:
+        try:
+            yield from items
+        except KeyboardInterrupt:
+            _say_it_goes_on(self._aio)
+            raise
+
+
+_PATIENCE_SECONDS = 3.0
+"""For a cluster that wasn't asked for by an option, as `trainjob list` has it."""
+
+
+async def _jobs_of(where: ClusterOptions) -> list[Job]:
+    from trainjob.client.jobs import job_scope, list_objects  # noqa: PLC0415 - as above
+
+    async with connected(where) as cluster:
+        listed = await list_objects(cluster.api, job_scope(cluster.namespace))
+    found = replace(where, namespace=cluster.namespace)
+    views = [read_job(manifest) for manifest in listed.get("items") or ()]
+    return [known(AsyncJob(view.name, found), view) for view in views]
+
+
+def known(job: AsyncJob, view: JobView) -> Job:
+    """Return a job that was just looked at."""
+    job._see(view)
+    return Job(job)
+
+
+def _bind(handle: JobHandle, view: JobView, where: ClusterOptions) -> AsyncJob:
+    namespace = getattr(handle, "namespace", None)
+    folder = Path(view.folder) if view.folder else None
+    return AsyncJob(view.name, replace(where, namespace=namespace or where.namespace), folder)
+
+
+def jobs(
+    *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
+) -> list[Job]:
+    """Return the runs on this machine, the latest first, and the jobs of the kubeconfig's namespace.
+
+    With one of the options only those of that cluster and namespace. Without, a cluster that doesn't answer
+    is left out, and a line on stderr says so. `await Job.aio.all()` is the asynchronous twin.
+
+    Raises:
+        NoCluster: the cluster can't be used.
+    """
+    return Job.all(namespace=namespace, context=context, kubeconfig=kubeconfig)
+
+
+def _copy_model(output: Path, target: Path) -> Path:
+    """Copy what `train_and_evaluate` has exported, or the `.keras` files that a script has saved itself."""
+    if target.exists():
+        raise FileExistsError(f"{target} exists already: remove it, or name another folder")
+    saved = sorted(output.glob("*.keras"))
+    if (output / "model").is_dir():
+        shutil.copytree(output / "model", target)
+    elif saved:
+        target.mkdir(parents=True)
+        for file in saved:
+            shutil.copy2(file, target)
+    else:
+        raise ClusterProblem(
+            f"there is no model in {output}: train_and_evaluate leaves one at its end, a script or function "
+            "saves its own: model.save(os.environ['TRAINJOB_OUTPUT_DIR'] + '/model.keras')"
+        )
+    return target
+
+
+# Displays, and notes on stderr.
+
+
+def _open_display(job: AsyncJob) -> Display:
+    return open_display(job.place, _curve(job.latest), time.monotonic)
+
+
+def _curve(view: JobView | None) -> dict[int, float]:
+    if view is None:
+        return {}
+    if view.folder:
+        return read_history(Path(view.folder)).get("loss", {})
+    step, loss = current_step(view), current_metrics(view).get("loss")
+    return {step: loss} if step is not None and loss is not None else {}
+
+
+def _say_it_goes_on(job: AsyncJob) -> None:
+    again = f"Job.attach({job.name!r})"
+    _note(f"{job.name} continues ({job.place}): {again}.wait() waits for it again, {again}.delete() ends it")
+
+
+def _note(text: str) -> None:
+    print(f"trainjob: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _seconds(timeout: float | str | None) -> float | None:
+    if not isinstance(timeout, str):
+        return timeout
+    seconds = parse_duration(timeout)
+    if seconds is None:
+        raise ValueError(f"{timeout!r} is no time: write seconds, or 90s, 15m, 1h30m")
+    return seconds

@@ -1,0 +1,350 @@
+"""`Trainer`: a function, a script or a command as a job, here or in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from trainjob.api import dump_yaml
+from trainjob.client import background
+from trainjob.client.connection import ClusterOptions, connected
+from trainjob.client.job import AsyncJob, Job, known
+from trainjob.client.problems import ClusterProblem, explain
+from trainjob.core.script import LOCAL_OUTPUT, ScriptJob, build_job, name_from, parse_output
+from trainjob.core.wording import printable
+
+if TYPE_CHECKING:
+    from trainjob.client.code import Packed
+    from trainjob.client.run_record import Run
+
+RUNS = Path("runs")
+"""Where runs on this machine lie, below the working directory; `trainjob run` has the same."""
+
+
+class Trainer:
+    """Something to train, and with what.
+
+        def train(epochs):
+            ...                                     # as in a script: build a model, call fit
+
+        Trainer(train, kwargs={"epochs": 5}, workers=2).run()
+        job = Trainer("train.py", workers=4, image="...", output="claim:training").submit()
+
+    A function travels with the helpers, constants and modules of your project that it uses. Installed
+    packages don't travel: the image has them. What it returns comes back by `job.result()` if JSON has it;
+    anything else it writes into the folder `os.environ["TRAINJOB_OUTPUT_DIR"]`.
+
+    Args:
+        train: a function, or the path of a Python script below the working directory.
+        kwargs: arguments of the function.
+        args: arguments of the script, or of the command.
+        command: a program instead of `train`, such as `["python", "-m", "package"]`.
+        workers: how many replicas train.
+        evaluator: whether one more replica scores each checkpoint.
+        gpus: of each worker.
+        image: the container's, with TensorFlow and your packages; needed in a cluster.
+        output: where checkpoints, logs and the model go in a cluster: `claim:NAME`, `size:10Gi` or
+            `nfs:SERVER:/FOLDER`.
+        code: files and folders below the working directory that travel; a script travels anyway, with the
+            Python files beside it.
+        queue: the Kueue queue that admits the job.
+        name: of the job; without it that of the function or the script.
+        env: variables of the processes.
+        cpu: processors that each replica requests, as Kubernetes writes them.
+        memory: what each replica requests and may use, such as `8Gi`.
+        namespace, context, kubeconfig: the cluster; without them those of kubectl.
+
+    Raises:
+        ValueError: the arguments don't fit together; the message says which.
+    """
+
+    def __init__(
+        self,
+        train: Callable[..., Any] | str | Path | None = None,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        command: Sequence[str] = (),
+        workers: int = 1,
+        evaluator: bool = True,
+        gpus: int = 0,
+        image: str | None = None,
+        output: str | None = None,
+        code: Sequence[str | Path] = (),
+        queue: str | None = None,
+        name: str | None = None,
+        env: Mapping[str, object] | None = None,
+        cpu: str | None = None,
+        memory: str | None = None,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+    ) -> None:
+        self._train, self._kwargs, self._command = train, dict(kwargs or {}), tuple(command)
+        self._script = Path(train) if isinstance(train, str | Path) else None
+        self._check(command, args)
+        self._code = [Path(path) for path in (code if not isinstance(code, str | Path) else [code])]
+        self._output = parse_output(output) if output is not None else None
+        self._where = ClusterOptions(namespace, context, kubeconfig)
+        self._job = ScriptJob(
+            name=name or self._find_name(),
+            command=self._command or ("python", str(self._script)),
+            args=tuple(map(str, args)),
+            workers=workers,
+            evaluator=evaluator,
+            gpus=gpus,
+            image=image,
+            output=self._output or LOCAL_OUTPUT,
+            queue=queue,
+            env={key: str(value) for key, value in (env or {}).items()},
+            cpu=cpu,
+            memory=memory,
+        )
+        self.aio = AsyncTrainer(self)
+        """The asynchronous twins: `await trainer.aio.run()`."""
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._job.name
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the TrainJob that it stands for in a cluster; only `submit` also creates its code."""
+        return self._pack()[0]
+
+    def run(self, *, fresh: bool = False) -> Job:
+        """Train on this machine: every replica is a process, and no cluster is needed.
+
+        Returns the finished job. If it has trained before, it continues from the last checkpoint; a job
+        that has finished is returned at once. A notebook shows the job meanwhile; Ctrl-C ends the wait, not
+        the job.
+
+        Args:
+            fresh: start over; the earlier output is kept beside the new one.
+
+        Raises:
+            JobFailed: it failed; with the first failure.
+            ClusterProblem: it can't run here; the message says why.
+        """
+        return background.run(self.aio._start(fresh=fresh)).wait()
+
+    def submit(self) -> Job:
+        """Create the job in a cluster, and return it at once.
+
+        Raises:
+            ClusterProblem: the cluster refused it, or has a job of that name.
+            ValueError: a cluster needs more than was given, or the code can't travel.
+        """
+        return background.run(self.aio.submit())
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.name!r}, workers={self._job.workers})"
+
+    # What travels.
+
+    def _check(self, command: Sequence[str], args: Sequence[object]) -> None:
+        train, kwargs = self._train, self._kwargs
+        if (train is None) == (not self._command):
+            raise ValueError("name one thing to train: a function, a script's path, or command=[...]")
+        if isinstance(command, str) or isinstance(args, str):
+            raise ValueError("command= and args= are lists of words, such as ['--epochs', '5']")  # noqa: TRY004
+        if self._script is None and train is not None:
+            if not callable(train):
+                raise ValueError(f"train is a {type(train).__qualname__}: pass a function or a script's path")
+            if args:
+                raise ValueError("args= are for a script; a function takes kwargs={...}")
+        elif kwargs:
+            raise ValueError("kwargs= are for a function; a script takes args=[...]")
+        if self._script is not None and not self._script.is_file():
+            raise ValueError(f"there is no script {self._script} below {Path.cwd()}")
+
+    def _find_name(self) -> str:
+        if self._script is not None:
+            return name_from(str(self._script))
+        if self._command:
+            return name_from(self._command[-1])
+        inner = getattr(self._train, "func", self._train)
+        return name_from(getattr(inner, "__name__", type(inner).__name__).replace("<lambda>", "function"))
+
+    def _pack(self) -> tuple[dict[str, Any], Packed | None]:
+        """Return the manifest for a cluster, and the code that travels with it.
+
+        Raises:
+            ValueError: a cluster needs more, or the code can't travel.
+        """
+        if not self._job.image:
+            raise ValueError("image= is missing: name the image that has TensorFlow and your packages")
+        if self._output is None:
+            raise ValueError("output= is missing: name where results go, such as 'claim:training'")
+        from trainjob.client.code import UnusableCode, collect, pack  # noqa: PLC0415 - not for runs here
+        from trainjob.client.submission import code_reference  # noqa: PLC0415 - as above
+
+        job = self._job
+        try:
+            files = (
+                collect(Path.cwd(), self._code, script=self._script, skip=[RUNS]).files
+                if self._travels
+                else {}
+            )
+            if self._is_function:
+                files |= self._pack_function()
+                job = replace(job, command=_function_command())
+            packed = pack(files) if files else None
+        except UnusableCode as error:
+            raise ValueError(str(error)) from error
+        if packed is not None:
+            job = replace(job, code=code_reference(job.name, packed))
+        return build_job(job), packed
+
+    @property
+    def _is_function(self) -> bool:
+        return self._script is None and not self._command
+
+    @property
+    def _travels(self) -> bool:
+        return bool(self._code) or self._script is not None
+
+    def _pack_function(self) -> dict[str, bytes]:
+        from trainjob.client.function import pack_function  # noqa: PLC0415 - not for scripts
+
+        assert callable(self._train)  # noqa: S101 - `_check` has seen to it
+        return pack_function(self._train, self._kwargs, as_files=self._code)
+
+    def _local_manifest(self) -> dict[str, Any]:
+        """Return the job for this machine, where scripts and modules lie already; a function is laid out."""
+        job = self._job
+        if self._is_function:
+            folder = lay_out(self._pack_function(), RUNS.absolute() / ".functions", job.name)
+            job = replace(job, command=_function_command(folder))
+        return build_job(job)
+
+
+class AsyncTrainer:
+    """The asynchronous twins of a trainer's calls, as `trainer.aio`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    async def run(self, *, fresh: bool = False) -> Job:
+        """See `Trainer.run`."""
+        return await (await self._start(fresh=fresh)).aio.wait()
+
+    async def submit(self) -> Job:
+        """See `Trainer.submit`."""
+        from trainjob.client.submission import submit  # noqa: PLC0415 - not for runs here
+        from trainjob.client.view import read_job  # noqa: PLC0415 - as above
+        from trainjob.cluster.protocol import AlreadyExists, ClusterError  # noqa: PLC0415 - as above
+
+        trainer = self._trainer
+        manifest, packed = trainer._pack()
+        async with connected(trainer._where) as cluster:
+            try:
+                created = await submit(cluster.api, cluster.namespace, manifest, packed)
+            except AlreadyExists as error:
+                raise ClusterProblem(
+                    f"{trainer.name} exists already in namespace {cluster.namespace}: look at it by "
+                    f"Job.attach({trainer.name!r}), delete it, or choose another name=..."
+                ) from error
+            except ClusterError as error:
+                raise explain(error) from error
+        return known(
+            AsyncJob(trainer.name, replace(trainer._where, namespace=cluster.namespace)), read_job(created)
+        )
+
+    async def _start(self, *, fresh: bool) -> Job:
+        """Start a run as a process of its own, and return it once it has a record.
+
+        Ctrl-C, and the end of this process, don't reach it: a notebook's kernel may be restarted meanwhile.
+        """
+        options = ["--plain", "--folder", str(RUNS), *(["--fresh"] if fresh else [])]
+        # Its output would fill a pipe without a reader; a file without a name is gone with the process.
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        with log:
+            process = await asyncio.to_thread(_spawn, options, self._trainer._local_manifest(), log)
+            try:
+                run = await _find_run(process, self._trainer.name)
+            except asyncio.CancelledError:
+                process.terminate()  # Ctrl-C, before anybody knows of it
+                raise
+            if run is None:
+                log.seek(0)
+                words = printable(log.read().decode(errors="replace")).strip()
+                raise ClusterProblem(words or f"{self._trainer.name} can't run here")
+        return known(AsyncJob(run.name, ClusterOptions(), run.folder), run.view)
+
+
+# A run on this machine: a process that does what `trainjob run` does.
+
+
+_LOOK_SECONDS = 0.05
+_MOST_FUNCTIONS = 10
+
+
+def _spawn(options: Sequence[str], manifest: Mapping[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "trainjob", "run", "-", *options]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ)
+    )
+    # Otherwise it stays as a zombie after its end, and Python warns about it.
+    threading.Thread(target=process.wait, name="trainjob-run", daemon=True).start()
+    assert process.stdin is not None  # noqa: S101 - a pipe
+    with suppress(BrokenPipeError), process.stdin as stdin:  # a program that has ended has said why
+        stdin.write(dump_yaml(dict(manifest)).encode())
+    return process
+
+
+async def _find_run(process: subprocess.Popen[bytes], name: str) -> Run | None:
+    """Return the run of a process once it has begun, or the finished one that it has found.
+
+    None: the process has failed.
+    """
+    from trainjob.client.run_record import all_runs, find_run  # noqa: PLC0415 - not for clusters
+
+    while True:
+        code = process.poll()
+        for run in all_runs():
+            if run.record.pid == process.pid and run.record.host == platform.node():
+                return run
+        if code is not None:
+            return find_run(name) if code == 0 else None
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _function_command(folder: Path | None = None) -> tuple[str, ...]:
+    from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts
+
+    return COMMAND if folder is None else (*COMMAND[:-1], str(folder / COMMAND[-1]))
+
+
+def lay_out(files: Mapping[str, bytes], parent: Path, name: str) -> Path:
+    """Write the files of a function into a folder named by their content, and return it.
+
+    A run may read them again when it restarts, so they never change. The last ten of a job are kept.
+    """
+    digest = hashlib.sha256(b"".join(files[path] for path in sorted(files))).hexdigest()
+    folder = parent / f"{name}-{digest[:12]}"
+    parent.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        unfinished = Path(tempfile.mkdtemp(prefix=".", dir=parent))
+        for path, content in files.items():
+            (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / path).write_bytes(content)
+        with suppress(OSError):  # another call has just made the same folder
+            unfinished.rename(folder)
+    os.utime(folder)
+    latest = sorted(parent.glob(f"{name}-" + 12 * "[0-9a-f]"), key=lambda each: each.stat().st_mtime)
+    for old in latest[:-_MOST_FUNCTIONS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
