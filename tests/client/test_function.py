@@ -67,7 +67,7 @@ def _closes_over(value: object) -> Callable[[], object]:
         (uses_it_in_a_helper, {}, ("uses 'TRAIN_SET' (in uses_a_global_data_set)",)),
         (_closes_over(TRAIN_SET), {}, ("uses 'value'", "a tf.data data set can't travel")),
         (echo, {"train": TRAIN_SET}, ("uses the argument 'train'", "a tf.data data set can't travel")),
-        (uses_a_strategy, {}, ("uses 'STRATEGY'", "a strategy can't travel", "for one process")),
+        (uses_a_strategy, {}, ("uses 'STRATEGY'", "a strategy can't travel", "inside the function")),
         (uses_a_lock, {}, ("uses 'LOCK'", "cannot pickle", "create it inside the function instead")),
         (
             _closes_over(bytes(LARGEST + 1)),

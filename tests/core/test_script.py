@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from trainjob.core.roles import count_gpus, role_template
 
 from trainjob.api import parse
 from trainjob.api.types import count_roles, room_for_name

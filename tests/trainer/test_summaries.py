@@ -56,7 +56,10 @@ def test_a_client_without_tensorflow_reads_what_is_written(tmp_path: Path) -> No
         '{"step": 2, "metrics": {"loss": 0.75, "recall": "nan"}}\n{"step": 3, "met'
     )
 
+    (tmp_path / "logs" / "history.jsonl").write_text('{"step": 400, "metrics": {"loss": "nan"}}\n')
+
     history = read_history(tmp_path)
+    assert str(history["loss"].pop(400)) == "nan"
     assert history["loss"] == {1: 0.5, 2: 0.0, 300: 0.125}
     assert history["val_loss"] == {2: 0.75}
     assert history.keys() == {"loss", "accuracy", "val_loss", "val_recall"}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.trainer.plain import SCRIPTS, Ended, run_job
+from trainjob.client.history import read_history
 
 SCRIPT = SCRIPTS / "two_models.py"
 STEPS = (3 + 1) * 7  # two fits with 203 examples in batches of 32
@@ -92,6 +93,13 @@ def test_progress_tells_step_and_metrics(two: dict[str, Ended]) -> None:
     assert (report["step"], report["epoch"], report["totalEpochs"]) == (ALL_STEPS, 3, 3)
     assert set(report["metrics"]) >= {"accuracy"}
     assert two["evaluator-0"].progress["evaluation"]["final"] is True
+
+
+def test_a_client_reads_the_metrics_of_each_epoch(two: dict[str, Ended], root: Path) -> None:
+    history = read_history(root)
+    assert list(history["loss"]) == [7, 14, 21, STEPS, STEPS + 6, STEPS + 12, ALL_STEPS]
+    assert list(history["loss"].values())[:3] == pytest.approx(seen(root, "worker-0")["first"]["loss"])
+    assert STEPS in history["val_loss"]
 
 
 def test_one_worker_trains_the_same(two: dict[str, Ended], root: Path, tmp_path: Path) -> None:

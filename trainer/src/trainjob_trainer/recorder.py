@@ -10,7 +10,7 @@ from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.machine import Machine
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import add_to_history, announce
 from trainjob_trainer.reporting.step_times import StepTimes
 from trainjob_trainer.reporting.summaries import Summaries
 
@@ -79,6 +79,8 @@ class Recorder:
     def record_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report that an epoch ended at `step`; `metrics` are reduced over all workers."""
         self._record_metrics(metrics)
+        if self._is_writer:
+            add_to_history(self._replica.environment.output_dir, step, metrics)
         self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
         self._metrics_at = self._clock()
         if self._prints_lines and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:

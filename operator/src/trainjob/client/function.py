@@ -145,7 +145,7 @@ _DATASET = (
     "can read"
 )
 _STRATEGY = (
-    "a strategy can't travel: leave it out, as each replica has its own; write the function for one process"
+    "a strategy can't travel: create it inside the function, as its first line; train_and_evaluate needs none"
 )
 _REFUSED = {
     ("tensorflow.python.data.", "DatasetV2"): _DATASET,

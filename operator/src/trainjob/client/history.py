@@ -22,7 +22,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 def read_history(output: Path) -> History:
     """Return the metrics of training, and those of the evaluator under `val_` and the metric's name.
 
-    Where training went on from a checkpoint, the values of the later start count.
+    `train_and_evaluate` and `fit` leave a line for each epoch, the former and loops of one's own also
+    TensorBoard's files. Where training went on from a checkpoint, the values of the later start count.
 
     Args:
         output: the job's output folder.
@@ -31,13 +32,15 @@ def read_history(output: Path) -> History:
     for path in sorted((output / "logs" / "train").glob("events.out.tfevents.*")):
         for step, tag, value in read_events(path):
             found.setdefault(tag, {})[step] = value
-    for step, metrics in _evaluations(output / "evaluator" / "evaluations.jsonl"):
-        for name, value in metrics.items():
-            found.setdefault(f"val_{name}", {})[step] = value
+    lines = (("", output / "logs" / "history.jsonl"), ("val_", output / "evaluator" / "evaluations.jsonl"))
+    for prefix, path in lines:
+        for step, metrics in _read_lines(path):
+            for name, value in metrics.items():
+                found.setdefault(f"{prefix}{name}", {})[step] = value
     return {name: dict(sorted(values.items())) for name, values in found.items()}
 
 
-def _evaluations(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     with suppress(FileNotFoundError), path.open(encoding="utf-8") as lines:
         for line in lines:
             with suppress(

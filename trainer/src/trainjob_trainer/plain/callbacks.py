@@ -14,7 +14,7 @@ from trainjob_trainer.plain.fit_call import ResumePlan, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.saving import between_calls, read_variables, resume_midway
 from trainjob_trainer.reporting.profiler import Profiler
-from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile, add_to_history
 from trainjob_trainer.reporting.step_times import StepClock
 
 
@@ -141,7 +141,12 @@ class AtEnd(Scoring):
         call.epochs_run.append(epoch)
         for name, value in (logs or {}).items():
             call.history.setdefault(name, []).append(value)
-        self._process.progress.update(**self._figures(logs))
+        figures = self._figures(logs)
+        self._process.progress.update(**figures)
+        if self._process.is_writer:
+            loss = {} if figures.get("loss") is None else {"loss": figures["loss"]}
+            metrics = {**loss, **(figures.get("metrics") or {})}
+            add_to_history(self._process.environment.output_dir, self._process.step, metrics)
         if epoch + 1 < call.epochs:
             between_calls(self._process, call, self.model, self._users)
 

@@ -192,6 +192,22 @@ def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def add_to_history(output: Path, step: int, metrics: Mapping[str, Any]) -> None:
+    """Append the metrics of an epoch to `logs/history.jsonl`; write errors are ignored, as in reports.
+
+    Args:
+        output: the job's output folder.
+        step: steps done.
+        metrics: by name, the loss as `loss`.
+    """
+    line = {"step": step, "metrics": plain_number(metrics)}
+    path = output / "logs" / "history.jsonl"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+
+
 def plain_number(value: Any) -> Any:
     """Return a JSON value for a number of any library; NaN and infinities, which JSON lacks, as strings."""
     if isinstance(value, Mapping):
