@@ -12,7 +12,7 @@ PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format generate release-check version cluster-up cluster-down kind-e2e clean
+.PHONY: help run test check docs format generate release-check version cluster-up cluster-down kind-e2e clean
 
 help:  ## Show what there is.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,13 +23,18 @@ run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. 
 test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
 	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 $(ARGS)
 
-check: $(SYNCED)  ## Style, types, layers, and that generated files are up to date.
+check: $(SYNCED)  ## Style, types, layers, links of the docs, and that generated files are up to date.
 	@$(BIN)/ruff check $(PACKAGES)
 	@$(BIN)/ruff format --check $(PACKAGES)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 1
 	@$(BIN)/python -m trainjob.codegen --check
 	@$(UV) lock --check --quiet
+	@$(MAKE) --no-print-directory docs
+
+docs: $(SYNCED)  ## Build the site of docs/ into site/; a broken link is an error.
+	@said=$$($(BIN)/zensical build --strict --clean 2>&1) \
+	    || { echo "$$said" | sed -E -e 's/\x1b\[[0-9;]*m//g' -e '/^(  |Traceback)/d'; exit 1; }
 
 format: $(SYNCED)  ## Bring the sources into shape.
 	@$(BIN)/ruff check --fix --quiet $(PACKAGES) || true
@@ -57,10 +62,10 @@ kind-e2e: $(SYNCED)  ## Run tests/e2e on a kind cluster of its own; needs Docker
 	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.
-	rm -rf .venv .venv-oldest .uv runs examples/runs
+	rm -rf .venv .venv-oldest .uv runs examples/runs site .cache
 
 $(SYNCED): uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml | $(UV)
-	$(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW)
+	$(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW) --group docs
 	@rm -f .venv/.synced-* && touch $@
 
 $(OLDEST): uv.lock pyproject.toml trainer/pyproject.toml | $(UV)

@@ -3,7 +3,7 @@
     python benchmarks/same_weights.py [MODEL ...]
 
 Each model is trained by `train_and_evaluate` on the same data, with the same global batch and the same steps.
-Progress goes to stderr, one line of JSON to stdout; docs/training-code.md has its result.
+Progress goes to stderr, one line of JSON to stdout; docs/train-and-evaluate.md has its result.
 """
 
 from __future__ import annotations

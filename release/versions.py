@@ -27,6 +27,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "examples/Dockerfile": ("/trainer:",),
     "manifests/base/kustomization.yaml": ("app.kubernetes.io/version: ", "newTag: "),
     "manifests/overlays/one-namespace/jobs/kustomization.yaml": ("app.kubernetes.io/version: ",),
+    "docs/cluster.md": ("/operator:", "/trainer:"),
     "docs/images.md": ("/operator:", "/trainer:"),
     "docs/versions.md": ("The version is ",),
 }

@@ -59,9 +59,8 @@ def test_the_job_is_the_example() -> None:
     assert job == re.sub(r"^#.*\n", "", example, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/training-code.md"])
-def test_the_code_is_the_examples(page: str) -> None:
-    shown = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+def test_the_code_is_the_examples() -> None:
+    shown = [text for language, text in BLOCKS if language == "python"]
     lines = {line.strip() for text in shown for line in text.splitlines() if line.strip()}
     assert lines
     assert lines <= {line.strip() for line in (ROOT / "examples" / "digits.py").read_text().splitlines()}

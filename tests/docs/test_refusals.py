@@ -1,4 +1,4 @@
-"""What the page of training code says is refused, in the words of the trainer."""
+"""What the page of refusals says, in the words of the trainer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import trainjob_trainer
 from trainjob_trainer.errors import ExitCode
 
-PAGE = Path(__file__).parents[2] / "docs" / "training-code.md"
-SECTION = PAGE.read_text().partition("## What is refused")[2].partition("\n## ")[0]
-ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (\d+) \|$", SECTION, re.MULTILINE)
+PAGE = Path(__file__).parents[2] / "docs" / "refusals.md"
+TEXT = PAGE.read_text()
+ROWS = re.findall(r"^\| ([^|]+) \| `([^`]+)` \| (\d+) \|$", TEXT, re.MULTILINE)
 LEAST_WORDS = 2
 
 
@@ -29,7 +29,7 @@ SAID = said_by_the_trainer()
 
 
 def test_there_are_rows() -> None:
-    assert len(ROWS) == SECTION.count("\n| ") - 1
+    assert len(ROWS) == TEXT.count("\n| ") - 1
 
 
 @pytest.mark.parametrize(("what", "sentence", "code"), ROWS, ids=[row[0] for row in ROWS])

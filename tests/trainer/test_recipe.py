@@ -108,7 +108,7 @@ def test_a_parser_of_the_scripts_own_can_have_the_settings_too() -> None:
 
 
 def test_the_documentation_lists_every_setting() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "training-code.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "train-and-evaluate.md").read_text(encoding="utf-8")
     for field in dataclasses.fields(Recipe):
         assert f"| `{field.name}` | {field.metadata['help']} |" in page
 

@@ -22,7 +22,7 @@ from trainjob.cluster.local import LocalOptions
 
 _READ_BY_SCRIPTS = frozenset([".py", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".ipynb"])
 _SETTINGS = "TRAIN_"
-"""Begins the names of the caller's variables that are settings of the trainer (`docs/training-code.md`)."""
+"""Begins the names of the caller's variables that are settings (`docs/train-and-evaluate.md`)."""
 
 _MOST_FILES = 2000
 _MOST_BYTES = 1 << 26
