@@ -97,7 +97,7 @@ def test_a_worker_whose_weights_have_come_apart_is_named_and_nothing_of_them_is_
     # Where from is known by the reports that were heard in time, and attempt 1 may be too short for any:
     # the trainer says it for certain.
     assert re.search(told, printed), printed
-    assert "worker-0: trainjob: resumed from step 12 (" in printed
+    assert ": trainjob: resumed from step 12 (" in printed
     final = tmp_path / "runs" / "training" / "digits" / "checkpoints" / "final.json"
     assert json.loads(final.read_text())["step"] == 36
 

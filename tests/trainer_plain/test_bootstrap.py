@@ -227,3 +227,28 @@ def test_an_image_may_have_a_bootstrap_too(tmp_path: Path) -> None:
     code = "import sys; print([type(f).__name__ for f in sys.meta_path].count('_Finder'))"
     ended = run_python(["-c", code], {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path / 'image'}:{others}"})
     assert (ended.stdout.split(), ended.stderr) == (["mine", "1"], "")
+
+
+def _import_tensorflow(folder: Path, before: str = "pass") -> str:
+    """Import a module of that name, which prints the report; print the report once more after that."""
+    report = folder / "progress.json"
+    show = f"import pathlib; print(pathlib.Path({str(report)!r}).read_text())"
+    (folder / "tensorflow.py").write_text(show)
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{folder}", "TRAINJOB_PROGRESS_FILE": str(report)}
+    return run_python(["-c", f"{before}; import tensorflow; {show}"], env).stdout
+
+
+def test_the_import_of_tensorflow_is_reported(tmp_path: Path) -> None:
+    during, after = map(json.loads, _import_tensorflow(tmp_path).splitlines())
+    assert (during["state"], after["state"]) == ("importing", "running")
+    assert 0 < during["time"] <= after["time"]
+
+
+def test_an_import_changes_no_report_of_this_start(tmp_path: Path) -> None:
+    (tmp_path / "progress.json").write_text('{"state": "waiting"}')
+    assert _import_tensorflow(tmp_path) == '{"state": "waiting"}\n' * 2
+
+
+def test_a_standby_reports_no_import(tmp_path: Path) -> None:
+    _import_tensorflow(tmp_path, "import sys; sys.modules['trainjob_standby'] = sys")
+    assert not (tmp_path / "progress.json").exists()

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +167,12 @@ async def test_watchers_hear_of_every_change(tmp_path: Path) -> None:
         assert heard == [KEY, KEY]
 
 
-async def test_events_are_handed_on(tmp_path: Path) -> None:
-    heard: list[tuple[str, str, str]] = []
-    cluster = LocalCluster(JOB, build_place(tmp_path), on_event=lambda *event: heard.append(event))
+async def test_events_are_kept(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    cluster = LocalCluster(JOB, build_place(tmp_path), clock=lambda: now)
     await cluster.post_event(cluster.job, type_="Warning", reason="Restarting", message="worker 1 crashed")
     await cluster.close()
-    assert heard == [("Warning", "Restarting", "worker 1 crashed")]
+    assert cluster.events == ((now, "Warning", "Restarting", "worker 1 crashed"),)
 
 
 async def test_what_cannot_be_had_is_refused(tmp_path: Path) -> None:

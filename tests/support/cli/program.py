@@ -189,7 +189,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def build_run(replicas: Sequence[ReplicaView] = (), *, seconds: float = 65, **fields: Any) -> JobView:
     """Return the job `digits` of a run here; `fields` of the status are those of its JSON."""
-    own = {key: fields.pop(key) for key in ("evaluation", "checkpoint_step") if key in fields}
+    own = {key: fields.pop(key) for key in ("evaluation", "checkpoint_step", "events") if key in fields}
     return JobView(
         name="digits",
         spec={"evaluator": {"replicas": sum(replica.is_evaluator for replica in replicas)}},

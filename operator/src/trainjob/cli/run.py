@@ -5,6 +5,7 @@ import logging
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import click
 from trainjob.api import Document, InvalidTrainJob
 from trainjob.cli.documents import STDIN, RefusedFile
 from trainjob.cli.ending import Exit
-from trainjob.cli.screen import LiveScreen, PlainScreen
+from trainjob.cli.screen import Detail, LiveScreen, PlainScreen
 from trainjob.cli.script_options import AskedJobs, WithArguments, job_options, print_job
 from trainjob.client.local_run import Ending, Interruption, RunRequest, Screen, run_here
 from trainjob.client.presenter import describe_end, describe_interruption
@@ -51,6 +52,17 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions
 )
 @click.option("--plain", is_flag=True, help="Print lines even where a live display is possible.")
 @click.option("--dry-run", is_flag=True, help="Print the TrainJob that would run, and start nothing.")
+@click.option(
+    "-q", "--quiet", "detail", flag_value=Detail.QUIET, type=Detail, help="Print only failures and the end."
+)
+@click.option(
+    "-v",
+    "--verbose",
+    "detail",
+    flag_value=Detail.VERBOSE,
+    type=Detail,
+    help="Show every line of the logs, also those of TensorFlow that are known to be harmless.",
+)
 def run(
     asked: AskedJobs,
     fresh: bool,
@@ -60,6 +72,7 @@ def run(
     volumes: tuple[str, ...],
     plain: bool,
     dry_run: bool,
+    detail: Detail | None,
 ) -> None:
     """Train FILE on this machine: every pod becomes a process, no cluster is needed.
 
@@ -91,15 +104,15 @@ def run(
     )
     _make_output_lenient()
     try:
-        code = asyncio.run(_run(request, plain=plain or not _is_terminal()))
+        code = asyncio.run(_run(request, _screen(detail or Detail.USUAL, plain=plain)))
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
     sys.exit(code)
 
 
-async def _run(request: RunRequest, *, plain: bool) -> Exit:
+async def _run(request: RunRequest, open_screen: Callable[[Callable[[], None]], Screen]) -> Exit:
     with Interruption() as interruption:
-        screen: Screen = PlainScreen(on_gone=interruption.ask) if plain else LiveScreen()
+        screen = open_screen(interruption.ask)
         logging.basicConfig(handlers=[_ScreenHandler(screen)], level=logging.WARNING, force=True)
         try:
             ending = await run_here(request, screen, interruption)
@@ -108,6 +121,12 @@ async def _run(request: RunRequest, *, plain: bool) -> Exit:
         finally:
             screen.close()
     return _conclude(ending)
+
+
+def _screen(detail: Detail, *, plain: bool) -> Callable[[Callable[[], None]], Screen]:
+    if plain or detail is Detail.QUIET or not _is_terminal():
+        return lambda on_gone: PlainScreen(on_gone, detail)
+    return lambda _: LiveScreen(detail)
 
 
 class _ScreenHandler(logging.Handler):

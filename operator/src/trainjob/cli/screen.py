@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from enum import Enum
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -17,14 +19,24 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from trainjob.client.display import (
+    STEPPING,
+    History,
+    describe_best,
+    describe_scores,
+    describe_training,
+    last_events,
+    table_rows,
+)
+from trainjob.client.log_lines import EqualLines, Line, is_shown
 from trainjob.client.presenter import (
+    brief_message,
     describe_changes,
     describe_evaluation,
     describe_progress,
     describe_resume,
     describe_state,
-    format_count,
-    format_rate,
+    time_of_day,
 )
 from trainjob.client.view import JobView, ReplicaView
 from trainjob.core.stragglers import describe, describe_input
@@ -37,10 +49,12 @@ if TYPE_CHECKING:
 # The live display of a job.
 
 
-_BAR_WIDTH = 10
-_STEPPING = ("training", "saving")
-"""In other states the figures of the last step are out of date."""
+_LONGEST_BAR = 20
 _SHOWN_STRAGGLERS = 3
+_SHOWN_EVENTS = 3
+_SHOWN_LOG_LINES = 8
+_WIDE = 64
+"""From this width on, the table has the loss."""
 
 _STYLES = {
     "training": "green",
@@ -56,20 +70,27 @@ _STYLES = {
 }
 
 
-def draw(job: JobView, lines: Iterable[tuple[str, str]] = ()) -> RenderableType:
-    """Return the display: header, replicas, latest evaluation, and the given last lines of logs."""
+def draw(job: JobView, history: History, lines: Iterable[Line] = (), width: int = 80) -> RenderableType:
+    """Return the display: header, figures, replicas, last events, and the given last lines of logs.
+
+    Args:
+        job: its current state.
+        history: of the earlier views, this one included.
+        lines: the last lines of logs.
+        width: columns of the terminal.
+    """
     parts: list[RenderableType] = [_header(job)]
-    if job.message:
-        parts.append(Text(job.message, overflow="ellipsis"))
-    parts.append(_table(job))
+    if message := brief_message(job):
+        parts.append(Text(message))
+    parts += _figures(job, history, width)
+    parts.append(_table(job, history, width))
     parts += [Text(describe(each), style="yellow") for each in job.status.stragglers[:_SHOWN_STRAGGLERS]]
     if (waiting := _input(job.replicas)) is not None:
         parts.append(Text(waiting, style="yellow"))
-    if job.evaluation is not None:
-        parts.append(Text(f"evaluation at {describe_evaluation(job.evaluation)}"))
-    for replica, line in lines:
+    parts += [Text(each, style="yellow") for each in last_events(job.events, _SHOWN_EVENTS)]
+    for line in lines:
         text = Text(no_wrap=True, overflow="ellipsis")
-        parts.append(text.append(f"{replica} | ", style="dim").append(line))
+        parts.append(text.append(f"{line.source} | ", style="dim").append(line.text))
     return Group(*parts)
 
 
@@ -85,89 +106,130 @@ def _header(job: JobView) -> Text:
     return text.append("  " + "  ".join(filter(None, facts)), style="dim")
 
 
+def _figures(job: JobView, history: History, width: int) -> Iterator[RenderableType]:
+    if training := describe_training(job, history):
+        line = Table.grid(padding=(0, 2, 0, 0))
+        done, total = history.figures.step, history.figures.total_steps
+        bar = [_bar(done, total, width)] if done is not None and total else []
+        line.add_row(*bar, _phrases(training))
+        yield line
+    if scores := describe_scores(history):
+        yield _phrases(scores)
+    if job.evaluation is not None:
+        yield Text(f"evaluation at {describe_evaluation(job.evaluation)}")
+    if best := describe_best(job, history):
+        yield _phrases(("best:", *best))
+
+
+def _bar(done: int, total: int, width: int) -> ProgressBar:
+    return ProgressBar(total=total, completed=min(done, total), width=min(width // 5, _LONGEST_BAR))
+
+
+def _phrases(phrases: Iterable[str]) -> Text:
+    """Return the phrases as one text that breaks only between them."""
+    return Text("  ".join(phrase.replace(" ", "\N{NO-BREAK SPACE}") for phrase in phrases))
+
+
 def _input(replicas: Iterable[ReplicaView]) -> str | None:
-    reports = {each.name: each.report for each in replicas if each.state in _STEPPING}
+    reports = {each.name: each.report for each in replicas if each.state in STEPPING}
     return describe_input(
         {name: report.step_seconds for name, report in reports.items()},
         {name: report.input_seconds for name, report in reports.items()},
     )
 
 
-def _table(job: JobView) -> Table:
+def _table(job: JobView, history: History, width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("replica", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+    table.add_column("state", no_wrap=True, overflow="ellipsis")
     table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("", width=_BAR_WIDTH)
-    for name in ("epoch", "loss", "examples/s", "saved at"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for replica in job.replicas:
-        table.add_row(*_row(replica))
+    if width >= _WIDE:
+        table.add_column("loss", justify="right", no_wrap=True)
+    for row in table_rows(job, history):
+        replica = row.style_of
+        style = "bold red" if replica.has_failed else _STYLES.get(replica.state, "")
+        cells = [Text(row.name), Text(row.state, style=style), Text(row.step), Text(row.loss)]
+        table.add_row(*cells[: len(table.columns)])
     return table
-
-
-def _row(replica: ReplicaView) -> list[RenderableType]:
-    report = replica.report
-    style = "bold red" if replica.has_failed else _STYLES.get(replica.state, "")
-    return [
-        Text(replica.name),
-        Text(replica.state, style=style),
-        Text(format_count(report.step, report.total_steps)),
-        _bar(report.step, report.total_steps),
-        Text(format_count(report.epoch, report.total_epochs)),
-        Text("" if report.loss is None else f"{report.loss:.4f}"),
-        Text("" if report.examples_per_second is None else format_rate(report.examples_per_second)),
-        Text("" if report.checkpoint_step is None else str(report.checkpoint_step)),
-    ]
-
-
-def _bar(done: int | None, total: int | None) -> RenderableType:
-    if done is None or not total:
-        return Text("")
-    return ProgressBar(total=total, completed=min(done, total), width=_BAR_WIDTH)
 
 
 # The display of a run: plain lines, or the live display.
 
 
-_SHOWN_LOG_LINES = 8
+class Detail(Enum):
+    """How much of a run is shown.
+
+    Attributes:
+        QUIET: failures, warnings and the end.
+        USUAL: also changes and the lines of logs, without those that are known to be harmless.
+        VERBOSE: every line of the logs.
+    """
+
+    QUIET = "quiet"
+    USUAL = "usual"
+    VERBOSE = "verbose"
 
 
 class PlainScreen:
-    """Prints changes line by line, for log files and other programs.
+    """Prints changes line by line, each with its time, for log files and other programs.
 
     Args:
         on_gone: called once when the reader is gone, as after `| head`.
+        detail: what is printed.
+        clock: returns the current time.
     """
 
-    def __init__(self, on_gone: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_gone: Callable[[], None],
+        detail: Detail = Detail.USUAL,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._stream = sys.stdout
         self._on_gone = on_gone
+        self._detail = detail
+        self._clock = clock
         self._gone = False
         self._job: JobView | None = None
+        self._lines = EqualLines()
 
     def note(self, text: str) -> None:
         """Print a line about the run itself."""
-        self._print([f"trainjob: {text}"])
+        if self._detail is not Detail.QUIET or self._job is not None:  # not about preparations
+            self._print([f"trainjob: {text}"])
 
     def line(self, replica: str, text: str) -> None:
-        """Print a line of a replica's log after the replica's name."""
-        self._print([f"{replica}: {text}"])
+        """Print a line of a replica's log after the replica's name, once for all that print it now."""
+        if self._detail is Detail.VERBOSE:
+            self._print([f"{replica}: {text}"])
+        elif self._detail is Detail.USUAL and is_shown(text):
+            self._lines.add(replica, text, self._clock().timestamp())
 
     def show(self, job: JobView) -> None:
         """Print the changes since the last call."""
-        self._print(f"trainjob: {text}" for text in describe_changes(self._job, job))
+        known = len(self._job.events) if self._job is not None else 0
+        warnings = [each.message for each in job.events[known:] if each.type == "Warning"]
+        # The lines that explain a failure come before it.
+        self._print_lines(None if warnings else self._clock().timestamp())
+        changes = warnings if self._detail is Detail.QUIET else describe_changes(self._job, job)
+        self._print(f"trainjob: {text}" for text in changes)
         self._job = job
 
     def close(self) -> None:
-        """Do nothing: the terminal is unchanged."""
+        """Print the lines that are left."""
+        self._print_lines()
 
-    def _print(self, lines: Iterable[str]) -> None:
+    def _print_lines(self, now: float | None = None) -> None:
+        for line in self._lines.take(now):
+            self._print([f"{line.source}: {line.text}"], datetime.fromtimestamp(line.at, UTC))
+
+    def _print(self, lines: Iterable[str], at: datetime | None = None) -> None:
         if self._gone:
             return
+        stamp = time_of_day(at or self._clock())
         try:
             for line in lines:
-                self._stream.write(line + "\n")
+                self._stream.write(f"{stamp} {line}\n")
             self._stream.flush()
         except (OSError, ValueError):
             self._gone = True
@@ -175,10 +237,16 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A live display that is redrawn in place; lines about the run itself scroll above it."""
+    """A live display that is redrawn in place; lines about the run itself scroll above it.
 
-    def __init__(self) -> None:
-        self._lines: deque[tuple[str, str]] = deque(maxlen=_SHOWN_LOG_LINES)
+    Args:
+        detail: which lines of logs are shown.
+    """
+
+    def __init__(self, detail: Detail = Detail.USUAL) -> None:
+        self._shows_all = detail is Detail.VERBOSE
+        self._lines = EqualLines(_SHOWN_LOG_LINES)
+        self._history = History()
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False)
 
@@ -189,13 +257,15 @@ class LiveScreen:
 
     def line(self, replica: str, text: str) -> None:
         """Keep the line for the next redraw."""
-        self._lines.append((replica, text))
+        if self._shows_all or is_shown(text):
+            self._lines.add(replica, text, time.monotonic())
 
     def show(self, job: JobView) -> None:
         """Draw the job."""
+        self._history.observe(job)
         with suppress(OSError):  # the terminal is closed: a signal ends the run
             self._live.start()  # more calls do nothing
-            self._live.update(draw(job, self._lines), refresh=True)
+            self._live.update(draw(job, self._history, self._lines, self._console.width), refresh=True)
 
     def close(self) -> None:
         """Leave the last display in place and restore the cursor."""

@@ -18,7 +18,7 @@ from trainjob.client.finished import describe_finished, digest_request
 from trainjob.client.presenter import Results
 from trainjob.client.run_record import Run, RunRecord, forget, identify_process, read_run_folder, remember
 from trainjob.client.runs import RunServer, log_sizes, remove_leftovers, results_in, shown_path
-from trainjob.client.view import JobView, Outcome, read_run
+from trainjob.client.view import JobView, Outcome, Resumptions, read_run, with_stopped
 from trainjob.cluster.local import LocalCluster, LocalOptions, bring_back, set_aside, survey
 from trainjob.cluster.protocol import happens_within
 from trainjob.controller import Controller
@@ -328,6 +328,8 @@ class Supervision:
         self._generation, self._replicas = 0, tuple[Replica, ...]()
         self._changed = asyncio.Event()
         self._deletion = asyncio.Event()
+        self._resumptions = Resumptions()
+        self._at_stop: JobView | None = None
         self.latest = self._read()
 
     @property
@@ -352,6 +354,7 @@ class Supervision:
         try:
             if await self._until_end(interruption):
                 self._screen.note(_DELETING if self.is_deleted else _STOPPING)
+                self._at_stop = self._read()
             else:
                 over = self._read()
                 showing.cancel()
@@ -361,6 +364,8 @@ class Supervision:
             showing.cancel()
             (problem,) = await asyncio.gather(showing, return_exceptions=True)
             last = over or self._read()
+            if over is None:
+                self._screen.show(last)
             await self._record.finish(last, self._clock(), deleted=self.is_deleted)
             await server.close()
         if isinstance(problem, Exception):
@@ -422,7 +427,13 @@ class Supervision:
         if generation != self._generation:
             self._replicas = desired_replicas(parse(snapshot.job, has_begun=True).spec)
             self._generation = generation
-        return read_run(snapshot, self._replicas, since=self._since, now=self._clock())
+        view = read_run(
+            snapshot, self._replicas, since=self._since, now=self._clock(), events=self._cluster.events
+        )
+        view = self._resumptions.complete(view)
+        if self._at_stop is not None:
+            self._at_stop = view = with_stopped(self._at_stop, view)
+        return view
 
 
 def _settings() -> Settings:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from trainjob.api import Evaluation, FirstFailure, Progress
-from trainjob.client.view import JobView, Outcome, ReplicaView, describe_pod
+from trainjob.client.log_lines import without_harmless
+from trainjob.client.view import RESTARTS, JobView, Outcome, ReplicaView, describe_pod
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.conditions import COMPLETE, FAILED, find_condition
 from trainjob.core.failure import used
@@ -46,6 +47,11 @@ def format_rate(rate: float) -> str:
 def format_count(done: int | None, total: int | None, of: str = "/") -> str:
     """Return `3/10`, or `3` if the total is unknown."""
     return "" if done is None else f"{done}{of}{total}" if total else f"{done}"
+
+
+def time_of_day(at: datetime) -> str:
+    """Return `12:03:04`, in the local time."""
+    return at.astimezone().strftime("%H:%M:%S")
 
 
 def describe_metrics(metrics: Mapping[str, float | str]) -> str:
@@ -107,6 +113,14 @@ def describe_state(job: JobView, separator: str = ": ") -> str:
     return printable(separator.join(filter(None, (job.state, job.message))))
 
 
+def brief_message(job: JobView) -> str:
+    """Return the state in one sentence, without the result of the evaluation, which is shown by itself."""
+    return job.message.partition(_SCORED)[0] if job.evaluation is not None else job.message
+
+
+_SCORED = "; the checkpoint of step "
+
+
 def describe_progress(job: JobView) -> str:
     """Return `digits: Running: training on 2 workers, step 120 of 440, 1,250 examples/s, 40s left`."""
     figures = "" if job.is_over else describe_figures(job)
@@ -148,7 +162,7 @@ def _state_changes(before: JobView | None, after: JobView) -> Iterator[str]:
         yield f"Restarting: {failure.message}"
     known = None if before is None else (before.status.state, before.message)
     if after.status.state and known != (after.status.state, after.message):
-        yield describe_state(after)
+        yield printable(": ".join(filter(None, (after.state, brief_message(after)))))
 
 
 def _training_changes(before: JobView | None, after: JobView) -> Iterator[str]:
@@ -157,8 +171,13 @@ def _training_changes(before: JobView | None, after: JobView) -> Iterator[str]:
         yield describe_resume(after)
     slow_before = {straggler.replica for straggler in before.status.stragglers} if before else set()
     yield from (describe(each) for each in after.status.stragglers if each.replica not in slow_before)
-    if after.evaluation is not None and (before is None or before.evaluation != after.evaluation):
+    if after.evaluation is not None and not _is_same(before.evaluation if before else None, after.evaluation):
         yield f"evaluation at {describe_evaluation(after.evaluation)}"
+
+
+def _is_same(before: Evaluation | EvaluationResult | None, after: Evaluation | EvaluationResult) -> bool:
+    """Return whether it is the same result; the last checkpoint's is reported again as the final one."""
+    return before is not None and (before.step, before.metrics) == (after.step, after.metrics)
 
 
 def _failure_between(before: JobView, after: JobView) -> FirstFailure | None:
@@ -175,6 +194,8 @@ def _replica_changes(before: ReplicaView | None, after: ReplicaView) -> Iterator
     if after.state in _PASSING_STATES or after.pod is None:
         return
     is_same_pod = before is not None and before.pod == after.pod
+    if is_same_pod and after.state == "running":  # TensorFlow is imported; more isn't known
+        return
     if before is not None and is_same_pod and before.state in _PASSING_STATES and after.state in _BETWEEN:
         return
     report = after.report
@@ -363,10 +384,12 @@ def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
     is_complete = job.outcome is Outcome.COMPLETE
     condition = find_condition(job.status, COMPLETE if is_complete else FAILED)
     message = condition.message if condition else "" if is_complete else job.message
+    message = message.partition(_SCORED)[0] if is_complete and job.evaluation is not None else message
     duration = f" after {short_duration(job.elapsed)}" if job.elapsed is not None else ""
     lines = [f"{job.name} {'is complete' if is_complete else 'failed'}{duration}{message and ': '}{message}"]
     if is_complete:
         return (*lines, *_success(job, results))
+    lines += _restarts(job)
     lines += _first_failure(job, results)
     if len(lines) == 1 and condition:
         lines.append(f"  reason        {condition.reason}")
@@ -383,13 +406,30 @@ def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
         again = f"continue from there with the same command: {results.command}"
     else:
         again = f"start again with the same command: {results.command}"
-    return (f"{job.name} was interrupted; all its processes have ended.{kept}", f"  {again}")
+    end = f"{job.name} was interrupted; all its processes have ended.{kept}"
+    return (end, *_restarts(job), f"  {again}")
+
+
+_SHOWN_RESTARTS = 10
+
+
+def _restarts(job: JobView) -> Iterator[str]:
+    """Yield a line for each restart of a run here: when, who, why, and from which step it went on."""
+    events = [event for event in job.events if event.reason in RESTARTS]
+    title = "  restarts      "
+    if (earlier := len(events) - _SHOWN_RESTARTS) > 0:
+        yield f"{title}{earlier} earlier"
+        title = " " * len(title)
+    for event in events[-_SHOWN_RESTARTS:]:
+        yield f"{title}{time_of_day(event.at)} {event.message}"
+        title = " " * len(title)
 
 
 def _success(job: JobView, results: Results) -> Iterator[str]:
     steps = max((each.report.step or 0 for each in job.replicas), default=0)
     if facts := ", ".join(filter(None, (str(steps or ""), describe_resume(job)))):
         yield f"  steps         {facts}"
+    yield from _restarts(job)
     yield from _evaluation(job, results)
     if results.has_model:
         yield f"  model         {results.output}/model"
@@ -446,7 +486,7 @@ def _describe_exit(failure: FirstFailure) -> str:
 
 
 def _log(replica: str, tail: tuple[str, ...], results: Results) -> Iterator[str]:
-    if tail:
+    if tail := without_harmless(tail):
         yield f"  the last lines of {replica}:"
         yield from (f"    | {line}" for line in tail[-_SHOWN_LOG_LINES:])
     if replica in results.logs:

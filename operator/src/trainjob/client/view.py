@@ -15,9 +15,11 @@ from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import EVALUATOR, Replica
 from trainjob.core.pods import Pod, PodState, read_pod, read_time
+from trainjob.core.transitions import START_TIMEOUT
 
 if TYPE_CHECKING:
     from trainjob.cluster import Snapshot
+    from trainjob.cluster.local import PostedEvent
 
 
 class Outcome(Enum):
@@ -76,6 +78,7 @@ class JobView:
         replicas: of a run here, in display order; empty for a job in a cluster.
         folder: of a run here, its output folder; empty for a job in a cluster.
         interrupted: of a run here, whether it has ended before the job.
+        events: of a run here, oldest first; empty for a job in a cluster.
     """
 
     name: str
@@ -91,6 +94,7 @@ class JobView:
     replicas: tuple[ReplicaView, ...] = ()
     folder: str = ""
     interrupted: bool = False
+    events: tuple[PostedEvent, ...] = ()
 
     @property
     def in_place(self) -> bool:
@@ -177,7 +181,14 @@ def _read_status(raw: object) -> TrainJobStatus:
         return TrainJobStatus()
 
 
-def read_run(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime, now: datetime) -> JobView:
+def read_run(
+    snapshot: Snapshot,
+    replicas: Iterable[Replica],
+    *,
+    since: datetime,
+    now: datetime,
+    events: tuple[PostedEvent, ...] = (),
+) -> JobView:
     """Return the job of a run on this machine.
 
     Args:
@@ -185,6 +196,7 @@ def read_run(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime
         replicas: every replica of the job, in display order.
         since: the start time of the run.
         now: the current time.
+        events: about the job, oldest first.
     """
     job = read_job(snapshot.job)
     reports = {pod: Report.model_validate(raw) for pod, raw in snapshot.progress.items()}
@@ -201,7 +213,50 @@ def read_run(snapshot: Snapshot, replicas: Iterable[Replica], *, since: datetime
         evaluation=next((evaluation for evaluation in scored if evaluation), None),
         checkpoint_step=max((step for step in steps if step is not None), default=None),
         replicas=shown,
+        events=events,
     )
+
+
+def with_stopped(before: JobView, after: JobView) -> JobView:
+    """Return the view `after` a stop was requested, with the last figures of replicas that are gone since."""
+    known = {each.name: each for each in before.replicas}
+    replicas = [
+        replace(known[each.name], state="stopped") if each.pod is None and known[each.name].pod else each
+        for each in after.replicas
+    ]
+    return replace(after, replicas=tuple(replicas), evaluation=after.evaluation or before.evaluation)
+
+
+RESTARTS = ("Restarting", "Restarted", "EvaluatorRestarted", "Resized", START_TIMEOUT)
+"""Reasons of the events about a restart."""
+
+
+class Resumptions:
+    """Adds to each restart the step from which training continued, where the event itself doesn't have it.
+
+    An agent may have started training again before the controller hears of the failure; then the checkpoint
+    is known only from the next start's report.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[datetime, int] = {}
+
+    def complete(self, job: JobView) -> JobView:
+        """Return the view with completed events; call it with each view."""
+        restarts = [each for each in job.events if each.reason in RESTARTS]
+        if restarts:
+            since = restarts[-1].at.timestamp()
+            fresh = (each.report for each in job.replicas if (each.report.time or 0.0) > since)
+            step = next((report.resumed_from for report in fresh if report.resumed_from), None)
+            if step is not None:
+                self._steps[restarts[-1].at] = step
+        return replace(job, events=tuple(map(self._completed, job.events)))
+
+    def _completed(self, event: PostedEvent) -> PostedEvent:
+        step = self._steps.get(event.at)
+        if step is None or event.reason not in RESTARTS or " from " in event.message.rpartition("; ")[2]:
+            return event
+        return event._replace(message=f"{event.message}; resumed from step {step}")
 
 
 def _read_replica(
@@ -213,7 +268,8 @@ def _read_replica(
     member = agents.members.get(replica)
     waits = {"idle": "waiting", "stopping": "stopping"}
     by_agent = waits.get(member.state) if member is not None and member.pod == pod.name else None
-    state = describe_pod(pod, by_agent or report.state or "running")
+    reported = "importing TensorFlow" if report.state == "importing" else report.state
+    state = describe_pod(pod, by_agent or reported or "running")
     return ReplicaView(replica.name, state, report, pod.name, pod.exit_code, pod.message)
 
 

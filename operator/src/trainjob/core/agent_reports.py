@@ -214,7 +214,8 @@ class Report(Lenient):
     """The latest progress report of one training process; None for values that it didn't report.
 
     Attributes:
-        state: `starting`, `waiting`, `preparing`, `training`, `saving`, `evaluating`, `finished` or `failed`.
+        state: `importing`, `running`, `starting`, `waiting`, `preparing`, `training`, `saving`, `evaluating`,
+            `finished` or `failed`.
         step: steps done.
         epoch: the current one, from 1.
         checkpoint_step: the step of the newest complete checkpoint.

@@ -106,6 +106,7 @@ class _Loader:
             module.__spec__.loader = self._loader
         states = _random_states() if module.__name__ in UNDISTURBED else None
         pauses = states is not None and gc.isenabled() and "garbage" not in _without()
+        reports = module.__name__ == "tensorflow" and _report("importing", "x")
         if pauses:
             gc.disable()
         try:
@@ -114,6 +115,8 @@ class _Loader:
             if pauses:
                 gc.freeze()
                 gc.enable()
+            if reports:
+                _report("running", "w")
         try:
             if states is not None:
                 _restore_random_states(states)
@@ -150,6 +153,21 @@ class _LazyLoader(_Loader):
 def _without() -> list[str]:
     """Return what the user has switched off; see `trainjob_trainer.environment.is_without`."""
     return [name.strip() for name in os.environ.get("TRAIN_WITHOUT", "").split(",")]
+
+
+def _report(state: str, mode: str) -> bool:
+    """Report the state of this start; with mode `x` only if it is the first report. Return whether it was."""
+    path = os.environ.get("TRAINJOB_PROGRESS_FILE")
+    if not path or "trainjob_standby" in sys.modules:  # a standby must not report for the process that trains
+        return False
+    try:
+        import time
+
+        with open(path, mode, encoding="ascii") as file:  # noqa: PTH123 - pathlib is not loaded yet
+            file.write(f'{{"state": "{state}", "time": {time.time()}}}')
+    except OSError:
+        return False
+    return True
 
 
 def _random_states() -> dict[str, Any]:

@@ -34,7 +34,8 @@ class Progress:
     """The last report of a replica; None means unknown.
 
     Attributes:
-        state: starting, waiting, preparing, training, saving, evaluating, finished or failed.
+        state: starting (before that the import hook reports importing, then running), waiting,
+            preparing, training, saving, evaluating, finished or failed.
         step: optimizer steps done, of `total_steps`.
         epoch: the current one, from 1, of `total_epochs`.
         loss: the last one reported; on a worker its own share of it.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.api.rules.spec import find_immutable
@@ -42,8 +42,20 @@ def _ignore_line(_replica: str, _line: str) -> None:
     return
 
 
-def _ignore_event(_kind: str, _reason: str, _message: str) -> None:
-    return
+class PostedEvent(NamedTuple):
+    """An event about the job.
+
+    Attributes:
+        at: the time.
+        type: `Normal` or `Warning`.
+        reason: such as `Restarted`.
+        message: one sentence.
+    """
+
+    at: datetime
+    type: str
+    reason: str
+    message: str
 
 
 class LocalCluster:
@@ -56,7 +68,6 @@ class LocalCluster:
         arrange: called with the output folder before it is created and locked; may rename folders, and raise
             `CannotRunHere`.
         on_line: receives a replica's name, such as `worker-0`, and each line of its log. Must not raise.
-        on_event: receives type, reason and message of each event about the job.
         clock: returns the time.
 
     Raises:
@@ -71,11 +82,10 @@ class LocalCluster:
         base_port: int | None = None,
         arrange: Callable[[Path], None] = lambda _: None,
         on_line: Callable[[str, str], None] = _ignore_line,
-        on_event: Callable[[str, str, str], None] = _ignore_event,
         clock: Callable[[], datetime] = _now,
     ) -> None:
         self._on_line = on_line
-        self._on_event = on_event
+        self._events: list[PostedEvent] = []
         self._clock = clock
         self._watchers: list[Callable[[JobKey], None]] = []
         self._store = ObjectStore(clock, self._notify)
@@ -135,6 +145,11 @@ class LocalCluster:
             progress={name: deepcopy(dict(file.report)) for name, file in reports.items() if file.report},
             agent_report=deepcopy(self._agents.agent_report(self.key) or self._last_report),
         )
+
+    @property
+    def events(self) -> tuple[PostedEvent, ...]:
+        """Return all events about the job, oldest first."""
+        return tuple(self._events)
 
     @property
     def output_root(self) -> Path | None:
@@ -252,9 +267,9 @@ class LocalCluster:
             self._agents.set_target(key, deepcopy(target))
 
     async def post_event(self, job: Manifest, *, type_: str, reason: str, message: str) -> None:
-        """Pass an event about the job to the caller; `type_` is `Normal` or `Warning`."""
+        """Keep an event about the job; `type_` is `Normal` or `Warning`."""
         del job  # there is only one
-        self._on_event(type_, reason, message)
+        self._events.append(PostedEvent(self._clock(), type_, reason, message))
 
     def kill(self) -> None:
         """Kill every process at once."""

@@ -1,0 +1,98 @@
+from collections.abc import Sequence
+
+import pytest
+
+from trainjob.client.log_lines import EqualLines, is_harmless, is_shown, without_harmless
+
+# As TensorFlow 2.21 has written them.
+HARMLESS = (
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+    "I0000 00:00:1795530476.456014    3797 port.cc:153] oneDNN custom operations are on. You may see "
+    "slightly different numerical results due to floating-point round-off errors from different computation "
+    "orders. To turn them off, set the environment variable `TF_ENABLE_ONEDNN_OPTS=0`.",
+    "I0000 00:00:1795530476.898798    3797 cpu_feature_guard.cc:227] This TensorFlow binary is optimized to "
+    "use available CPU instructions in performance-critical operations.",
+    "To enable the following instructions: AVX2 AVX512F AVX512_VNNI AVX512_BF16 FMA, in other operations, "
+    "rebuild TensorFlow with the appropriate compiler flags.",
+    "I0000 00:00:1795530498.881726    3797 generator_dataset_op.cc:213] Memory patch applied: "
+    "M_TRIM_THRESHOLD=128 kb was set.",
+    "W0000 00:00:1795530504.023957    4039 auto_shard.cc:559] The `assert_cardinality` transformation is "
+    "currently not handled by the auto-shard rewrite and will be removed.",
+    "W0000 00:00:1795530504.509600    4039 dataset.cc:997] Input of GeneratorDatasetOp::Dataset will not be "
+    "optimized because the dataset does not implement the AsGraphDefInternal() method needed to apply "
+    "optimizations.",
+    "E0000 00:00:1795530504.509600    4039 util.cc:131] oneDNN supports DT_HALF only on platforms with "
+    "AVX-512. Falling back to the default Eigen-based implementation if present.",
+)
+TELLING = (
+    "E0000 00:00:1795530223.261617   30246 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: closed",
+    "W0000 00:00:1795530498.419575    4504 cache_dataset_ops.cc:912] The calling iterator did not fully read "
+    "the dataset being cached.",
+    "WARNING:tensorflow:Using CollectiveAllReduceStrategy eagerly has significant overhead currently.",
+    "ValueError: boom",
+    "Illinois",
+    "",
+)
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_a_harmless_line(line: str) -> None:
+    assert is_harmless(line)
+
+
+@pytest.mark.parametrize("line", TELLING)
+def test_a_line_that_may_matter(line: str) -> None:
+    assert is_shown(line)
+
+
+def test_what_is_left() -> None:
+    assert without_harmless([HARMLESS[0], "ValueError: boom", HARMLESS[1]]) == ("ValueError: boom",)
+
+
+def test_the_evaluators_own_line_is_shown_as_the_jobs() -> None:
+    line = "trainjob: evaluated step 550 (final): accuracy 0.9889, loss 0.0319"
+    assert not is_shown(line)
+    assert not is_harmless(line)
+
+
+E0000 = "E0000 00:00:{}   {} ring_alg.cc:291] Aborting RingReduce"
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ([("worker-0", "a", 0), ("worker-1", "a", 0.5)], ["worker-0 \N{MULTIPLICATION SIGN}2: a"]),
+        ([("worker-0", "a", 0), ("worker-1", "a", 1.5)], ["worker-0: a", "worker-1: a"]),
+        ([("worker-0", "a", 0), ("worker-0", "a", 0)], ["worker-0: a", "worker-0: a"]),
+        ([("worker-0", "a", 0), ("worker-1", "b", 0)], ["worker-0: a", "worker-1: b"]),
+        (
+            [("worker-0", "a", 0), ("worker-0", "b", 0), ("worker-1", "a", 0), ("worker-1", "b", 0)],
+            ["worker-0 \N{MULTIPLICATION SIGN}2: a", "worker-0 \N{MULTIPLICATION SIGN}2: b"],
+        ),
+        (
+            [("worker-0", E0000.format("1.5", 7), 0), ("worker-1", E0000.format("1.25", 8), 0)],
+            [f"worker-0 \N{MULTIPLICATION SIGN}2: {E0000.format('1.5', 7)}"],
+        ),
+    ],
+)
+def test_equal_lines_of_replicas(added: Sequence[tuple[str, str, float]], expected: list[str]) -> None:
+    lines = EqualLines()
+    for each in added:
+        lines.add(*each)
+    assert [f"{line.source}: {line.text}" for line in lines] == expected
+
+
+def test_the_oldest_lines_are_dropped() -> None:
+    lines = EqualLines(most=2)
+    for text in "abc":
+        lines.add("worker-0", text, 0)
+    assert [line.text for line in lines] == ["b", "c"]
+
+
+def test_lines_that_others_may_join_are_kept() -> None:
+    lines = EqualLines()
+    lines.add("worker-0", "a", 0)
+    lines.add("worker-0", "b", 1)
+    assert [line.text for line in lines.take(1.5)] == ["a"]
+    assert [line.text for line in lines.take()] == ["b"]
+    assert lines.take() == ()
