@@ -49,6 +49,13 @@ def test_a_job_that_succeeds(tmp_path: Path) -> None:
     assert "hello from worker 1" in (tmp_path / "runs/training/digits/logs/replicas/worker-1.log").read_text()
 
 
+def test_quiet_prints_the_end_alone(tmp_path: Path) -> None:
+    file = write_job(tmp_path, workers=1, evaluator=False)
+    result = trainjob("run", str(file), "--quiet", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.startswith("digits is complete after ")
+
+
 def test_a_script_that_only_ends_is_complete_and_reports_no_step(tmp_path: Path) -> None:
     file = write_job(tmp_path, "print('hello')", evaluator=False)
     result = trainjob("run", str(file), cwd=tmp_path)

@@ -95,3 +95,27 @@ def test_a_new_evaluation_is_reported() -> None:
         "digits: evaluation at step 440: accuracy 97.5 %, final checkpoint",
     )
     assert describe_changes(final, final) == ()
+
+
+def test_the_same_result_as_the_final_one_is_reported_once() -> None:
+    early, final = (
+        build_run(evaluation=EvaluationResult(step=440, metrics={"accuracy": 0.975}, final=is_final))
+        for is_final in (False, True)
+    )
+    assert describe_changes(early, final) == ()
+
+
+def test_the_message_leaves_out_a_result_that_is_reported_itself() -> None:
+    message = "training has finished; the checkpoint of step 440 scores accuracy 0.975"
+    scored = build_run(message=message, evaluation=EvaluationResult(step=440, metrics={"accuracy": 0.975}))
+    assert describe_changes(TRAINING, scored)[0] == "digits: Running: training has finished"
+    assert describe_changes(TRAINING, build_run(message=message))[0] == f"digits: Running: {message}"
+
+
+def test_the_import_of_tensorflow_is_reported_and_its_end_is_not() -> None:
+    imports = build_run([build_replica(state="importing TensorFlow")])
+    imported = build_run([build_replica(state="running")])
+    assert describe_changes(build_run([build_replica(state="pending", pod=None)]), imports) == (
+        "worker-0: importing TensorFlow",
+    )
+    assert describe_changes(imports, imported) == ()

@@ -1,8 +1,10 @@
+from datetime import UTC, datetime
 from typing import Any
 
 from support.cli.program import build_replica, build_run, condition
 from trainjob.client.presenter import Results, describe_end, describe_interruption
 from trainjob.client.view import ReplicaView
+from trainjob.cluster.local import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.policies.success_policy import NO_STEPS
 
@@ -138,3 +140,38 @@ def test_interruption_of_a_fresh_start() -> None:
     text = "\n".join(describe_interruption(build_run(checkpoint_step=9), results))
     assert "The checkpoint of step 9 is kept in runs/x/checkpoints" in text
     assert "starts over each time, in a new folder" in text
+
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+CRASH = PostedEvent(
+    AT, "Warning", "Restarted", "worker 1 crashed at step 30; restarted in place from step 20"
+)
+RESTART = f"  restarts      {AT.astimezone():%H:%M:%S} {CRASH.message}"
+
+
+def test_restarts_are_listed() -> None:
+    begun = PostedEvent(AT, "Normal", "Started", "training on 2 workers")
+    lines = _complete(build_replica(state="finished", step=440), events=(begun, CRASH, CRASH)).splitlines()
+    assert lines[2:4] == [RESTART, RESTART.replace("restarts", "        ")]
+    failed = build_run(state="Failed", conditions=[condition("Failed", "Crashed", "no")], events=(CRASH,))
+    assert describe_end(failed, RESULTS)[1] == RESTART
+    assert describe_interruption(build_run(events=(CRASH,)), RESULTS)[1] == RESTART
+
+
+def test_of_many_restarts_the_last_are_listed() -> None:
+    lines = describe_interruption(build_run(events=(CRASH,) * 12), RESULTS)
+    assert lines[1] == "  restarts      2 earlier"
+    assert len(lines) == 13
+
+
+def test_harmless_lines_are_left_out_of_a_failure() -> None:
+    harmless = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+    text = _failed({"pod": "gone", "reason": "Crashed", "logTail": f"{harmless}\nValueError: boom"})
+    assert "    | ValueError: boom" in text
+    assert harmless not in text
+
+
+def test_the_result_is_in_one_line_of_the_end() -> None:
+    why = "training has finished; the checkpoint of step 440 scores accuracy 0.975"
+    text = _complete(build_replica(state="finished", step=440), message=why, evaluation=FINAL)
+    assert text.startswith("digits is complete after 1m5s: training has finished\n")

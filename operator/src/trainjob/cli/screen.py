@@ -146,7 +146,7 @@ def _table(job: JobView, history: History, width: int) -> Table:
     if width >= _WIDE:
         table.add_column("loss", justify="right", no_wrap=True)
     for row in table_rows(job, history):
-        replica = row.style_of
+        replica = row.replica
         style = "bold red" if replica.has_failed else _STYLES.get(replica.state, "")
         cells = [Text(row.name), Text(row.state, style=style), Text(row.step), Text(row.loss)]
         table.add_row(*cells[: len(table.columns)])

@@ -223,11 +223,19 @@ _RANGES = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One row: `name`, `state` (in words), `style_of` (the state in one word), `step` and `loss`."""
+    """One row of the table.
+
+    Attributes:
+        name: of the replica, or of several.
+        state: what they do, in words.
+        replica: the first of them.
+        step: as `3/10` or `3-5/10`.
+        loss: of a single replica.
+    """
 
     name: str
     state: str
-    style_of: ReplicaView
+    replica: ReplicaView
     step: str
     loss: str
 
