@@ -9,7 +9,7 @@ from trainjob.cli.screen import Detail, PlainScreen, draw
 from trainjob.client.display import History
 from trainjob.client.log_lines import EqualLines
 from trainjob.client.view import JobView
-from trainjob.cluster.local import PostedEvent
+from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

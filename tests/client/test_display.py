@@ -2,12 +2,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from support.cli.program import build_replica, build_run
 from trainjob.client.display import History, describe_best, describe_phase, direction, last_events, table_rows
-from trainjob.client.view import JobView, ReplicaView, Resumptions, with_stopped
-from trainjob.cluster.local import PostedEvent
+from trainjob.client.view import RESTARTS, JobView, ReplicaView, Resumptions, with_stopped
+from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
+from trainjob.core.transitions import START_TIMEOUT
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CRASH = "worker 1 crashed (exit code 1) at step 30; restarted in place (restart 1 of 3)"
@@ -200,3 +202,13 @@ def test_figures_stay_after_a_stop() -> None:
     ]
     assert stopped.evaluation == scored
     assert with_stopped(stopped, gone) == stopped
+
+
+def test_events_are_in_the_record_of_a_run() -> None:
+    job = build_run(events=(_event(CRASH),))
+    adapter = TypeAdapter(JobView)
+    assert adapter.validate_json(adapter.dump_json(job)).events == job.events
+
+
+def test_the_start_timeout_is_a_restart() -> None:
+    assert START_TIMEOUT in RESTARTS

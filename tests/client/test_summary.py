@@ -4,7 +4,7 @@ from typing import Any
 from support.cli.program import build_replica, build_run, condition
 from trainjob.client.presenter import Results, describe_end, describe_interruption
 from trainjob.client.view import ReplicaView
-from trainjob.cluster.local import PostedEvent
+from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import EvaluationResult
 from trainjob.core.policies.success_policy import NO_STEPS
 

@@ -17,7 +17,7 @@ from trainjob.core.names import EVALUATOR
 from trainjob.core.wording import count_roles, short_duration
 
 if TYPE_CHECKING:
-    from trainjob.cluster.local import PostedEvent
+    from trainjob.cluster.protocol import PostedEvent
 
 # What a replica does.
 

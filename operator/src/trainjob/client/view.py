@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trainjob.api import API_VERSION, KIND, Evaluation, TrainJobStatus
+from trainjob.cluster.protocol import PostedEvent
 from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import EVALUATOR, Replica
 from trainjob.core.pods import Pod, PodState, read_pod, read_time
-from trainjob.core.transitions import START_TIMEOUT
 
 if TYPE_CHECKING:
     from trainjob.cluster import Snapshot
-    from trainjob.cluster.local import PostedEvent
 
 
 class Outcome(Enum):
@@ -227,7 +226,7 @@ def with_stopped(before: JobView, after: JobView) -> JobView:
     return replace(after, replicas=tuple(replicas), evaluation=after.evaluation or before.evaluation)
 
 
-RESTARTS = ("Restarting", "Restarted", "EvaluatorRestarted", "Resized", START_TIMEOUT)
+RESTARTS = ("Restarting", "Restarted", "EvaluatorRestarted", "Resized", "StartTimeout")
 """Reasons of the events about a restart."""
 
 

@@ -6,9 +6,29 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
 
 from trainjob.core.names import JobKey, ObjectRef
+
+# Events.
+
+
+class PostedEvent(NamedTuple):
+    """An event about the job.
+
+    Attributes:
+        at: the time.
+        type: `Normal` or `Warning`.
+        reason: such as `Restarted`.
+        message: one sentence.
+    """
+
+    at: datetime
+    type: str
+    reason: str
+    message: str
+
 
 # Errors of a cluster, by what the caller should do next.
 #

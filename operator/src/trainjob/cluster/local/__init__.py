@@ -4,7 +4,7 @@
 translates a pod, and `shim.py` supervises each process so that no descendant is left behind.
 """
 
-from trainjob.cluster.local.cluster import LocalCluster, PostedEvent
+from trainjob.cluster.local.cluster import LocalCluster
 from trainjob.cluster.local.launch import Launch, build_launch
 from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Machine, survey
 from trainjob.cluster.local.output import bring_back, is_taken, remove_folder, set_aside
@@ -16,7 +16,6 @@ __all__ = [
     "LocalCluster",
     "LocalOptions",
     "Machine",
-    "PostedEvent",
     "bring_back",
     "build_launch",
     "is_taken",

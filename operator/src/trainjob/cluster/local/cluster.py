@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.api.rules.spec import find_immutable
@@ -17,7 +17,15 @@ from trainjob.cluster.local.pod import LocalPod, PodSetting
 from trainjob.cluster.local.process import replica_log_path
 from trainjob.cluster.local.sandbox import Sandbox, replica_name
 from trainjob.cluster.local.store import ObjectStore, merge_patch
-from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, Refused, Snapshot, Unavailable
+from trainjob.cluster.protocol import (
+    AlreadyExists,
+    Conflict,
+    Manifest,
+    PostedEvent,
+    Refused,
+    Snapshot,
+    Unavailable,
+)
 from trainjob.core.manifests import build_objects
 from trainjob.core.names import JobKey, ObjectRef
 
@@ -40,22 +48,6 @@ def _now() -> datetime:
 
 def _ignore_line(_replica: str, _line: str) -> None:
     return
-
-
-class PostedEvent(NamedTuple):
-    """An event about the job.
-
-    Attributes:
-        at: the time.
-        type: `Normal` or `Warning`.
-        reason: such as `Restarted`.
-        message: one sentence.
-    """
-
-    at: datetime
-    type: str
-    reason: str
-    message: str
 
 
 class LocalCluster:
