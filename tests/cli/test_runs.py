@@ -50,7 +50,7 @@ def test_a_run_is_seen_changed_and_deleted_while_it_trains(
     monkeypatch.chdir(tmp_path)
     file = write_job(tmp_path, STAY)
     output = tmp_path / "runs/training/digits"
-    with running("run", str(file), cwd=tmp_path) as run:
+    with running("run", "-v", str(file), cwd=tmp_path) as run:
         run.read_until("digits: Running: training on 2 workers")
         assert [row[:2] + row[-1:] for row in rows()] == [["digits", "Running", "runs/training/digits"]]
         title, place, *_ = call("get", "digits").stdout.splitlines()
