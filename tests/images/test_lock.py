@@ -53,6 +53,11 @@ def pinned() -> dict[str, set[str]]:
     return found
 
 
+def test_the_lock_has_no_constraints() -> None:
+    """`uv export` writes them without a hash, and the images install nothing without one."""
+    assert "constraints" not in tomllib.loads((ROOT / "uv.lock").read_text())["manifest"]
+
+
 def test_the_operator_image_has_no_tensorflow() -> None:
     in_image = needed("trainjob", without=PRUNED, extra="controller")
     assert in_image.isdisjoint({"tensorflow", "tensorflow-cpu", "keras", "numpy"})

@@ -196,6 +196,7 @@ class PlainScreen:
     def note(self, text: str) -> None:
         """Print a line about the run itself."""
         if self._detail is not Detail.QUIET or self._job is not None:  # not about preparations
+            self._print_lines()
             self._print([f"trainjob: {text}"])
 
     def line(self, replica: str, text: str) -> None:
@@ -209,9 +210,9 @@ class PlainScreen:
         """Print the changes since the last call."""
         known = len(self._job.events) if self._job is not None else 0
         warnings = [each.message for each in job.events[known:] if each.type == "Warning"]
-        # The lines that explain a failure come before it.
-        self._print_lines(None if warnings else self._clock().timestamp())
         changes = warnings if self._detail is Detail.QUIET else describe_changes(self._job, job)
+        # Lines of logs come before what followed from them.
+        self._print_lines(None if changes else self._clock().timestamp())
         self._print(f"trainjob: {text}" for text in changes)
         self._job = job
 
