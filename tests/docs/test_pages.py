@@ -68,8 +68,8 @@ def test_links_lead_somewhere(page: str) -> None:
 PYTHON = [
     (page, text)
     for page, whole in TEXTS.items()
-    if page != "python.md"  # test_python.py has its code
     for text in re.findall(r"^```python\n(.*?)^```", whole, re.DOTALL | re.MULTILINE)
+    if page != "python.md" or text.startswith("#")  # test_python.py holds its calls against the classes
 ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,14 @@ def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     final = evaluations(tmp_path / "training" / name.replace("_", "-"))[-1]
     assert final["final"] is True
     assert final["metrics"]["accuracy"] >= 0.93
+
+
+def test_a_function_trains_from_python(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "from_python.py")]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.rpartition("'accuracy': ")[2].rstrip("}\n")) >= 0.9
+    assert len(list(tmp_path.glob("runs/**/model.keras"))) == 1
 
 
 def test_every_example_is_run() -> None:
