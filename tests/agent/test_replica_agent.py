@@ -60,6 +60,7 @@ class Case:
         values = {
             "command": ["true"],
             "env": {},
+            "code": None,
             "replica": replica,
             "incarnation": 2,
             "pod": "p",

@@ -26,10 +26,10 @@ ALLOWED_WORDS = {
 FORMATS = {"integer": {"int32", "int64"}, "string": {"date-time", None}}
 
 
-def test_text_is_the_object_in_under_650_lines() -> None:
+def test_text_is_the_object_in_under_700_lines() -> None:
     text = crd_text()
     assert yaml.safe_load(text) == crd()
-    assert len(text.splitlines()) < 650
+    assert len(text.splitlines()) < 700
     assert text == crd_text()
     assert "&id" not in text
 

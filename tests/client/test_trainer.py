@@ -157,7 +157,7 @@ def test_a_function_trains_here_in_two_processes(project: Path, capsys: pytest.C
     assert job.result() == {"number": 6, "text": text}
     assert job.metrics == {"loss": 0.5}
     assert {f"worker-{index}: replica {index} has {text}" for index in (0, 1)} <= set(job.logs())
-    assert "trainjob: train-digits: Running: training on 2 workers" in capsys.readouterr().err
+    assert "trainjob: train-digits: Complete: training has finished" in capsys.readouterr().err
     assert "train-digits" in job._repr_html_()
     with pytest.raises(ClusterProblem, match="there is no model in"):
         job.model("model")

@@ -66,7 +66,7 @@ def training_processes(folder: Path) -> dict[int, dict[str, str]]:
 
 def test_workers_that_die_are_started_again_alone(tmp_path: Path) -> None:
     output = tmp_path / "runs" / "training" / "digits"
-    with started_run(job(tmp_path), tmp_path / "runs") as run:
+    with started_run(job(tmp_path), tmp_path / "runs", "-v") as run:
         wait_for_checkpoint(output)
         kill("worker-1", tmp_path)
         run.wait_for_line("restarted alone (restart 1 of")  # of two at once only the later one would be told

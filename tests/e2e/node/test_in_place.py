@@ -127,8 +127,9 @@ def test_agents_are_asked_by_the_replica_at_work(installed: NodeCluster, restric
         "pods", namespace="trainjob-system", selector="app.kubernetes.io/component=controller"
     )
     pages = [_metrics(installed, pod["metadata"]["name"]) for pod in pods["items"]]
-    leading = [page for page in pages if 'trainjob_agent_calls_total{outcome="answered"}' in page]
-    assert [("trainjob_leader 1.0" in page) for page in leading] == [True]
+    answered = 'trainjob_agent_calls_total{outcome="answered"} '
+    asking = [page for page in pages if answered in page and f"{answered}0.0\n" not in page]
+    assert [("trainjob_leader 1.0" in page) for page in asking] == [True]
     finish(installed, restricted)
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from trainjob_trainer.checkpoint.files import explain_write_error
 from trainjob_trainer.errors import OutputFull, PeerLost, Preempted, TrainerError
 from trainjob_trainer.reporting.progress import ProgressFile
 from trainjob_trainer.task import Task
@@ -197,6 +196,11 @@ def explain_failure(
     if isinstance(error, TrainerError):
         return error
     if isinstance(error, OSError):
+        # It needs NumPy, which comes with TensorFlow; a program without both has no checkpoints either.
+        try:
+            from trainjob_trainer.checkpoint.files import explain_write_error  # noqa: PLC0415
+        except ImportError:
+            return None
         written = explain_write_error(error, Path(str(error.filename or output)))
         return written if isinstance(written, OutputFull) else None
     if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):

@@ -11,7 +11,6 @@ import click
 from trainjob.api import Document
 from trainjob.cli.documents import RefusedFile
 from trainjob.client.connection import ClusterOptions
-from trainjob.core.wording import parse_duration
 
 # The namespace of a document.
 
@@ -78,6 +77,8 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds."""
+        from trainjob.core.wording import parse_duration  # noqa: PLC0415 - not for commands without a time
+
         seconds = parse_duration(str(value))
         if seconds is None:
             self.fail(f"{value!r} is no time: write seconds, or 90s, 15m, 1h30m", param, ctx)
