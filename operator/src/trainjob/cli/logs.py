@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,9 @@ from trainjob.client.job_logs import (
     describe_waits,
     earlier_pods,
     has_log,
-    merge_logs,
+    lines_so_far,
     newest_pods,
     own_pods,
-    pod_lines,
 )
 from trainjob.client.jobs import find_job, pods_of
 from trainjob.client.presenter import describe_deletion, describe_state
@@ -86,7 +86,7 @@ class LogShowing:
         if not pods:
             which = "pods" if self._wanted == Wanted() else "such pods"
             self._printer.note(f"{self._name} has no {which}: {describe_state(job, ', ')}")
-        await self._print([pod for pod in pods if has_log(pod)])
+        await self._print(pods)
         waits = {pod.replica.title: why_no_log(pod) for pod in pods if not has_log(pod)}
         if waits:
             self._printer.note(f"no log yet of {describe_waits(waits)}")
@@ -124,9 +124,9 @@ class LogShowing:
     async def _find(self) -> JobView:
         return read_job(await find_job(self._api, self._namespace, self._name))
 
-    async def _print(self, pods: list[Pod]) -> None:
-        logs = [pod_lines(self._api, p, self._namespace, self._tail, self._printer.note) for p in pods]
-        async with aclosing(merge_logs(logs)) as lines:
+    async def _print(self, pods: Iterable[Pod]) -> None:
+        lines_of_all = lines_so_far(self._api, pods, self._namespace, self._tail, self._printer.note)
+        async with aclosing(lines_of_all) as lines:
             async for replica, line in lines:
                 self._printer.line(replica, line)
 

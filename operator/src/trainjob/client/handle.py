@@ -11,11 +11,9 @@ from trainjob.client.connection import ClusterOptions, connected
 from trainjob.client.job_logs import (
     LogFollowing,
     Wanted,
-    has_log,
-    merge_logs,
+    lines_so_far,
     newest_pods,
     own_pods,
-    pod_lines,
 )
 from trainjob.client.jobs import Reason, Waiting, find_job, follow, job_scope, missing_job, pods_of
 from trainjob.client.presenter import describe_deletion
@@ -142,8 +140,7 @@ class ClusterJob:
         self, job: JobView, wanted: Wanted, tail: int | None
     ) -> AsyncGenerator[tuple[str, LogLine]]:
         pods = newest_pods(own_pods(await pods_of(self.api, self.namespace, self.name), job.uid), wanted)
-        logs = [pod_lines(self.api, p, self.namespace, tail, self._on_problem) for p in pods if has_log(p)]
-        async with aclosing(merge_logs(logs)) as lines:
+        async with aclosing(lines_so_far(self.api, pods, self.namespace, tail, self._on_problem)) as lines:
             async for line in lines:
                 yield line
 

@@ -63,6 +63,13 @@ async def pod_lines(
         complain(f"the log of {pod.replica.title} can't be read to its end: {lost}")
 
 
+def lines_so_far(
+    api: ApiClient, pods: Iterable[Pod], namespace: str, tail: int | None, complain: Callable[[str], None]
+) -> AsyncGenerator[Stamped]:
+    """Yield the lines that these pods have written so far, in order of time; see `pod_lines`."""
+    return merge_logs(pod_lines(api, pod, namespace, tail, complain) for pod in pods if has_log(pod))
+
+
 # Selection of a job's pods.
 
 
