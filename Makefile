@@ -12,7 +12,8 @@ PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check docs format generate release-check version cluster-up cluster-down kind-e2e clean
+.PHONY: help run test test-fleet check docs pictures format generate release-check version first-steps cluster-up cluster-down \
+    kind-e2e clean
 
 help:  ## Show what there is.
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,7 +22,10 @@ run: $(SYNCED)  ## Train the digits example here: two workers and an evaluator. 
 	@$(BIN)/trainjob run $(JOB) $(ARGS)
 
 test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' runs some.
-	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 $(ARGS)
+	@$(BIN)/pytest -n auto --no-loadscope-reorder --durations=10 --ignore=tests/fleet $(ARGS)
+
+test-fleet: $(SYNCED)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
+	@$(BIN)/pytest --durations=10 tests/fleet $(ARGS)
 
 check: $(SYNCED)  ## Style, types, layers, links of the docs, and that generated files are up to date.
 	@$(BIN)/ruff check $(PACKAGES)
@@ -35,6 +39,9 @@ check: $(SYNCED)  ## Style, types, layers, links of the docs, and that generated
 docs: $(SYNCED)  ## Build the site of docs/ into site/; a broken link is an error.
 	@said=$$($(BIN)/zensical build --strict --clean 2>&1) \
 	    || { echo "$$said" | sed -E -e 's/\x1b\[[0-9;]*m//g' -e '/^(  |Traceback)/d'; exit 1; }
+
+pictures: $(SYNCED)  ## Train examples and make the pictures in docs/pictures again; needs Debian's apt-get for Chromium.
+	@PYTHONPATH=testbed $(BIN)/python release/pictures.py
 
 format: $(SYNCED)  ## Bring the sources into shape.
 	@$(BIN)/ruff check --fix --quiet $(PACKAGES) || true
@@ -51,6 +58,9 @@ version: $(SYNCED)  ## Write NEW=0.2.0 as the version into all files that name i
 	@$(BIN)/python release/versions.py set $(NEW)
 	@$(UV) lock --quiet
 	@$(MAKE) --no-print-directory generate
+
+first-steps: $(SYNCED)  ## Record a new user's first minutes, from pip to a cluster; needs Linux and root.
+	@PYTHONPATH=testbed $(BIN)/python release/first_steps.py
 
 cluster-up: $(SYNCED)  ## Start a real single-node Kubernetes here, with the images in it; needs Linux and root.
 	@PYTHONPATH=testbed $(BIN)/python -m testbed up

@@ -19,8 +19,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
 from measuring import (
@@ -32,46 +31,13 @@ from measuring import (
     controller_command,
     say,
 )
+from replicas import Replica, a_replica
 
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, from_kubeconfig
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 
 WORKERS = 4
-
-
-class Replica:
-    """A controller as a process."""
-
-    def __init__(self, process: asyncio.subprocess.Process, log: asyncio.StreamReader) -> None:
-        self._process = process
-        self._log = log
-
-    async def says(self, text: str) -> None:
-        """Return once this is in its log."""
-        told = []
-        while line := (await self._log.readline()).decode():
-            told.append(line)
-            if text in line:
-                return
-        raise SystemExit("a controller has ended:\n" + "".join(told))
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self._process.send_signal(number)
-
-
-@asynccontextmanager
-async def a_replica(command: list[str]) -> AsyncIterator[Replica]:
-    """Run a controller here."""
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None  # noqa: S101 - it is a pipe
-    try:
-        yield Replica(process, process.stderr)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 class Rounds:

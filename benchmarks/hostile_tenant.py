@@ -261,9 +261,9 @@ class HostileTenant:
             await self._api.patch(TRAINJOBS, self._namespace, self._random.choice(alive), change)
 
     async def _label_pod(self, _alive: list[str]) -> None:
-        if self.kubelet.pods:
+        if self.kubelet.objects:
             self.records.deeds["label"] += 1
-            name = self._random.choice(sorted(self.kubelet.pods))
+            name = self._random.choice(sorted(self.kubelet.objects))
             change = {"metadata": {"labels": {"storm": str(self.records.deeds["label"])}}}
             await self._api.patch(PODS, self._namespace, name, change)
 

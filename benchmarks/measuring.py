@@ -1,4 +1,4 @@
-"""What the controller's benchmarks share: a namespace, jobs that nobody runs, and when their pods come."""
+"""What the controller's benchmarks share: a namespace, jobs that nobody runs, and what watches tell."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from trainjob.api import API_VERSION, KIND
+from trainjob.cluster import ClusterError
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import PODS, Resource
+from trainjob.cluster.kube.responses import Expired
 from trainjob.core.names import LABEL_JOB
+
+Manifest = dict[str, Any]
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")
 NOBODY = "no-such-scheduler"
@@ -54,6 +58,66 @@ class Arrivals:
         self._missing[job] = self._missing.get(job, self._pods_per_job) - 1
         if self._missing[job] == 0:
             self.last_pod(job).set_result(time.perf_counter())
+
+
+class Mirror:
+    """The objects of one kind in a namespace, as a watch tells; it survives restarts of the API server.
+
+    Attributes:
+        objects: by name.
+    """
+
+    def __init__(self, api: ApiClient, resource: Resource, namespace: str) -> None:
+        self._api = api
+        self._resource = resource
+        self._namespace = namespace
+        self._changed = asyncio.Condition()
+        self.objects: dict[str, Manifest] = {}
+
+    def see(self, kind: str, thing: Manifest) -> None:
+        """Do something about an event; `kind` is that of the watch."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        version = ""
+        while True:  # the API server ends a watch whose reader is too slow for it
+            try:
+                version = version or await self._list()
+                seconds = int(GUARD_SECONDS)
+                async for event in self._api.watch(
+                    self._resource, self._namespace, version=version, seconds=seconds
+                ):
+                    version = event.object["metadata"]["resourceVersion"]
+                    if event.type in ("ADDED", "MODIFIED", "DELETED"):
+                        await self._take(event.type, event.object)
+            except Expired:
+                version = ""
+            except ClusterError:  # while the API server starts, it may answer with anything
+                await asyncio.sleep(0.1)
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Return once this holds; it is looked at after each event."""
+        async with self._changed:
+            await self._changed.wait_for(holds)
+
+    async def _list(self) -> str:
+        found = await self._api.list(self._resource, self._namespace)
+        listed = {thing["metadata"]["name"]: thing for thing in found["items"]}
+        for name in self.objects.keys() - listed.keys():
+            await self._take("DELETED", self.objects[name])
+        for name, thing in listed.items():
+            await self._take("MODIFIED" if name in self.objects else "ADDED", thing)
+        return str(found["metadata"]["resourceVersion"])
+
+    async def _take(self, kind: str, thing: Manifest) -> None:
+        name = thing["metadata"]["name"]
+        if kind == "DELETED":
+            self.objects.pop(name, None)
+        else:
+            self.objects[name] = thing
+        self.see(kind, thing)
+        async with self._changed:
+            self._changed.notify_all()
 
 
 def build_job(namespace: str, name: str, workers: int, **spec: Any) -> dict[str, Any]:

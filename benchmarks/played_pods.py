@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
-from measuring import GUARD_SECONDS
+from measuring import Manifest, Mirror
 
 from trainjob.api import AGENT_PORT
-from trainjob.cluster import ClusterError, Unavailable
+from trainjob.cluster import ClusterError
 from trainjob.cluster.agents.wire import (
     GREETING,
     LARGEST_FIRST_FRAME,
@@ -32,7 +33,6 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import PODS
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_JOB, LABEL_ROLE
 
-Manifest = dict[str, Any]
 Answer = Callable[[Mapping[str, Any]], bytes]
 """What an agent says to an order: JSON."""
 
@@ -54,7 +54,44 @@ class Addresses:
         return self._taken.setdefault(pod["metadata"]["uid"], place)
 
 
-class Kubelet:
+class Pods(Mirror):
+    """The pods of one namespace, by the jobs whose labels they have."""
+
+    def __init__(self, api: ApiClient, namespace: str) -> None:
+        super().__init__(api, PODS, namespace)
+        self._of_jobs: dict[str, dict[str, Manifest]] = {}
+        self._arrivals: dict[str, list[float]] = {}
+
+    def see(self, kind: str, thing: Manifest) -> None:
+        """See `Mirror`."""
+        name, job = thing["metadata"]["name"], job_of(thing)
+        pods = self._of_jobs.setdefault(job, {})
+        if kind == "DELETED":
+            pods.pop(name, None)
+            return
+        if name not in pods:
+            self._arrivals.setdefault(job, []).append(time.perf_counter())
+        pods[name] = thing
+
+    async def has(self, job: str, count: int) -> float:
+        """Return the moment at which the job's last of so many pods was seen; replacements come later."""
+        arrivals = self._arrivals.setdefault(job, [])
+        await self.until(lambda: len(arrivals) >= count)
+        return arrivals[count - 1]
+
+    async def runs(self, job: str, count: int) -> None:
+        """Return once so many of the job's pods run."""
+        await self.until(lambda: self._running(job) >= count)
+
+    def of_job(self, job: str) -> list[Manifest]:
+        """Return the pods with the label of this job."""
+        return list(self._of_jobs.get(job, {}).values())
+
+    def _running(self, job: str) -> int:
+        return sum(pod["status"].get("phase") == "Running" for pod in self.of_job(job))
+
+
+class Kubelet(Pods):
     """Has the pods of one namespace run, and end when it is told to.
 
     Args:
@@ -62,10 +99,6 @@ class Kubelet:
         namespace: whose pods.
         addresses: where they are.
         starts: called with a pod before it runs; one for which it returns False stays Pending.
-
-    Attributes:
-        pods: every pod, by name.
-        arrived_at: when each was first seen.
     """
 
     def __init__(
@@ -75,62 +108,24 @@ class Kubelet:
         addresses: Addresses,
         starts: Callable[[Manifest], Awaitable[bool]],
     ) -> None:
-        self._api = api
-        self._namespace = namespace
+        super().__init__(api, namespace)
         self._addresses = addresses
         self._starts = starts
         self._places = asyncio.Semaphore(WRITES)
         self._ending: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Condition()
-        self.pods: dict[str, Manifest] = {}
-        self.arrived_at: dict[str, float] = {}
 
-    async def run(self) -> None:
-        """Work until cancelled."""
-        version = (await self._api.list(PODS, self._namespace, limit=1))["metadata"]["resourceVersion"]
-        while True:  # the API server ends a watch whose reader is too slow for it
-            watch = self._api.watch(PODS, self._namespace, version=version, seconds=int(GUARD_SECONDS))
-            with suppress(Unavailable):
-                async for event in watch:
-                    version = event.object["metadata"]["resourceVersion"]
-                    if event.type in ("ADDED", "MODIFIED", "DELETED"):
-                        await self._take(event.type, event.object)
-
-    async def has(self, job: str, count: int) -> float:
-        """Return the moment at which the job's last of so many pods was seen."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self.of_job(job)) >= count)
-        return max(self.arrived_at[pod["metadata"]["name"]] for pod in self.of_job(job))
-
-    async def runs(self, job: str, count: int) -> None:
-        """Return once so many of the job's pods run."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._running(job) >= count)
-
-    def of_job(self, job: str) -> list[Manifest]:
-        """Return the pods with the label of this job."""
-        return [pod for pod in self.pods.values() if pod["metadata"].get("labels", {}).get(LABEL_JOB) == job]
+    def see(self, kind: str, thing: Manifest) -> None:
+        """See `Mirror`."""
+        super().see(kind, thing)
+        if kind != "DELETED":
+            self._see_to(thing)
 
     def end(self, job: str) -> None:
         """Let the job's pods end well, those to come included."""
         self._ending.add(job)
         for pod in self.of_job(job):
             self._see_to(pod)
-
-    def _running(self, job: str) -> int:
-        return sum(pod["status"].get("phase") == "Running" for pod in self.of_job(job))
-
-    async def _take(self, kind: str, pod: Manifest) -> None:
-        name = pod["metadata"]["name"]
-        if kind == "DELETED":
-            self.pods.pop(name, None)
-        else:
-            self.arrived_at.setdefault(name, time.perf_counter())
-            self.pods[name] = pod
-            self._see_to(pod)
-        async with self._changed:
-            self._changed.notify_all()
 
     def _see_to(self, pod: Manifest) -> None:
         task = asyncio.ensure_future(self._write(pod))
@@ -139,10 +134,9 @@ class Kubelet:
 
     async def _write(self, pod: Manifest) -> None:
         phase = pod["status"].get("phase")
-        job = (pod["metadata"].get("labels") or {}).get(LABEL_JOB)
         if phase == "Pending" and await self._starts(pod):
             await self._set(pod, "Running", {"running": {"startedAt": _now()}})
-        elif phase == "Running" and job in self._ending:
+        elif phase == "Running" and job_of(pod) in self._ending:
             ended = {"exitCode": 0, "reason": "Completed", "startedAt": _now(), "finishedAt": _now()}
             await self._set(pod, "Succeeded", {"terminated": ended})
 
@@ -261,25 +255,40 @@ async def a_black_hole(host: str) -> AsyncIterator[None]:
             yield
 
 
-def honest_answer(kubelet: Kubelet, job: str) -> Answer:
-    """Return what the leading agent of a job says whose training goes on, a step each call."""
-    steps = iter(range(1, 1 << 30))
+def job_of(pod: Manifest) -> str:
+    """Return the name of the job whose label a pod has; empty if it has none."""
+    return (pod["metadata"].get("labels") or {}).get(LABEL_JOB, "")
+
+
+def honest_answer(pods: Pods, job: str, *, moves: bool = True, restart_at: int = 0) -> Answer:
+    """Return what the leading agent of a job says whose training goes on.
+
+    Args:
+        pods: those of the job among others.
+        job: its name.
+        moves: whether each call brings another step; else there is nothing new to report.
+        restart_at: the number of the call that first reports a restart of worker 1 in place; 0 for none.
+    """
+    calls = count(1)
 
     def answer(order: Mapping[str, Any]) -> bytes:
-        members = dict(map(_member, kubelet.of_job(job)))
+        call = next(calls)
+        members = dict(map(_member, pods.of_job(job)))
         leader = members.get("worker-0", {})
-        leader["report"] = {"state": "training", "step": next(steps), "totalSteps": 1 << 30}
+        leader["report"] = {"state": "training", "step": call if moves else 1, "totalSteps": 1 << 30}
         attempt = max((member["incarnation"] for member in members.values()), default=1)
         running = all(member["state"] != "idle" for member in members.values())
+        restarts = int(0 < restart_at <= call)
+        failure = {"replica": "worker-1", "incarnation": 1, "attempt": 1, "reason": "Killed", "exitCode": 137}
         report = {
             "type": "report",
             "role": "leader",
             "phase": "running" if running else "meeting",
             "phaseSeconds": 1.0,
-            "attempt": attempt,
+            "attempt": attempt + restarts,
             "world": order["world"],
-            "restarts": {"attempt": attempt},
-            "failure": None,
+            "restarts": {"attempt": attempt + restarts, "charged": restarts},
+            "failure": failure if restarts else None,
             "members": members,
         }
         return json.dumps(report).encode()

@@ -33,6 +33,7 @@ import yaml
 from hostile_tenant import CONFIG_MAPS, RECURSION, add_attack_options, mounted
 from measuring import GUARD_SECONDS, TRAINJOB, a_namespace, add_cluster_options, build_job, say
 from played_pods import Addresses, Agent, Kubelet, Manifest, honest_answer
+from replicas import Usage
 from tenant_figures import (
     MIB,
     Phase,
@@ -73,7 +74,6 @@ HEALTH_TIMEOUT = 5.0
 """As the chart has it."""
 
 LOOK_SECONDS = 0.05
-TICKS = os.sysconf("SC_CLK_TCK")
 WORKERS = 2
 
 
@@ -144,12 +144,11 @@ class SupervisedController:
 
     async def _look_at_memory(self) -> None:
         while True:
-            with suppress(OSError, IndexError):  # it has just ended
-                folder = Path("/proc") / str(self._process.pid if self._process else "none")
-                peak = (folder / "status").read_text().partition("VmHWM:")[2].split()[0]
-                self.peak_bytes = max(self.peak_bytes, int(peak) * 1024)
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                self._spent = (int(fields[11]) + int(fields[12])) / TICKS
+            if self._process:
+                with suppress(OSError):  # it has just ended
+                    usage = Usage.of(self._process.pid)
+                    self.peak_bytes = max(self.peak_bytes, usage.peak_bytes)
+                    self._spent = usage.processor_seconds
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _look_at_health(self) -> None:
@@ -453,7 +452,7 @@ def _foreseen(kubelet: Kubelet) -> list[str]:
     """Return the names of what pods mount that aren't made of the job's own name."""
     found = {
         name
-        for pod in kubelet.pods.values()
+        for pod in kubelet.objects.values()
         for _, name in mounted(pod)
         if not name.startswith(pod["metadata"]["labels"][LABEL_JOB])
     }

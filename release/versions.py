@@ -27,6 +27,8 @@ PLACES: dict[str, tuple[str, ...]] = {
     "examples/Dockerfile": ("/trainer:",),
     "manifests/base/kustomization.yaml": ("app.kubernetes.io/version: ", "newTag: "),
     "manifests/overlays/one-namespace/jobs/kustomization.yaml": ("app.kubernetes.io/version: ",),
+    "manifests/overlays/kueue/kustomization.yaml": ("app.kubernetes.io/version: ",),
+    "docs/cli.md": ("trainjob     ", "CRD          ", "controller   "),
     "docs/cluster.md": ("/operator:", "/trainer:"),
     "docs/images.md": ("/operator:", "/trainer:"),
     "docs/versions.md": ("The version is ",),

@@ -15,7 +15,9 @@ def main() -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (function, help_text) in COMMANDS.items():
         commands.add_parser(name, help=help_text).set_defaults(function=function)
-    commands.choices["up"].add_argument("--bare", action="store_true", help="without the project's images")
+    up_command = commands.choices["up"]
+    up_command.add_argument("--bare", action="store_true", help="without the project's images")
+    up_command.add_argument("--joined", type=int, default=0, help="number of nodes beside the first one")
     arguments = vars(parser.parse_args())
     try:
         arguments.pop("function")(**arguments)
@@ -25,10 +27,10 @@ def main() -> int:
     return 0
 
 
-def up(*, bare: bool) -> None:
+def up(*, bare: bool, joined: int) -> None:
     """Leaves the whole cluster running."""
     with step("cluster"):
-        cluster = node_tier.start(die_with_us=False, bare=bare)
+        cluster = node_tier.start(die_with_us=False, bare=bare, joined=joined)
     print(cluster.kubeconfig)
 
 
@@ -47,7 +49,7 @@ def down() -> None:
 
 def build() -> None:
     """Builds every program."""
-    for name in (*programs.CONTROL_PLANE, *programs.NODE, *programs.RELEASE):
+    for name in (*programs.CONTROL_PLANE, *programs.NODE, *programs.RELEASE, *programs.FLEET):
         programs.program(name)
     programs.forget_old()
 

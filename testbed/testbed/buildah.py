@@ -82,6 +82,5 @@ class Buildah:
 
 def stage_names(context: Path, target: str | None) -> dict[str, str]:
     """How the stages that a target is made of are named in the store."""
-    return {
-        f"localhost/stages-of-{target}:{stage}": stage for stage in stages_of(context / "Dockerfile", target)
-    }
+    stages = stages_of(context / "Dockerfile", target)
+    return {f"localhost/stages-of-{target or 'the-last'}:{stage}": stage for stage in stages}

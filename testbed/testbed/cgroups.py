@@ -26,8 +26,7 @@ def create() -> None:
     """
     try:
         for root in _hierarchies():
-            (root / name()).mkdir(exist_ok=True)
-            _inherit_cpus(root)
+            _make(root / name())
             _share_cpus(root)
         if _is_v2(Path("/sys/fs/cgroup")):
             _hand_down(Path("/sys/fs/cgroup"))
@@ -37,6 +36,15 @@ def create() -> None:
             f"no control group for the pods: {error}; run on the machine itself, or in a privileged "
             "container in the host's cgroup namespace"
         ) from error
+
+
+def create_for(node: str) -> str:
+    """Makes a group below it, for the pods of another node; its name, below the root of every hierarchy."""
+    for root in _hierarchies():
+        _make(root / name() / node)
+    if _is_v2(Path("/sys/fs/cgroup")):
+        _hand_down(Path("/sys/fs/cgroup") / name() / node)
+    return f"/{name()}/{node}"
 
 
 def remove() -> None:
@@ -71,12 +79,13 @@ def _hand_down(group: Path) -> None:
             (group / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
-def _inherit_cpus(root: Path) -> None:
+def _make(group: Path) -> None:
     """A new group of cgroup v1's cpuset has no processors, and takes no process before it has some."""
+    group.mkdir(exist_ok=True)
     for setting in ("cpuset.cpus", "cpuset.mems"):
-        own = root / name() / setting
-        if own.exists() and not _is_v2(root) and not own.read_text().strip():
-            own.write_text((root / setting).read_text())
+        own = group / setting
+        if own.exists() and not _is_v2(group) and not own.read_text().strip():
+            own.write_text((group.parent / setting).read_text())
 
 
 def _share_cpus(root: Path) -> None:

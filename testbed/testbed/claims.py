@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.cluster import Cluster
-from testbed.node_parts import NODE
+from testbed.nodes import JoinedNode
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,20 @@ class NodeCluster(Cluster):
 
     Attributes:
         folder: Where the testbed keeps its files (logs/, volumes/); None for any other cluster.
+        joined: The testbed's nodes beside the first one.
     """
 
-    def __init__(self, kubeconfig: Path, *, folder: Path | None = None, kubectl: Path | str = "kubectl",
-                 helm: Path | str = "helm") -> None:  # fmt: skip
+    def __init__(self, kubeconfig: Path, *, folder: Path | None = None, joined: tuple[JoinedNode, ...] = (),
+                 kubectl: Path | str = "kubectl", helm: Path | str = "helm") -> None:  # fmt: skip
         super().__init__(kubeconfig, kubectl=kubectl, helm=helm)
         self.folder = folder
+        self.joined = joined
 
     def claim(self, namespace: str, name: str = "training") -> Claim:
         """Makes a ReadWriteMany claim; pods' fsGroup is honoured.
 
-        The testbed has no provisioner: there it is a `local` volume on an empty folder of its own. Elsewhere
+        The testbed has no provisioner: there it is a `local` volume on an empty folder of this machine, which
+        all of its nodes see. Elsewhere
         the default StorageClass provides it, ReadWriteOnce if that is all it can: enough for one node.
         """
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -62,7 +65,7 @@ class NodeCluster(Cluster):
 
 
 def _volume(name: str, folder: Path) -> dict[str, object]:
-    on_the_node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
+    on_any_node = {"key": "kubernetes.io/hostname", "operator": "Exists"}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -70,6 +73,6 @@ def _volume(name: str, folder: Path) -> dict[str, object]:
         "spec": {
             "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
             "persistentVolumeReclaimPolicy": "Retain", "storageClassName": "", "local": {"path": str(folder)},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_the_node]}]}},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [on_any_node]}]}},
         },
     }  # fmt: skip

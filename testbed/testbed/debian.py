@@ -1,4 +1,4 @@
-"""What comes from Debian: etcd, containerd, runc, the CNI plugins, a registry and Prometheus.
+"""What comes from Debian: etcd, containerd, runc, the CNI plugins, a registry, Prometheus and Chromium.
 
 These packages start services and conflict with Docker's when they are installed, so they are not: apt
 downloads them, and their files are unpacked into the cache. Only plain tools are installed, and only if they
@@ -24,7 +24,11 @@ UNPACKED = {
     "docker-registry": ("docker-registry", "usr/bin/docker-registry"),
     "prometheus": ("prometheus", "usr/bin/prometheus"),
     "promtool": ("prometheus", "usr/bin/promtool"),
+    "chromium": ("chromium", "usr/lib/chromium/chromium"),
 }
+WITH_LIBRARIES = {"chromium": ("chromium", "fonts-inter")}
+"""Packages that are unpacked together with the libraries that this machine lacks for them."""
+
 TOOLS = {
     "openssl": "openssl",
     "ip": "iproute2",
@@ -78,7 +82,13 @@ def _download(package: str, root: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "files").mkdir(parents=True)
     with step(f"unpack Debian's {package}"):
-        _apt("download", package, cwd=folder)
+        if package in WITH_LIBRARIES:
+            # Nothing is installed, so other users of apt needn't be kept out.
+            options = ("-o", f"Dir::Cache::archives={folder}", "-o", "Debug::NoLocking=1")
+            only = ("--download-only", "--reinstall", "--no-install-recommends")
+            _apt("install", *only, *options, *WITH_LIBRARIES[package])
+        else:
+            _apt("download", package, cwd=folder)
         for file in folder.glob("*.deb"):
             run(["dpkg-deb", "--extract", file, folder / "files"])
     (folder / "files").rename(root)

@@ -67,6 +67,12 @@ class Enclosure:
         """The first process inside; None if there never was one."""
         return Process.read(process_file(self.folder, FIRST))
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs: both, for the first process takes a while to follow the outer one."""
+        outer = Process.read(process_file(self.folder, OUTER))
+        return bool(outer and outer.alive and self.first and self.first.alive)
+
     def start(self, component: Component) -> None:
         """Starts a component inside; returns at once."""
         env = {**_environment(), **component.env}

@@ -109,7 +109,7 @@ def _mount(folder: Path) -> None:
     subprocess.run(["mount", "--make-rshared", "/"], check=True)
     for path in COVERED:
         own = folder / "covered" / path.strip("/").replace("/", "-")
-        own.mkdir(parents=True)
+        own.mkdir(parents=True, exist_ok=True)  # a node that starts again has them
         subprocess.run(["mount", "--bind", str(own), path], check=True)
     for path, value in PRETENDED.items():
         if Path(path).exists():

@@ -1,13 +1,14 @@
 """What makes a node of a machine: kubelet, kube-proxy, the pods' network and the cluster's DNS."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed import cgroups, containerd
+from testbed import containerd
 from testbed.component import Component
 from testbed.control_plane import ControlPlane
-from testbed.network import Network
+from testbed.network import Network, NodeNetwork
 from testbed.programs import program
 
 NODE = "testbed"
@@ -44,8 +45,24 @@ COREFILE = """\
 """
 
 
-def write_cni(folder: Path, network: Network) -> None:
-    """Pods hang on one bridge. Their packets leave it only for the node and its Services."""
+@dataclass(frozen=True)
+class Node:
+    """What its parts are configured by.
+
+    Attributes:
+        folder: where its files are; the first node's are those of the control plane.
+        cgroup: the control group of its pods.
+    """
+
+    name: str
+    folder: Path
+    network: NodeNetwork
+    cgroup: str
+
+
+def write_cni(node: Node) -> None:
+    """Pods hang on one bridge. Their packets leave it only for the nodes, their pods and Services."""
+    network, folder = node.network, node.folder
     ranges = {"type": "host-local", "ranges": [[{"subnet": network.pods, "gateway": network.gateway}]],
               "routes": [{"dst": "0.0.0.0/0"}]}  # fmt: skip
     bridge = {"type": "bridge", "bridge": "tj-pods", "isGateway": True, "hairpinMode": True, "ipMasq": False,
@@ -55,10 +72,10 @@ def write_cni(folder: Path, network: Network) -> None:
     (folder / "cni" / "10-testbed.conflist").write_text(json.dumps(content))
 
 
-def kubelet(plane: ControlPlane, network: Network) -> Component:
+def kubelet(plane: ControlPlane, node: Node) -> Component:
     """The kubelet, with its pods in our control group, content with a machine of any size and fullness."""
-    folder = plane.folder
-    certificate, key = plane.serving_pair("kubelet-server", (f"DNS:{NODE}", f"IP:{network.node}"))
+    folder, name, address = node.folder, node.name, node.network.address
+    certificate, key = plane.serving_pair(f"kubelet-server-{name}", (f"DNS:{name}", f"IP:{address}"))
     (folder / "resolv.conf").write_text("")  # pods ask the cluster's DNS alone
     config = _configuration(
         folder / "kubelet.json", "KubeletConfiguration", "kubelet.config.k8s.io/v1beta1",
@@ -66,31 +83,33 @@ def kubelet(plane: ControlPlane, network: Network) -> Component:
                         "anonymous": {"enabled": False}},
         authorization={"mode": "Webhook"},
         tlsCertFile=str(certificate), tlsPrivateKeyFile=str(key),
-        address=network.node, clusterDNS=[network.dns], clusterDomain="cluster.local",
+        address=address, clusterDNS=[node.network.network.dns], clusterDomain="cluster.local",
         resolvConf=str(folder / "resolv.conf"), containerRuntimeEndpoint=f"unix://{containerd.SOCKET}",
-        cgroupDriver="cgroupfs", cgroupRoot=f"/{cgroups.name()}", enforceNodeAllocatable=[],
+        cgroupDriver="cgroupfs", cgroupRoot=node.cgroup, enforceNodeAllocatable=[],
         failSwapOn=False, oomScoreAdj=0, imageGCHighThresholdPercent=100, imageGCLowThresholdPercent=99,
         evictionHard={"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
                       "imagefs.available": "0%", "imagefs.inodesFree": "0%"},
         volumePluginDir="/var/lib/kubelet/volume-plugins", registerWithTaints=[], serializeImagePulls=False,
         syncFrequency="10s", nodeStatusUpdateFrequency="5s", logging={"verbosity": 1},
     )  # fmt: skip
-    user = plane.kubeconfig(f"system:node:{NODE}", groups=("system:nodes",))
-    words = (f"--config={config}", f"--kubeconfig={user}", f"--hostname-override={NODE}",
-             f"--node-ip={network.node}", "--root-dir=/var/lib/kubelet")  # fmt: skip
+    user = plane.kubeconfig(f"system:node:{name}", groups=("system:nodes",))
+    words = (f"--config={config}", f"--kubeconfig={user}", f"--hostname-override={name}",
+             f"--node-ip={address}", "--root-dir=/var/lib/kubelet")  # fmt: skip
     return Component("kubelet", (str(program("kubelet")), *words))
 
 
-def kube_proxy(plane: ControlPlane, network: Network) -> Component:
+def kube_proxy(plane: ControlPlane, node: Node) -> Component:
     """Services by iptables; kernel settings of the whole machine are left alone."""
+    user = plane.kubeconfig("system:kube-proxy", file=node.folder / "kube-proxy.kubeconfig")
     config = _configuration(
-        plane.folder / "kube-proxy.json", "KubeProxyConfiguration", "kubeproxy.config.k8s.io/v1alpha1",
-        mode="iptables", clusterCIDR=network.pods, hostnameOverride=NODE, oomScoreAdj=0,
-        clientConnection={"kubeconfig": str(plane.kubeconfig("system:kube-proxy"))},
+        node.folder / "kube-proxy.json", "KubeProxyConfiguration", "kubeproxy.config.k8s.io/v1alpha1",
+        mode="iptables", clusterCIDR=node.network.network.pods, hostnameOverride=node.name, oomScoreAdj=0,
+        clientConnection={"kubeconfig": str(user)},
         # Two pods hang on one bridge: only a masqueraded answer takes the way back through the node.
         iptables={"masqueradeAll": True, "minSyncPeriod": "100ms"},
         conntrack={"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-        healthzBindAddress=f"{network.node}:{KUBE_PROXY_HEALTH}", metricsBindAddress="127.0.0.1:10249",
+        healthzBindAddress=f"{node.network.address}:{KUBE_PROXY_HEALTH}",
+        metricsBindAddress="127.0.0.1:10249",
     )  # fmt: skip
     return Component("kube-proxy", (str(program("kube-proxy")), f"--config={config}"))
 

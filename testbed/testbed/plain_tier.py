@@ -8,7 +8,7 @@ import os
 import shutil
 
 from testbed.cluster import Cluster
-from testbed.component import Plain, check_alive, processes
+from testbed.component import Component, Plain, check_alive, processes
 from testbed.control_plane import Addresses, ControlPlane, Options
 from testbed.debian import need_tools
 from testbed.places import state
@@ -23,7 +23,24 @@ KEPT = "control-plane"  # the one that `python -m testbed control-plane` leaves 
 ABSENT = ("-node-lifecycle-controller", "-taint-eviction-controller", "-pod-garbage-collector-controller")
 
 
-def start(name: str, *, die_with_us: bool) -> Cluster:
+class PlainCluster(Cluster):
+    """A control plane whose parts are processes of this machine."""
+
+    def __init__(self, plane: ControlPlane, runner: Plain) -> None:
+        super().__init__(plane.admin, kubectl=program("kubectl"))
+        self._plane = plane
+        self._runner = runner
+
+    def kill_api_server(self) -> None:
+        """Ends the API server as a crash would."""
+        processes(self._plane.folder)["kube-apiserver"].kill()
+
+    def start_api_server(self) -> None:
+        """Starts it again; returns once it is ready."""
+        launch(self._plane, self._runner, [self._plane.api_server()])
+
+
+def start(name: str, *, die_with_us: bool) -> PlainCluster:
     """Starts a control plane in the folder `name` and returns once its controllers work.
 
     Args:
@@ -37,17 +54,21 @@ def start(name: str, *, die_with_us: bool) -> Cluster:
     Process.of(os.getpid()).write(folder / "owner.json") if die_with_us else None
     api_port, etcd_port, peer_port = free_ports(3)
     addresses = Addresses("127.0.0.1", api_port, etcd_port, peer_port, "10.96.0.0/16", "10.96.0.1")
-    options = Options(api_server=("--endpoint-reconciler-type=none",), controllers=("*", *ABSENT))
+    # Debian's etcd can't serve WatchList. With it, a watch of kwok's, which begins with what is there, fails.
+    server = ("--endpoint-reconciler-type=none", "--feature-gates=WatchList=false")
+    options = Options(api_server=server, controllers=("*", *ABSENT))
     plane = ControlPlane(folder, addresses, options)
-    launch(plane, Plain(folder, die_with_us=die_with_us))
-    cluster = Cluster(plane.admin, kubectl=program("kubectl"))
+    runner = Plain(folder, die_with_us=die_with_us)
+    launch(plane, runner, [plane.etcd(), plane.api_server()])
+    runner.start(plane.controller_manager())
+    cluster = PlainCluster(plane, runner)
     cluster.kubectl("wait", "--for=create", "serviceaccount/default", "--timeout=60s", timeout=70)
     return cluster
 
 
-def launch(plane: ControlPlane, runner: Plain) -> None:
-    """Starts its components and waits until the API server is ready."""
-    started = {part.name: runner.start(part) for part in (plane.etcd(), plane.api_server())}
+def launch(plane: ControlPlane, runner: Plain, parts: list[Component]) -> None:
+    """Starts these parts of a control plane, and waits until its API server is ready."""
+    started = {part.name: runner.start(part) for part in parts}
     ready = answers(f"{plane.addresses.server}/readyz", authority=plane.authority)
 
     def look() -> bool:
@@ -56,7 +77,6 @@ def launch(plane: ControlPlane, runner: Plain) -> None:
         return ready()
 
     until(look, what="an API server that is ready", seconds=90)
-    runner.start(plane.controller_manager())
 
 
 def running(name: str) -> Cluster | None:

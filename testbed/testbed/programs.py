@@ -5,6 +5,7 @@ that changes with everything that went into it.
 """
 
 import hashlib
+import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from testbed.toolchain import architecture, go
 
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kubectl")
 NODE = ("kubelet", "kube-scheduler", "kube-proxy", "coredns", "helm", "pause")
-RELEASE = ("helm4", "actionlint", "krew")
+RELEASE = ("helm4", "actionlint", "krew", "syft")
 """What only the tests of a release need."""
+FLEET = ("kwok",)
+"""What only benchmarks and tests of a fleet need."""
 
 FLAGS = ("-trimpath", "-mod=readonly", "-buildvcs=false")
 
@@ -58,8 +61,11 @@ OTHERS = {
     "pause": Source("pause"),
     "helm": Source("helm", "helm.sh/helm/v3/cmd/helm"),
     "helm4": Source("helm4", "helm.sh/helm/v4/cmd/helm"),
+    "kueue": Source("kueue", "sigs.k8s.io/kueue/cmd/kueue"),
     "actionlint": Source("release", "github.com/rhysd/actionlint/cmd/actionlint"),
     "krew": Source("release", "sigs.k8s.io/krew/cmd/krew"),
+    "syft": Source("syft", "github.com/anchore/syft/cmd/syft"),
+    "kwok": Source("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
 }
 
 
@@ -84,6 +90,18 @@ def program(name: str) -> Path:
             if not built.exists():
                 _build(source(name), built)
     return built
+
+
+def module(name: str) -> Path:
+    """The unpacked Go module that a program is built from, with what else is in it, such as manifests."""
+    of = source(name)
+    path = of.package.partition("/cmd/")[0]
+    found = run(
+        [go(), "mod", "download", "-json", path],
+        cwd=of.folder,
+        env={"GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local", "GOWORK": "off"},
+    )
+    return Path(json.loads(found)["Dir"])
 
 
 def _place(name: str) -> Path:

@@ -180,6 +180,18 @@ def test_a_pod_that_is_being_replaced_is_not_counted_on(tmp_path: Path) -> None:
         assert old.wait() == 85
 
 
+def test_a_leading_agent_whose_pod_is_replaced_leaves_as_if_the_kubelet_had_asked(tmp_path: Path) -> None:
+    with Job(tmp_path, {"worker": 2}) as job:
+        job.start()
+        first = job.wait_started(1)
+        old = job.agents["worker-0"]
+        job.ask(world={"worker": 2}, incarnations={"worker-0": 2})
+        assert old.wait() == 86
+        job.start("worker-0", incarnation=2)
+        job.wait_started(2)
+        assert not any(map(is_alive, pids(first)))
+
+
 def test_a_deposed_controllers_target_is_rejected_and_logged_once(tmp_path: Path) -> None:
     with Job(tmp_path, {"worker": 2}) as job:
         job.start()

@@ -126,6 +126,17 @@ def test_when_training_is_given_up(codes: list[int], expected: dict[str, int]) -
     assert (simulation.group.phase, simulation.codes) == ("failed", expected)
 
 
+def test_a_failure_has_the_newest_checkpoint_that_was_reported_before_it() -> None:
+    simulation = running()
+    simulation.progress("worker-0", step=12, checkpointStep=10, resumedFrom=5)
+    simulation.progress("worker-1", step=12, resumedFrom=5)
+    simulation.end_child("worker-1", 1)
+    simulation.tick(10)
+    simulation.settle()
+    assert simulation.group.failure is not None
+    assert simulation.group.failure.checkpoint_step == 10
+
+
 def test_failures_at_different_steps_are_not_the_same() -> None:
     simulation = running(max_restarts=5)
     for step in (10, 20, 30):

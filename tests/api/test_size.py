@@ -13,6 +13,7 @@ from support.world.jobs import build_job
 from trainjob.api import InvalidTrainJob, parse
 from trainjob.api.rules import size
 from trainjob.api.rules.size import LARGEST_PART, TooLarge, without_too_large
+from trainjob.core.names import Replica, build_tf_config
 
 KIB = 1024
 BEGUN = {"startTime": "2026-01-01T00:00:00Z"}
@@ -137,3 +138,19 @@ def test_a_job_that_has_started_continues_at_any_size(changes: dict[str, Any]) -
 )
 def test_what_is_no_json_is_left_to_others(value: Any) -> None:
     assert list(size.find_too_large({"spec": {"template": {"spec": value}}})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "most"), [("digits", "research", 1000), ("j" * 42, "n" * 63, 751)]
+)
+def test_all_addresses_fit_into_one_variable_of_linux(name: str, namespace: str, most: int) -> None:
+    def with_workers(number: int) -> dict[str, Any]:
+        return build_job(name=name, namespace=namespace, workers=number)
+
+    job = parse(with_workers(most))
+    variable = "TF_CONFIG=" + build_tf_config(job, Replica("worker", most - 1))
+    assert len(variable) < 128 * KIB
+    if most < size.MOST_REPLICAS:
+        assert len(variable) > 120 * KIB
+        (message,) = errors_of(with_workers(most + 1))["spec.worker.replicas"]
+        assert f"with these names of the job and its namespace, {most} do" in message

@@ -50,6 +50,15 @@ def test_the_overlay_is_the_chart_for_one_namespace() -> None:
         assert comparable(overlay[key]) == comparable(manifest), key
 
 
+def test_the_overlay_for_kueue_is_the_chart_with_kueue() -> None:
+    chart = by_name(render({"kueue": {"enabled": True}}).objects)
+    overlay = by_name(kustomize("manifests/overlays/kueue"))
+    assert overlay.keys() - chart.keys() == ONLY_KUSTOMIZE
+    assert chart.keys() <= overlay.keys()
+    for key, manifest in chart.items():
+        assert comparable(overlay[key]) == comparable(manifest), key
+
+
 def test_the_crd_is_the_generated_one() -> None:
     crd = kustomize("manifests/base").one("CustomResourceDefinition")
     generated = yaml.safe_load((ROOT / "manifests/crd/crd.yaml").read_text())

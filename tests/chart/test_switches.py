@@ -52,7 +52,14 @@ def test_roles_are_the_same_wherever_they_hold() -> None:
     assert everywhere["rules"] == namespaced["rules"]
 
 
-@pytest.mark.parametrize("values", [{}, {"watch": {"namespace": "training"}}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"watch": {"namespace": "training"}},
+        {"watch": {"namespace": "training"}, "kueue": {"enabled": True}},
+    ],
+)
 def test_bindings_bind_the_controllers_account(values: dict[str, Any]) -> None:
     release = render({**values, "serviceAccount": {"name": "account"}})
     assert release.pod["spec"]["serviceAccountName"] == "account"
@@ -63,6 +70,39 @@ def test_bindings_bind_the_controllers_account(values: dict[str, Any]) -> None:
             {"kind": "ServiceAccount", "name": "account", "namespace": "trainjob-system"}
         ]
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in roles
+
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+
+
+@pytest.mark.parametrize(
+    ("enabled", "served", "is_on"),
+    [
+        (None, "", False),
+        (None, KUEUE, True),
+        (None, "kueue.x-k8s.io/v1beta1", True),
+        (True, "", True),
+        (False, KUEUE, False),
+    ],
+)
+@pytest.mark.parametrize("namespace", ["", "training"])
+def test_permissions_for_kueue_only_where_it_is(
+    enabled: bool | None, served: str, is_on: bool, namespace: str
+) -> None:
+    values = {"kueue": {"enabled": "auto" if enabled is None else enabled}, "watch": {"namespace": namespace}}
+    release = render(values, served=served)
+    rules = [
+        rule["resources"]
+        for role in release.objects
+        if role["kind"] in ("Role", "ClusterRole")
+        for rule in role["rules"]
+        if "kueue.x-k8s.io" in rule["apiGroups"]
+    ]
+    wanted = [["resourceflavors"], ["workloadpriorityclasses"], ["workloads"], ["workloads/status"]]
+    assert sorted(rules) == (wanted if is_on else [])
+    assert ("--kueue" in release.container["args"]) == is_on
+    if is_on and namespace:
+        assert release.objects.one("Role", "trainjob-kueue")["metadata"]["namespace"] == namespace
 
 
 def test_roles_for_people_aggregate() -> None:
@@ -199,7 +239,8 @@ def test_the_jobs_network_policy(values: dict[str, Any], is_on: bool, rules: lis
 @pytest.mark.parametrize(
     "values",
     [{}, {"watch": {"namespace": "training"}, "jobs": {"networkPolicy": {"extraIngress": [RULE]}},
-          "workers": 4, "logFormat": "plain"}, {"jobs": {"networkPolicy": {"enabled": False}}}],
+          "workers": 4, "logFormat": "plain", "kueue": {"enabled": True}},
+     {"jobs": {"networkPolicy": {"enabled": False}}}],
 )  # fmt: skip
 def test_the_controller_takes_its_arguments(values: dict[str, Any]) -> None:
     container = render(values).container

@@ -23,7 +23,11 @@ COMMANDS = [
     "resume",
     "scale",
     "delete",
+    "cp",
+    "tensorboard",
     "profile",
+    "doctor",
+    "ui",
     "convert",
     "controller",
 ]

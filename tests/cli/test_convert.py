@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from support.world.tfjobs import SAMPLES, build_replicas, build_tfjob
 from trainjob.api import parse, read_documents
 from trainjob.cli import main
-from trainjob.convert import is_tfjob, list_items
+from trainjob.convert import is_convertible, list_items
 
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
 
@@ -36,7 +36,9 @@ def test_what_is_printed_is_valid(file: Path) -> None:
     assert result.exit_code == 0
     given = [i.raw for d in read_documents(file.read_text(), source="") for i in list_items(d.raw)]
     made = printed(result)
-    assert [raw["kind"] for raw in made] == ["TrainJob" if is_tfjob(raw) else raw["kind"] for raw in given]
+    assert [raw["kind"] for raw in made] == [
+        "TrainJob" if is_convertible(raw) else raw["kind"] for raw in given
+    ]
     for raw in made:
         if raw["kind"] == "TrainJob":
             parse(raw)
@@ -138,7 +140,7 @@ def test_other_objects_are_printed_as_they_are(tmp_path: Path) -> None:
     result = convert(file)
     assert printed(result)[0] == other
     assert yaml.safe_load(result.stdout.split("---\n")[1]) == other
-    assert f"{file}:1 ConfigMap settings: no TFJob, printed as it is" in result.stderr.splitlines()
+    assert f"{file}:1 ConfigMap settings: no TFJob or MPIJob, printed as it is" in result.stderr.splitlines()
 
 
 def test_standard_input_and_several_files(tmp_path: Path) -> None:

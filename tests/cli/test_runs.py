@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -93,7 +95,19 @@ def test_a_run_is_seen_changed_and_deleted_while_it_trains(
         wait_gone(pid)
 
 
-def test_a_killed_run_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where runs have private folders; its path is short enough for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        yield Path(folder)
+
+
+def test_a_killed_run_is_interrupted(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = write_job(tmp_path, STAY, workers=1, evaluator=False)
     with running("run", "job.yaml", cwd=tmp_path) as run:
@@ -105,6 +119,7 @@ def test_a_killed_run_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         wait_gone(pid)
     socket = Path(find_run("digits").record.socket)  # type: ignore[union-attr]
     assert socket.exists()
+    (private,) = set(temporary.glob("trainjob-*")) - {socket.parent}
     assert rows()[0][:2] == ["digits", "Interrupted"]
     waited = call("wait", "digits")
     assert waited.exit_code == 1
@@ -116,6 +131,7 @@ def test_a_killed_run_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "worker-0: pid" in call("logs", "digits").stdout
     assert call("delete", str(file.parent / "runs/training/digits"), "--yes").exit_code == 0
     assert not socket.exists()
+    assert not private.exists()
     assert rows() == []
 
 
@@ -127,6 +143,8 @@ def test_a_finished_job_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.
     again = trainjob("run", str(file), cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout == f"digits is finished (step 440, just now); {WHY}\n"
+    (tmp_path / "elsewhere").mkdir()
+    assert trainjob("run", "../job.yaml", cwd=tmp_path / "elsewhere").stdout == again.stdout
 
     # What the script reads has changed: whether that asks for more is the trainer's to say.
     (tmp_path / "settings.json").write_text("2")

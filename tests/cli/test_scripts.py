@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def test_a_dry_run_prints_the_job(project: Path) -> None:
     assert not (project / "runs").exists()
 
 
+def test_a_script_with_horovod_has_an_evaluator_only_if_asked(project: Path) -> None:
+    (project / "ring.py").write_text("import horovod.tensorflow as hvd\n")
+    for options, count in (((), 0), (("--evaluator",), 1)):
+        assert printed("run", "ring.py", *options, "--dry-run")["spec"]["evaluator"]["replicas"] == count
+
+
 def test_a_dry_run_for_a_cluster_needs_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "nowhere")
     options = ("--workers", "4", "--gpus", "1", "--queue", "research", "--code", "src", "--env", "A=b=c")
@@ -76,6 +83,33 @@ def test_a_dry_run_for_a_cluster_needs_none(project: Path, monkeypatch: pytest.M
     assert container["env"] == [{"name": "A", "value": "b=c"}, {"name": "PYTHONPATH", "value": "src"}]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
     assert result.stderr == "the code travels: 3 files, 1 kB packed: helper.py, src/lib/words.py, train.py\n"
+
+
+def test_a_smoke_test_is_a_run_beside_the_job_and_the_next_one_takes_its_place(project: Path) -> None:
+    (project / "train.py").write_text("import os\nprint(os.environ.get('TRAIN_SMOKE'))\n")
+    real = project / "runs" / "training" / "train"
+    real.mkdir(parents=True)
+    (real / "results").touch()
+    for _ in range(2):
+        result = trainjob("run", "train.py", "--no-evaluator", "--plain", "--smoke", cwd=project)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "worker-0: true\n" in result.stdout
+        assert "train-smoke is complete after" in result.stdout
+        assert "  training      no step was taken\n" in result.stdout
+    assert {path.name for path in real.parent.iterdir()} == {"train", "train-smoke"}
+    assert [path.name for path in real.iterdir()] == ["results"]
+
+
+def test_smoke_tests_in_a_cluster_are_jobs_of_their_own(project: Path, api: CliServer) -> None:
+    write_job(project)
+    for arguments in (("submit", "train.py", *CLUSTER), ("submit", "job.yaml"), ("submit", "job.yaml")):
+        result = call(*arguments, "--smoke")
+        created = re.fullmatch(r"(\w+-smoke-[0-9a-f]{4}) was created in namespace default\n", result.stdout)
+        assert created, result.stderr
+        job = api.get("trainjobs", created[1])
+        assert job is not None
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        assert container["env"][-1] == {"name": "TRAIN_SMOKE", "value": "true"}
 
 
 def test_a_scripts_code_travels(project: Path, api: CliServer) -> None:
@@ -197,6 +231,7 @@ CODE = {"configMap": "digits-code-1", "digest": "0" * 64}
         (["run", "train.py", "--worker", "2"], 2, "--workers"),
         (["run", "gone.py"], 2, "gone.py: can't be read: there is no such file"),
         (["run"], 2, "Missing argument 'FILE', or -f FILE"),
+        (["run", "job.yaml", "--smoke", "--fresh"], 2, "--smoke always starts over, beside the job"),
         (["run", "job.yaml", "-f", "job.yaml"], 2, "one FILE is expected, not 2"),
         (["run", "train.py", "--name", "A"], 1, "train.py: metadata.name: must start with"),
         (["run", "train.py", "--cpu", "2", "--set", "spec.worker.replica=2", "--dry-run"], 1,

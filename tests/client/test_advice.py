@@ -35,6 +35,13 @@ NO_PANDAS = "ModuleNotFoundError: No module named 'pandas'"
             "'trainjob-trainer[cpu]'",
         ),
         (HERE, "Crashed", 1, "ModuleNotFoundError: No module named 'keras_hub'", "package of 'keras_hub'"),
+        (
+            HERE,
+            "Crashed",
+            1,
+            "ModuleNotFoundError: No module named 'horovod'",
+            "TensorFlow 2.12 on Python 3.11",
+        ),
         (HERE, "Crashed", 2, "python: can't open file '/x/train.py': [Errno 2]", "there is no /x/train.py"),
         (HERE, "Crashed", 127, "trainjob: can't start 'foo'", "check the command"),
         (HERE, "Crashed", 1, "OSError: [Errno 28] No space left on device", "free some disk space"),

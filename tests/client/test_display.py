@@ -170,9 +170,14 @@ def test_the_last_events() -> None:
         (CRASH, 1, f"{CRASH}; resumed from step 20"),
         (CRASH, -1, CRASH),  # the report of the process that failed
         (
-            "worker 1 crashed; restarted in place from step 10",
+            "worker 1 crashed from step 9; restarted in place from step 10 (restart 1 of 3)",
             1,
-            "worker 1 crashed; restarted in place from step 10",
+            "worker 1 crashed from step 9; restarted in place from step 20 (restart 1 of 3)",
+        ),
+        (
+            "worker 1 crashed; restarted from the beginning",
+            1,
+            "worker 1 crashed; restarted from the beginning",
         ),
     ],
 )

@@ -24,7 +24,39 @@ HARMLESS = (
     "E0000 00:00:1795530504.509600    4039 util.cc:131] oneDNN supports DT_HALF only on platforms with "
     "AVX-512. Falling back to the default Eigen-based implementation if present.",
 )
+# As TensorFlow with CUDA writes them, since 2.18 and before.
+WITH_CUDA = (
+    "2025-01-07 09:30:01.224511: I external/local_xla/xla/tsl/cuda/cudart_stub.cc:32] Could not find cuda "
+    "drivers on your machine, GPU will not be used.",
+    "I0000 00:00:1795530476.456014    3797 cuda_executor.cc:1015] successful NUMA node read from SysFS had "
+    "negative value (-1), but there must be at least one NUMA node, so returning NUMA node zero.",
+    "E0000 00:00:1795530476.456014    3797 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to "
+    "register factory for plugin cuDNN when one has already been registered",
+    "E0000 00:00:1795530476.456014    3797 cuda_blas.cc:1418] Unable to register cuBLAS factory: Attempting "
+    "to register factory for plugin cuBLAS when one has already been registered",
+    "2025-01-07 09:30:01.224511: E external/local_xla/xla/stream_executor/cuda/cuda_fft.cc:477] Unable to "
+    "register cuFFT factory: Attempting to register factory for plugin cuFFT when one has already been "
+    "registered",
+    "W0000 00:00:1795530476.456014    3797 computation_placer.cc:177] computation placer already registered. "
+    "Please check linkage and avoid linking the same target more than once.",
+    "2025-01-07 09:30:01.224511: W tensorflow/compiler/tf2tensorrt/utils/py_utils.cc:38] TF-TRT Warning: "
+    "Could not find TensorRT",
+    "E0000 00:00:1795530476.456014    3797 cuda_executor.cc:1040] could not open file to read NUMA node: "
+    "/sys/bus/pci/devices/0000:01:00.0/numa_node",
+    "Your kernel may have been built without NUMA support.",
+    "2025-01-07 09:30:01.224511: W external/local_xla/xla/stream_executor/gpu/asm_compiler.cc:109] Couldn't "
+    "get ptxas version : FAILED_PRECONDITION: Couldn't get ptxas/nvlink version string",
+    "W0000 00:00:1795530476.456014    3797 gpu_timer.cc:114] Skipping the delay kernel, measurement accuracy "
+    "will be reduced",
+    "E0000 00:00:1795530476.456014    3797 meta_optimizer.cc:967] layout failed: INVALID_ARGUMENT: Size of "
+    "values 0 does not match size of permutation 4 @ fanin shape in model/dropout/SelectV2",
+)
 TELLING = (
+    "E0000 00:00:1795530476.456014    3797 cuda_platform.cc:51] failed call to cuInit: INTERNAL: CUDA error: "
+    "Failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected",
+    "W0000 00:00:1795530476.456014    3797 gpu_device.cc:2344] Cannot dlopen some GPU libraries.",
+    "2025-01-07 09:30:01.224511: W external/local_tsl/tsl/framework/bfc_allocator.cc:482] Allocator "
+    "(GPU_0_bfc) ran out of memory trying to allocate 2.00GiB",
     "E0000 00:00:1795530223.261617   30246 ring_alg.cc:291] Aborting RingReduce with UNAVAILABLE: closed",
     "W0000 00:00:1795530498.419575    4504 cache_dataset_ops.cc:912] The calling iterator did not fully read "
     "the dataset being cached.",
@@ -35,7 +67,7 @@ TELLING = (
 )
 
 
-@pytest.mark.parametrize("line", HARMLESS)
+@pytest.mark.parametrize("line", [*HARMLESS, *WITH_CUDA])
 def test_a_harmless_line(line: str) -> None:
     assert is_harmless(line)
 

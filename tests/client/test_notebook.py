@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from support.cli.stored_jobs import condition, stored_job
-from trainjob.client.notebook import Cell, Lines, current_metrics, draw_curve, open_display, to_html
-from trainjob.client.view import JobView, ReplicaView, read_job
+from trainjob.client.notebook import Cell, Lines, draw_curve, open_display, to_html
+from trainjob.client.view import JobView, ReplicaView, current_metrics, read_job
 from trainjob.core.agent_reports import Report
 
 EVIL = "<script>alert(1)</script>\x1b[2J\"'&"

@@ -176,6 +176,7 @@ def test_a_complete_job() -> None:
         "digits is complete after 1m5s: training has finished",
         "  evaluation    step 440: accuracy 97.5 %",
         "  checkpoints   /output/digits/checkpoints",
+        "  copy it here  trainjob cp digits:model ./model -n default",
     )
 
 

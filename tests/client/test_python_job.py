@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
@@ -152,13 +156,6 @@ def test_a_cluster_that_was_not_asked_for_may_be_away(
         jobs(namespace="ml")
 
 
-@pytest.mark.parametrize("call", [Job.history, Job.result, lambda job: job.model("model")])
-def test_what_lies_in_a_clusters_volume_is_not_fetched(api: CliServer, call: Callable[[Job], Any]) -> None:
-    api.put(stored_job("Complete", output={"path": "/output/digits"}))
-    with pytest.raises(ClusterProblem, match=r"in /output/digits in namespace default, .*copy it from a pod"):
-        call(Job.attach("digits"))
-
-
 # Waiting.
 
 
@@ -230,6 +227,25 @@ def test_ctrl_c_ends_the_wait_and_not_the_job(api: CliServer, capsys: pytest.Cap
     assert {asked.verb for asked in api.asked} <= {"get", "list", "watch"}
 
 
+def test_an_interrupted_cell_leaves_the_job_and_says_so(api: CliServer) -> None:
+    api.put(stored_job())
+    job = api.get("trainjobs", "digits")
+    cell = new_code_cell("from trainjob import Job\nJob.attach('digits').wait()")
+    notebook = NotebookClient(new_notebook(cells=[cell]), kernel_name="python3", allow_errors=True)
+
+    def interrupt() -> None:
+        os.killpg(notebook.km.provisioner.pgid, signal.SIGINT)  # as Jupyter's button does
+
+    with beside(api, lambda: api.count("watch") > 0, interrupt):
+        notebook.execute()
+    said = [output.get("text", output.get("ename")) for output in cell.outputs]
+    again = "Job.attach('digits').wait() waits for it again, Job.attach('digits').delete() ends it"
+    assert f"trainjob: digits continues (namespace default): {again}\n" in said
+    assert "KeyboardInterrupt" in said
+    assert api.get("trainjobs", "digits") == job
+    assert {asked.verb for asked in api.asked} <= {"get", "list", "watch"}
+
+
 # Logs.
 
 
@@ -281,6 +297,31 @@ def test_logs_without_a_reader_are_closed() -> None:
     assert closed.is_set()
 
 
+def test_ctrl_c_lets_a_call_clean_up() -> None:
+    started, cleaned = threading.Event(), threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    async def call() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.set()
+
+    def interrupt() -> None:
+        started.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        background.run(call())
+    assert cleaned.is_set()
+    thread.join()
+
+
 # Changing a job.
 
 
@@ -330,6 +371,7 @@ def test_submit_creates_the_job_and_its_code(api: CliServer) -> None:
     assert code["metadata"]["ownerReferences"][0]["uid"] == stored["metadata"]["uid"]
     with pytest.raises(ClusterProblem, match=r"train exists already in namespace default: .*another name="):
         trainer.submit()
+    assert re.fullmatch(r"Job\('train-smoke-[0-9a-f]{4}', .*, Pending\)", repr(trainer.submit(smoke=True)))
 
 
 def test_what_the_cluster_refuses_is_said(api: CliServer) -> None:

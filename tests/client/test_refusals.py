@@ -8,7 +8,8 @@ import pytest
 from trainjob.api import Document, read_documents
 from trainjob.cli.documents import RefusedFile
 from trainjob.cli.options import Duration, namespace_of
-from trainjob.cli.submit import changed_fields, changes_told, describe_refusal, refusal_told
+from trainjob.cli.submit import changed_fields, changes_told, refusal_told
+from trainjob.client.problems import describe_refusal
 from trainjob.cluster.protocol import RequestFailure
 
 TEXT = """\

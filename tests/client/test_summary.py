@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -175,3 +176,50 @@ def test_the_result_is_in_one_line_of_the_end() -> None:
     why = "training has finished; the checkpoint of step 440 scores accuracy 0.975"
     text = _complete(build_replica(state="finished", step=440), message=why, evaluation=FINAL)
     assert text.startswith("digits is complete after 1m5s: training has finished\n")
+
+
+SMOKE = {
+    "template": {
+        "spec": {"containers": [{"name": "trainer", "env": [{"name": "TRAIN_SMOKE", "value": "true"}]}]}
+    }
+}
+
+
+def _smoke_test(
+    results: Results = RESULTS, spec: dict[str, Any] = SMOKE, outcome: str = "Complete", **fields: Any
+) -> list[str]:
+    conditions = [condition(outcome, "TrainingFinished", "training has finished")]
+    job = build_run(state=outcome, conditions=conditions, **fields)
+    return list(describe_end(replace(job, spec=spec), results))[1:]
+
+
+def test_a_smoke_test_says_what_has_worked() -> None:
+    replicas = [build_replica(f"worker-{number}", "finished", step=1) for number in (0, 1)]
+    metrics = {"accuracy": "0.047", "val_accuracy": "0.203"}
+    final = EvaluationResult(step=1, metrics={"accuracy": 0.172}, final=True)
+    assert _smoke_test(
+        replicas=replicas, progress={"step": 1, "metrics": metrics}, checkpoint_step=1, evaluation=final
+    ) == [
+        "  training      ok: 1 step on worker-0, worker-1: accuracy 4.7 %",
+        "  validation    ok: val_accuracy 20.3 %",
+        "  checkpoint    ok: step 1",
+        "  evaluation    ok: step 1: accuracy 17.2 %, final checkpoint",
+        "  export        ok: runs/training/digits/model",
+    ]
+
+
+def test_a_smoke_test_says_what_was_not_tried() -> None:
+    replicas = [build_replica("worker-0", "running")]
+    spec = {**SMOKE, "evaluator": {"replicas": 0}}
+    told = _smoke_test(Results(output="runs/x"), spec, "Failed", replicas=replicas)
+    assert told[:5] == [
+        "  training      no step was taken",
+        "  validation    not tried, none comes with the training",
+        "  checkpoint    none was saved",
+        "  evaluation    not tried, the job has no evaluator",
+        "  export        not tried, only train_and_evaluate writes the model by itself",
+    ]
+
+
+def test_a_smoke_test_in_a_cluster_says_nothing_about_the_model() -> None:
+    assert not any("export" in line for line in _smoke_test(progress={"step": 1}))

@@ -35,6 +35,10 @@ def fails() -> None:
     raise TypeError("no such thing")
 
 
+def finds_it_finished() -> None:
+    sys.exit(81)
+
+
 CLUSTER = {"image": "example.com/tf:1", "output": "claim:training"}
 
 
@@ -68,6 +72,26 @@ def test_a_function_is_a_job_named_after_it() -> None:
     container = container_of(manifest)
     assert container["env"] == [{"name": "SEED", "value": "1"}]
     assert container["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "1"}
+
+
+def joins_a_ring() -> None:
+    import horovod.tensorflow as hvd  # noqa: PLC0415
+
+    hvd.init()
+
+
+def test_only_a_job_of_horovod_has_no_evaluator_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    Path("ring.py").write_text("import horovod.tensorflow as hvd\n")
+    counts = [
+        in_cluster(train=train, evaluator=asked)["spec"]["evaluator"]["replicas"]
+        for train, asked in [("train.py", None), ("ring.py", None), ("ring.py", True), (joins_a_ring, None)]
+    ]
+    assert counts == [1, 0, 1, 0]
+    assert in_cluster(command=["true"])["spec"]["evaluator"] == {"replicas": 1}
 
 
 @pytest.mark.parametrize(
@@ -159,12 +183,14 @@ def test_a_function_trains_here_in_two_processes(project: Path, capsys: pytest.C
     assert {f"worker-{index}: replica {index} has {text}" for index in (0, 1)} <= set(job.logs())
     assert "trainjob: train-digits: Complete: training has finished" in capsys.readouterr().err
     assert "train-digits" in job._repr_html_()
-    with pytest.raises(ClusterProblem, match="there is no model in"):
+    with pytest.raises(ClusterProblem, match="train-digits has left no model"):
         job.model("model")
     (project / "runs" / "training" / "train-digits" / "model.keras").write_text("a model")
     assert (job.model("model") / "model.keras").read_text() == "a model"
     with pytest.raises(FileExistsError):
         job.model("model")
+    with pytest.raises(ValueError, match="leave out fresh=True"):
+        Trainer(train_digits).run(fresh=True, smoke=True)
     assert [each.name for each in jobs()] == ["train-digits"]
     Job.attach("train-digits").delete()
     assert jobs() == []
@@ -176,6 +202,11 @@ def test_a_failure_here_is_raised_and_what_cannot_start_is_said(project: Path) -
     assert (failed.value.replica, failed.value.exit_code) == ("worker-0", 1)
     assert "TypeError: no such thing" in failed.value.log
     assert "and call run() again" in str(failed.value)
+    with pytest.raises(JobFailed, match="fails-smoke failed"):
+        Trainer(fails, evaluator=False).run(smoke=True)
+    Trainer(train_digits, kwargs={"number": 1}, name="one", evaluator=False).run()
+    with pytest.raises(JobFailed, match=r"one failed .* found its output finished already"):
+        Trainer(finds_it_finished, name="one", evaluator=False).run()
     (project / "runs" / "training" / "taken").parent.mkdir(parents=True, exist_ok=True)
     (project / "runs" / "training" / "taken").write_text("a file")
     with pytest.raises(ClusterProblem, match=r"can't write into .*taken is a file, not a folder"):

@@ -11,6 +11,7 @@ import pytest
 from support.kube.controller import ControllerServer, run_controller, write_kubeconfig
 from support.kube.kube_cluster import until
 from support.world.jobs import build_job
+from support.world.kueue import build_queued_job
 
 LEASE = ("--lease-namespace=trainjob", "--lease-name=lease")
 DISCOVERY = {
@@ -55,6 +56,20 @@ async def test_one_life_of_the_process(tmp_path: Path) -> None:
         assert _holder(server) == ""
         assert "Traceback" not in controller.log
         assert "Warning" not in controller.log
+
+
+@pytest.mark.parametrize(("option", "created"), [("--kueue", 1), ("--no-kueue", 0)])
+async def test_a_job_that_names_a_queue_waits(tmp_path: Path, option: str, created: int) -> None:
+    async with ControllerServer().serve() as server:
+        server.groups.append("kueue.x-k8s.io/v1beta2")
+        async with run_controller(write_kubeconfig(tmp_path, server.url), *LEASE, option) as controller:
+            server.put(build_queued_job())
+            await until(
+                lambda: (server.find("TrainJob", "digits") or {}).get("status", {}).get("state") == "Queued"
+            )
+            assert len(server.all("Workload")) == created
+            assert server.all("Pod") == []
+            assert (await controller.get("/readyz"))[0] == 200
 
 
 async def test_a_restart_writes_nothing(tmp_path: Path) -> None:

@@ -50,9 +50,11 @@ def test_a_generated_name_becomes_a_name() -> None:
     assert "left out" in notes_of(build_tfjob(metadata={"generateName": "x-"}))["metadata.generateName"]
 
 
-def test_a_queue_that_is_never_read_is_noted() -> None:
-    tfjob = build_tfjob(metadata={"labels": {"kueue.x-k8s.io/queue-name": "research"}})
-    assert "Kueue doesn't know" in notes_of(tfjob)["metadata.labels[kueue.x-k8s.io/queue-name]"]
+def test_of_kueues_labels_those_without_effect_are_noted() -> None:
+    names = ("queue-name", "priority-class", "max-exec-time-seconds")
+    tfjob = build_tfjob(metadata={"labels": {f"kueue.x-k8s.io/{name}": "1" for name in names}})
+    noted = [path for path in notes_of(tfjob) if path.startswith("metadata.labels")]
+    assert noted == ["metadata.labels[kueue.x-k8s.io/max-exec-time-seconds]"]
 
 
 def test_the_status_is_left_out() -> None:

@@ -15,7 +15,7 @@ from support.world.tfjob_strategy import tfjobs
 from support.world.tfjobs import SAMPLES, converted
 from trainjob.api import TrainJob, parse, read_documents
 from trainjob.api.errors import format_path, value_at
-from trainjob.convert import Conversion, is_tfjob, list_items
+from trainjob.convert import Conversion, is_convertible, list_items
 from trainjob.core.manifests import build_pod
 from trainjob.core.names import replica_counts
 
@@ -36,7 +36,7 @@ def samples() -> Iterator[Any]:
     for file in SAMPLES:
         for document in read_documents(file.read_text(), source=file.name):
             for item in list_items(document.raw):
-                if is_tfjob(item.raw):
+                if is_convertible(item.raw):
                     yield pytest.param(item.raw, id=f"{Path(file).stem}{item.place}")
 
 

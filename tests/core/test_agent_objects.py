@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
-from trainjob.cluster import JobKey, Refused
+from trainjob.cluster import AlreadyExists, ClusterError, JobKey, Refused, Unavailable
+from trainjob.controller.reconciler import MOST_FAILED_PASSES
 from trainjob.core.agent import AgentSource, old_secret_name, program_name, read_source, secret_name
 from trainjob.core.observed import Observed, read_observed
-from trainjob.core.settings import Bundle, Settings
+from trainjob.core.settings import Bundle, Isolation, Settings
 
 OLD = Bundle(b"the program", b"key")
 NEW = Bundle(b"a newer program", b"key")
+ISOLATED = Settings(bundle=OLD, isolation=Isolation("trainjob-system"))
 
 
 def world_of(job: dict[str, Any] | None = None, bundle: Bundle = OLD) -> World:
@@ -71,16 +74,103 @@ async def finish(world: World) -> None:
     assert world.status.state == "Complete"
 
 
-async def test_program_and_token_are_there_before_the_pods() -> None:
-    world = world_of()
+async def test_the_objects_of_a_new_job_are_created_at_once_but_for_the_token() -> None:
+    world = World(build_job(), ISOLATED)
     await world.settle()
     creations = [write for write in world.cluster.writes if write.startswith("create")]
-    first_pod = next(i for i, write in enumerate(creations) if write.startswith("create Pod"))
-    assert {f"create ConfigMap {program_name(OLD.digest)}", f"create Secret {secret_of(world)}"} <= set(
-        creations[:first_pod]
-    )
+    assert creations[-1] == f"create Secret {secret_of(world)}"
+    kinds = [write.split()[1] for write in creations]
+    assert sorted(kinds) == sorted(["Service", "NetworkPolicy", "ConfigMap", *["Pod"] * 3, "Secret"])
     for role in ("worker", "evaluator"):
         assert source_of(world, role) == AgentSource(secret_of(world), OLD.digest)
+
+
+async def test_a_pod_that_is_replaced_finds_its_token() -> None:
+    world = await world_of().started()
+    world.cluster.writes.clear()
+    meta = {"name": secret_of(world), "uid": "", "namespace": "default"}
+    world.cluster.remove({"kind": "Secret", "metadata": meta})
+    world.cluster.remove(world.pod("worker", 1))
+    await world.pass_time(60)
+    kinds = [write.split()[1] for write in world.cluster.writes if write.startswith("create")]
+    assert kinds == ["Secret", "Pod"]
+
+
+OBSTACLES = {
+    "refused": Refused("Forbidden", "a policy forbids it"),
+    "no answer": Unavailable("no answer"),
+    "taken": AlreadyExists("there is one"),
+}
+
+
+@pytest.mark.parametrize("error", OBSTACLES.values(), ids=OBSTACLES)
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "ConfigMap"])
+async def test_no_pod_starts_before_all_that_it_needs_is_there(kind: str, error: ClusterError) -> None:
+    """The kubelet starts no container before the token is there."""
+    world = World(build_job(), ISOLATED)
+    lasts = True
+
+    def fault(operation: str, manifest: dict[str, Any]) -> ClusterError | None:
+        hit = lasts and operation == "create" and manifest["kind"] == kind
+        return error if hit and not (kind == "ConfigMap" and error is OBSTACLES["taken"]) else None
+
+    world.cluster.fault = fault
+    for _ in range(MOST_FAILED_PASSES + 4):
+        with suppress(ClusterError):
+            await world.reconciler.reconcile(world.key)
+        world.restart_controller()  # at the worst time: what it remembers is lost
+    is_obstacle = kind != "ConfigMap" or error is not OBSTACLES["taken"]
+    assert (writes_of(world, "Secret") == []) is is_obstacle
+    lasts = False
+    world.let_go()
+    await world.pass_time(60)
+    world.each(world.cluster.run_pod)
+    await world.pass_time(60)
+    assert world.status.state == "Running"
+    assert writes_of(world, "Secret")[0] == f"create Secret {secret_of(world)}"
+    assert world.status.attempt == 1
+
+
+@pytest.mark.parametrize(
+    "error", [Refused("Forbidden", "a policy forbids it"), AlreadyExists("other")], ids=str
+)
+async def test_pods_that_came_too_early_go_again(error: ClusterError) -> None:
+    world = World(build_job(), ISOLATED)
+    other = {"kind": "Service", "metadata": {"name": "digits", "namespace": "default"}, "spec": {}}
+
+    def fault(operation: str, manifest: dict[str, Any]) -> ClusterError | None:
+        if (operation, manifest["kind"]) != ("create", "Service"):
+            return None
+        if isinstance(error, AlreadyExists):
+            world.cluster.put(other)
+        return error
+
+    world.cluster.fault = fault
+    with suppress(ClusterError):
+        await world.reconciler.reconcile(world.key)
+    assert len(world.pods) == 3
+    for _ in range(3):
+        with suppress(ClusterError):
+            await world.reconciler.reconcile(world.key)
+    world.let_go()
+    assert world.pods == []
+    assert world.status.conditions[0].reason in ("CreationRefused", "ServiceConflict")
+    assert writes_of(world, "Secret") == []
+
+
+async def test_a_token_that_failed_is_created_by_the_next_controller() -> None:
+    world = world_of()
+    world.cluster.fault = lambda operation, manifest: (
+        Unavailable("no answer") if operation == "create" and manifest["kind"] == "Secret" else None
+    )
+    for _ in range(3):
+        with suppress(ClusterError):
+            await world.reconciler.reconcile(world.key)
+        world.restart_controller()
+    assert world.pods
+    world.cluster.fault = lambda *_: None
+    await world.started()
+    assert writes_of(world, "Secret") == [f"create Secret {secret_of(world)}"]
 
 
 async def test_without_agents_there_are_neither() -> None:

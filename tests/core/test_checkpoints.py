@@ -63,6 +63,13 @@ async def test_what_is_said_of_a_restart_in_place(report: dict[str, Any], words:
     assert (world.status.message or "").endswith(f"; {words}")
 
 
+async def test_the_leading_agent_knows_a_checkpoint_that_the_controller_has_not_heard_of() -> None:
+    world, agents = await training(build_job(evaluator=False))
+    agents.fail("worker-1", message="boom", checkpointStep=5)
+    await world.settle()
+    assert (world.status.message or "").endswith("; restarted in place from step 5 (restart 1 of 3)")
+
+
 @pytest.mark.parametrize("checkpoint", [None, 5])
 async def test_what_is_said_of_going_on_after_a_suspension(checkpoint: int | None) -> None:
     world = await World(build_plain_job(evaluator=False)).started()

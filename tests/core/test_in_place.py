@@ -27,7 +27,6 @@ async def test_a_job_runs_once_its_agents_have_met() -> None:
     world = World(build_job())
     agents = Agents(world)
     await world.settle()
-    assert world.cluster.writes[1].startswith("create Secret digits-agent-")
     world.each(world.cluster.run_pod)
     agents.tell()
     await world.settle()
@@ -138,6 +137,19 @@ async def test_a_pod_deleted_by_the_cluster_is_not_counted(way: str) -> None:
     assert kept in names_of(world)
     assert len(names_of(world)) == 2
     assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "start"), [({}, "restarting (not"), ({"checkpointStep": 30}, "restarting from step 30 (not")]
+)
+async def test_training_that_is_saved_now_does_not_restart_from_the_beginning(
+    saved: dict[str, int], start: str
+) -> None:
+    world, agents = await training(build_job())
+    agents.report("worker-0", step=40, **saved)
+    world.cluster.ask_to_end(world.pod("worker", 1))
+    await world.settle()
+    assert f"had its pod deleted; {start}" in (world.status.message or "")
 
 
 async def test_a_controller_that_dies_after_its_decision_does_not_count_twice() -> None:

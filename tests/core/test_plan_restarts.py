@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from support.agents.tracebacks import MISTAKES, SYNTAX_ERROR, TYPE_ERROR, show
-from support.world.jobs import build_plain_job
+from support.world.jobs import build_job, build_plain_job
 from support.world.world import World
 from trainjob.core.conditions import find_condition, is_true
 
@@ -82,6 +84,27 @@ async def test_what_a_restart_cannot_fix_fails_at_once(code: int, reason: str) -
     assert failed is not None
     assert failed.reason == reason
     assert "the reason" in failed.message
+
+
+@pytest.mark.parametrize("others", ["still there", "ended as well"])
+@pytest.mark.parametrize("build", [build_job, build_plain_job])
+async def test_a_job_from_a_backup_adopts_its_finished_output(
+    build: Callable[..., dict[str, Any]], others: str
+) -> None:
+    restored = {"labels": {"velero.io/restore-name": "nightly"}}
+    world = await World(build(metadata=restored)).started()
+    world.cluster.end_pod(world.pod("worker", 0), 81, message="holds a training that finished at step 9")
+    if others == "ended as well":
+        world.cluster.end_pod(world.pod("worker", 1), 81)
+    await world.settle()
+    assert world.status.state == "Evaluating"
+    assert len(world.pods) == 3, "no attempt is begun"
+    world.let_go()
+    world.cluster.end_pod(world.pod("evaluator"), 0)
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.status.message == "training had finished before the job was restored from a backup"
+    assert world.status.restarts.charged == world.status.restarts.uncharged == 0
 
 
 async def test_the_culprit_is_named_not_the_peer_that_saw_it_go() -> None:

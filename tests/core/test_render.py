@@ -387,14 +387,3 @@ def test_a_controller_outside_of_the_cluster_is_no_peer() -> None:
 def test_a_container_gets_the_path_of_its_termination_message() -> None:
     pod = pod_of(container={"terminationMessagePath": "/tmp/last"})
     assert env_of(pod)["TRAINJOB_TERMINATION_LOG"] == "/tmp/last"
-
-
-def test_a_queue_admits_all_pods_of_a_job_together() -> None:
-    pod = pod_of(metadata={"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}, workers=3)
-    assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "digits"
-    assert pod["metadata"]["annotations"] == {"kueue.x-k8s.io/pod-group-total-count": "4"}
-
-
-def test_a_job_without_a_queue_waits_in_none() -> None:
-    assert not [name for name in pod_of()["metadata"]["labels"] if "kueue" in name]

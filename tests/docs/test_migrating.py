@@ -22,7 +22,7 @@ COMMANDS = [part.partition("\n")[::2] for part in re.split(r"^\$ ", CONSOLE, fla
 
 
 def test_the_commands_print_what_is_shown(tmp_path: Path) -> None:
-    """Those of kubectl are run by tests/e2e."""
+    """Those of kubectl are run by tests/e2e/control_plane/test_docs.py."""
     (tmp_path / "tfjob.yaml").write_text(f"# tfjob.yaml\n{FILES['tfjob.yaml']}")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ours = [(command, output) for command, output in COMMANDS if command.startswith("trainjob ")]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from support.agents.agent_job import until
 from support.cli.running import SCRIPTS, finished_run, pause, processes_of, started_run, write_job
+from support.notebook import html_of, run_notebook, text_of
 from support.trainer.checkpoints import newest_step
 from support.trainer.processes import jsonl
 
@@ -26,7 +27,14 @@ def evaluations(output: Path) -> list[dict[str, Any]]:
     return list(jsonl(output / "evaluator" / "evaluations.jsonl"))
 
 
-def test_the_main_job_trains_scores_and_is_not_trained_again(tmp_path: Path) -> None:
+def test_the_main_job_is_tried_trains_scores_and_is_not_trained_again(tmp_path: Path) -> None:
+    code, printed = finished_run(EXAMPLES / "digits.yaml", tmp_path, "--smoke")
+    assert code == 0, printed
+    worked = re.findall(r"^  (\w+) +ok: (.*)$", printed, re.MULTILINE)
+    assert [what for what, _ in worked] == ["training", "checkpoint", "evaluation", "export"], printed
+    assert worked[0][1].startswith("1 step on worker-0, worker-1: ")
+    assert worked[2][1].endswith(", final checkpoint")
+
     code, printed = finished_run(EXAMPLES / "digits.yaml", tmp_path)
     assert code == 0, printed
     output = tmp_path / "training" / "digits"
@@ -61,18 +69,24 @@ def test_an_example_trains_and_is_scored(name: str, tmp_path: Path) -> None:
     assert final["metrics"]["accuracy"] >= 0.93
 
 
-def test_a_function_trains_from_python(tmp_path: Path) -> None:
-    program = [sys.executable, str(EXAMPLES / "from_python.py")]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert float(done.stdout.rpartition("'accuracy': ")[2].rstrip("}\n")) >= 0.9
-    assert len(list(tmp_path.glob("runs/**/model.keras"))) == 1
+def test_a_function_trains_from_a_notebook(tmp_path: Path) -> None:
+    _, trained, figures, loaded = run_notebook("here", tmp_path, os.environ)
+    assert "Complete" in text_of(trained)
+    for part in ("230 of 230", "worker-0 finished", "evaluator-0 finished", "<polyline"):
+        assert part in html_of(trained)
+    metrics, result, *history = text_of(figures).strip().splitlines()
+    assert ast.literal_eval(metrics)["val_accuracy"] >= 0.9
+    assert ast.literal_eval(result)["accuracy"] >= 0.9
+    assert list(ast.literal_eval("".join(history))) == list(range(23, 231, 23))
+    assert "4,160" in text_of(loaded)
+    assert processes_of(tmp_path) == {}
 
 
 def test_every_example_is_run() -> None:
-    # What asks for GPUs and claims of a cluster is given to an API server: tests/e2e/control_plane.
-    for_clusters = {"gpu"}
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} - for_clusters == {"digits", *SMALL_EXAMPLES}
+    # What asks for GPUs and claims of a cluster is given to an API server (tests/e2e/control_plane). Horovod
+    # is compiled first, for minutes (tests/fleet).
+    elsewhere = {"gpu", "horovod_digits"}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {"digits", *SMALL_EXAMPLES, *elsewhere}
 
 
 def test_a_worker_that_crashes_restarts_all_from_the_checkpoint(tmp_path: Path) -> None:

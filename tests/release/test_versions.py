@@ -70,7 +70,7 @@ def test_setting_the_version_leaves_no_old_one(tmp_path: Path) -> None:
     left = {
         str(path.relative_to(tmp_path))
         for path in tmp_path.rglob("*")
-        if path.is_file() and path.suffix != ".pyc" and VERSION in path.read_text()
+        if path.is_file() and path.suffix != ".pyc" and VERSION.encode() in path.read_bytes()
     }
     assert left - {CHANGELOG} == GENERATED
 

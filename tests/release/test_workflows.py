@@ -54,6 +54,12 @@ def test_make_targets_exist(name: str) -> None:
             assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
 
 
+def test_the_program_that_lists_an_image_is_the_one_that_is_tested() -> None:
+    package, version = WORKFLOWS["release"]["env"]["SYFT"].split("@")
+    tested = (ROOT / "testbed" / "go" / "syft" / "go.mod").read_text()
+    assert f"{package.removesuffix('/cmd/syft')} {version}" in tested
+
+
 def test_only_a_release_may_publish() -> None:
     for name, workflow in WORKFLOWS.items():
         granted = {right for job in workflow["jobs"].values() for right in job["permissions"].items()}

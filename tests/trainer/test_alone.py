@@ -11,10 +11,12 @@ import pytest
 import tensorflow as tf
 
 from support.trainer.alone import STRATEGY, examples, model, replica, train
+from support.trainer.processes import jsonl
 from trainjob_trainer import CheckpointMismatch, Run
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import FinalMarker
-from trainjob_trainer.library import _Request, _train
+from trainjob_trainer.data.source import only_first
+from trainjob_trainer.library import _for_smoke, _Request, _train
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.resume import Start
 
@@ -76,3 +78,43 @@ def test_a_second_loop_goes_on_where_the_first_one_ended(tmp_path: Path) -> None
 
     assert list(run.steps(3)) == [0, 1, 2]
     assert list(run.steps(5)) == [3, 4]
+
+
+def test_a_smoke_test_takes_one_step_and_reads_one_batch_of_everything(tmp_path: Path) -> None:
+    furthest = {"train": 0, "heldout": 0, "test": 0}
+
+    def counted(name: str) -> Any:
+        def load() -> Any:
+            for number in range(1, 1000):
+                furthest[name] = max(furthest[name], number)
+                yield np.full(3, number, "float32"), np.zeros(1, "float32")
+
+        spec = (tf.TensorSpec([3]), tf.TensorSpec([1]))
+        return lambda: tf.data.Dataset.from_generator(load, output_signature=spec)
+
+    recipe = Recipe(epochs=50, global_batch=4, patience=3)
+    request = _Request(model, counted("train"), counted("heldout"), recipe, counted("test"))
+    trained = _train(replica(tmp_path), STRATEGY, _for_smoke(request))
+
+    assert trained.step == 1
+    assert furthest == {"train": 4, "heldout": 4, "test": 4}
+    *_, result = jsonl(tmp_path / "evaluator" / "evaluations.jsonl")
+    assert set(result["metrics"]) == {"loss", "test_loss"}
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.keras", "saved_model"]
+
+
+def test_a_smoke_test_leaves_data_that_takes_the_step_endless() -> None:
+    def load(step: int) -> Any:
+        return examples().repeat().skip(step)
+
+    assert only_first(load, 4) is load
+
+
+def test_a_smoke_test_of_a_loop_takes_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAIN_SMOKE", "true")
+    monkeypatch.setenv("TRAINJOB_OUTPUT_DIR", str(tmp_path))
+    run = Run(replica(tmp_path), STRATEGY, Start.nothing())
+    run.track(counter=tf.Variable(0))
+
+    assert list(run.steps(1000, checkpoint_every=100)) == [0]
+    assert (tmp_path / "checkpoints" / "step-00000001").is_dir()

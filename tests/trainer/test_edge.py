@@ -30,6 +30,11 @@ def test_our_own_errors_stand_for_themselves() -> None:
     ("name", "message", "lost"),
     [
         ("UnavailableError", "Socket closed", True),
+        (
+            "UnknownError",
+            "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt",
+            True,
+        ),
         ("AbortedError", "Collective ops is aborted by: ...", True),
         ("InternalError", "/job:worker/replica:0/task:1: heartbeat timeout", True),
         ("AbortedError", "queue closed", False),

@@ -6,7 +6,7 @@ import pytest
 
 from trainjob_trainer import Environment, InvalidConfiguration, Task
 from trainjob_trainer.checkpoint.fence import build_fence
-from trainjob_trainer.environment import Generation, script_name
+from trainjob_trainer.environment import Generation, is_smoke, script_name
 
 WORKER = Task("worker", 0, {})
 EVALUATOR = Task("evaluator", 0, {})
@@ -104,6 +104,25 @@ def test_a_malformed_number_is_refused(variable: str, text: str) -> None:
 def test_what_can_not_be_switched_off_is_refused() -> None:
     with pytest.raises(InvalidConfiguration, match=r"TRAIN_WITHOUT: must be some of .* got 'memroy'"):
         Environment.from_environment({"TRAIN_WITHOUT": "exit, memroy"}, WORKER)
+
+
+@pytest.mark.parametrize(
+    ("variables", "smoke"),
+    [
+        ({}, False),
+        ({"TRAIN_SMOKE": "true"}, "only a job has a smoke test"),
+        ({"TRAIN_SMOKE": "yes", "TRAINJOB_OUTPUT_DIR": "/out"}, "must be true or false, got 'yes'"),
+        ({"TRAIN_SMOKE": "false", "TRAINJOB_OUTPUT_DIR": "/out"}, False),
+        ({"TRAIN_SMOKE": "true", "TRAINJOB_OUTPUT_DIR": "/out"}, True),
+    ],
+)
+def test_a_smoke_test_needs_a_job(variables: dict[str, str], smoke: bool | str) -> None:
+    if isinstance(smoke, str):
+        with pytest.raises(InvalidConfiguration, match=f"TRAIN_SMOKE: {smoke}"):
+            Environment.from_environment(variables, WORKER)
+    else:
+        Environment.from_environment(variables, WORKER)
+        assert is_smoke(variables) is smoke
 
 
 @pytest.mark.parametrize("variable", ["TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"])

@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.reporting.progress import ProgressFile
+import pytest
+
+from trainjob_trainer.reporting.progress import ProgressFile, report
 
 
 class Clock:
@@ -168,3 +170,23 @@ def test_step_seconds_and_global_batch_have_their_keys(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
     ProgressFile(path).update(step_seconds=0.25, global_batch=64)
     assert (written(path)["stepSeconds"], written(path)["globalBatch"]) == (0.25, 64)
+
+
+def test_a_loop_of_another_library_reports_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report(1)  # outside a job nothing happens
+    path = tmp_path / "progress.json"
+    monkeypatch.setenv("TRAINJOB_PROGRESS_FILE", str(path))
+    report(1, total_steps=3, epoch=1, loss=0.5, metrics={"accuracy": 0.25})
+    report(2)
+    report(3, checkpoint_step=3)
+    last = written(path)
+    assert last.pop("time") > 0
+    assert last == {
+        "state": "training",
+        "step": 3,
+        "totalSteps": 3,
+        "epoch": 1,
+        "loss": 0.5,
+        "metrics": {"accuracy": 0.25},
+        "checkpointStep": 3,
+    }

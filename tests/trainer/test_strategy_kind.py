@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from trainjob_trainer import InvalidConfiguration, Task
+from trainjob_trainer.distribution import strategy
 from trainjob_trainer.distribution.strategy import Kind, choose_kind
+from trainjob_trainer.reporting.progress import ProgressFile
 
 TWO = {"worker": ("a:1", "b:1"), "evaluator": ("e:1",)}
 ONE = {"worker": ("a:1",)}
@@ -34,3 +36,28 @@ def test_the_role_and_the_devices_decide(task: Task, devices: int, tpu: str | No
 def test_several_workers_with_a_tpu_each_are_refused() -> None:
     with pytest.raises(InvalidConfiguration, match=r"worker-1 has the TPU 'v2', and is one of 2 workers"):
         choose_kind(Task("worker", 1, TWO), devices=1, tpu="v2")
+
+
+@pytest.mark.parametrize(
+    ("task", "state"),
+    [
+        (Task("worker", 1, TWO), "waiting"),
+        (Task("chief", 0, SERVED), "waiting"),
+        (Task("worker", 0, ONE), "starting"),
+        (Task("evaluator", 0, TWO), "starting"),
+    ],
+)
+def test_replicas_that_wait_for_others_say_so(
+    task: Task, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, seen = ProgressFile(None), []
+
+    def see(*_: object, **__: object) -> None:
+        seen.append(progress.last.state)
+
+    for name in ("wait_for_first_worker", "bear_pauses"):
+        monkeypatch.setattr(strategy, name, lambda *_, **__: None)
+    monkeypatch.setattr(strategy, "_build", see)
+    monkeypatch.setattr(strategy, "create_locally", lambda *_: None)
+    strategy.build_strategy(task, {}, progress=progress)
+    assert (seen, progress.last.state) == ([state], "starting")

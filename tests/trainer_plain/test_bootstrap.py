@@ -219,6 +219,48 @@ def test_other_uses_of_tf_keras_are_left_alone(job: dict[str, str], called: str,
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{called}\n", "")
 
 
+HOROVOD = {
+    "horovod/__init__.py": "",
+    "horovod/common/__init__.py": "",
+    "horovod/common/basics.py": "class HorovodBasics:\n    def init(self):\n        print('in the ring')",
+    "horovod/torch/__init__.py": "from horovod.common.basics import HorovodBasics as B\ninit = B().init",
+    "horovod/tensorflow/__init__.py": "raise ImportError('the extension has not been built')",
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "words"),
+    [
+        (JOB | {"HOROVOD_RANK": "0"}, 0, "in the ring"),
+        (EVALUATOR, 80, "the evaluator is no rank of Horovod's ring; set spec.evaluator.replicas to 0"),
+        (JOB, 80, "worker-0 has no rank, and would train alone"),
+        ({}, 0, "in the ring"),
+    ],
+    ids=["a rank", "the evaluator", "no rank", "no job"],
+)
+def test_only_a_rank_may_enter_horovods_ring(
+    job: dict[str, str], code: int, words: str, tmp_path: Path
+) -> None:
+    write_packages(tmp_path, HOROVOD)
+    env = {**job, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    ended = run_python(["-c", "import horovod.torch as hvd; hvd.init()"], env)
+    assert ended.returncode == code, ended.stderr
+    assert words in (ended.stderr if code else ended.stdout)
+
+
+def test_a_horovod_that_does_not_fit_tensorflow_is_one_sentence(tmp_path: Path) -> None:
+    write_packages(tmp_path, HOROVOD | {"tensorflow/__init__.py": "__version__ = '2.21.0'\n"})
+    env = {**JOB, "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}"}
+    ended = run_python(["-c", "import tensorflow, horovod.tensorflow"], env)
+    last = ended.stderr.splitlines()[-1]
+    for words in (
+        "ImportError: Horovod doesn't work with TensorFlow 2.21.0 here",
+        "has not been built",
+        "2.12",
+    ):
+        assert words in last
+
+
 def test_an_image_may_have_a_bootstrap_too(tmp_path: Path) -> None:
     shutil.copytree(BOOTSTRAP, tmp_path / "image")
     others = tmp_path / "others"

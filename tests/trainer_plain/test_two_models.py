@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.trainer.plain import SCRIPTS, Ended, run_job
+from support.trainer.processes import jsonl
 from trainjob.client.history import read_history
 
 SCRIPT = SCRIPTS / "two_models.py"
@@ -137,3 +138,16 @@ def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_p
             weights(tmp_path, "worker-0", model), weights(root, "worker-0", model), atol=1e-6
         )
     assert seen(tmp_path, "worker-1") == seen(root, "worker-0")
+
+
+def test_a_smoke_test_takes_one_step_of_each_fit_and_one_batch_of_each_evaluation(tmp_path: Path) -> None:
+    env = {"SEEN": str(tmp_path / "seen"), "TRAIN_SMOKE": "true"}
+    ended = run_job(SCRIPT, tmp_path, workers=1, evaluator=True, env=env)
+    assert {each.code for each in ended.values()} == {0}, "\n".join(each.log for each in ended.values())
+    shown = seen(tmp_path, "worker-0")
+    assert [len(shown[fit]["loss"]) for fit in ("first", "tuned", "second")] == [1, 1, 1]
+    assert {32 * value % 1 for value in shown["first"]["val_accuracy"]} == {0}  # of one batch
+    assert ended["worker-0"].progress["step"] == 3
+    *_, result = jsonl(tmp_path / "evaluator" / "evaluations.jsonl")
+    assert (result["step"], result["final"]) == (2, True)  # the first model's
+    assert 32 * result["metrics"]["accuracy"] % 1 == 0

@@ -68,6 +68,15 @@ The name of the controller's service account.
 {{- end }}
 
 {{/*
+Not empty if jobs may wait in queues of Kueue.
+*/}}
+{{- define "trainjob.kueue" -}}
+{{- $apis := .Capabilities.APIVersions }}
+{{- $served := or ($apis.Has "kueue.x-k8s.io/v1beta2") ($apis.Has "kueue.x-k8s.io/v1beta1") }}
+{{- if ternary $served .Values.kueue.enabled (eq (toString .Values.kueue.enabled) "auto") }}true{{ end }}
+{{- end }}
+
+{{/*
 The image with its digest, or else its tag.
 */}}
 {{- define "trainjob.image" -}}

@@ -69,6 +69,18 @@ def test_the_others_are_in_order_of_their_replicas() -> None:
     ]
 
 
+def test_who_led_and_is_being_replaced() -> None:
+    pods = [
+        pod("worker-0", live=False),
+        pod("worker-0", incarnation=2, live=False, state=ENDED),
+        pod("worker-0", incarnation=3, state={"waiting": {}}),
+        pod("worker-1", live=False),
+    ]
+    found = find_agents(pods, WORKERS)
+    assert found.leader is None
+    assert [agent.pod for agent in found.replaced] == ["worker-0/1"]
+
+
 def test_a_sidecar_that_runs_is_no_agent() -> None:
     ended = pod("worker-0", state=ENDED)
     ended["status"]["containerStatuses"].append({"name": "proxy", "state": RUNNING})

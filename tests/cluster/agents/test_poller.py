@@ -114,6 +114,25 @@ async def polling(world: World) -> AsyncIterator[World]:
         yield world
 
 
+async def test_a_pod_that_led_is_told_that_it_is_replaced_until_its_successor_runs() -> None:
+    calls = Calls()
+    calls.answers = {"10.0.0.1": build_report(), "10.0.0.2": build_report()}
+    world = World(sync=calls)
+    former, successor = build_pod(host="10.0.0.1"), build_pod(host="10.0.0.2", incarnation=2, waiting={})
+    del former["metadata"]["labels"]["trainjob.dev/live"]
+    world.pods[KEY] = [former, successor]
+    async with polling(world):
+        world.poller.set_target(KEY, TARGET)
+        await until(lambda: len(calls.made) > 1)
+        assert set(calls.hosts) == {"10.0.0.1"}
+        assert world.agent_report() == {}
+        world.pods[KEY] = [former, build_pod(host="10.0.0.2", incarnation=2)]
+        await until(lambda: "10.0.0.2" in calls.hosts)
+        calls.made.clear()
+        await until(lambda: len(calls.made) > 1)
+        assert set(calls.hosts) == {"10.0.0.2"}
+
+
 # -- over the network ------------------------------------------------------------------------------------
 
 

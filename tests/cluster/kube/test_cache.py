@@ -138,7 +138,7 @@ def test_what_a_write_did_not_find_is_gone() -> None:
 def test_what_is_never_read_is_not_kept() -> None:
     store, _ = build_store()
     store.put(pod(5))
-    assert "managedFields" not in store.items()[0]["metadata"]
+    assert "managedFields" not in next(store.items())["metadata"]
 
 
 def test_ends_are_not_remembered_for_ever() -> None:

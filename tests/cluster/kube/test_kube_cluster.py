@@ -253,7 +253,7 @@ async def test_one_namespace_only() -> None:
             assert len((await look(cluster, JobKey("lab", "digits"))).pods) == 1
             assert await cluster.observe(JobKey("other", "digits")) is None
             assert cluster.job_keys() == (JobKey("lab", "digits"),)
-            assert len(cluster.jobs()) == 1
+            assert len(list(cluster.jobs())) == 1
 
 
 async def test_restarts_and_silence_are_reported_by_resource() -> None:

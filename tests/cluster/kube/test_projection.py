@@ -45,15 +45,15 @@ def build_real_pod(workers: int = 2, **job: Any) -> dict[str, Any]:
     """Return a pod as an API server has it once a kubelet has reported."""
     pod = build_pod(
         parse(build_job(uid="job-uid", workers=workers, **job)),
-        role="worker", index=1, incarnation=2, attempt=2,
+        role="worker", index=1, incarnation=2, attempt=2, avoided=["node-7"],
     )  # fmt: skip
     pod["metadata"] |= {
         "uid": "pod-uid",
         "resourceVersion": "12",
         "creationTimestamp": "2026-01-01T00:00:00Z",
         "managedFields": [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}] * 8,
-        "annotations": {"example.com/long": "x" * 1000},
     }
+    pod["metadata"]["annotations"]["example.com/long"] = "x" * 1000
     pod["metadata"]["labels"]["example.com/team"] = "vision"
     pod["spec"] |= {"nodeName": "node-1", "tolerations": [{"key": "a"}] * 4}
     running = {"running": {"startedAt": "2026-01-01T00:00:09Z"}}

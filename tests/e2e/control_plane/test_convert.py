@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from trainjob.core.names import desired_replicas
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "manifests" / "crd" / "crd.yaml"
-PAGE = ROOT / "docs" / "migrating-from-tfjob.md"
 ROLES = (
     ("Worker",),
     ("Chief",),
@@ -87,19 +85,6 @@ def create(cluster: Cluster, objects: list[dict[str, Any]], namespace: str) -> l
     )
     command = ("create", "--dry-run=server", "--validate=strict", "-o", "name", "-f", "-")
     return cluster.kubectl(*command, stdin=stream).split()
-
-
-def test_the_commands_of_the_page(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    """Those of `trainjob` are run by tests/docs."""
-    page = PAGE.read_text()
-    (tmp_path / "tfjob.yaml").write_text(page.split("```yaml\n# tfjob.yaml\n")[1].split("```")[0])
-    result = CliRunner().invoke(main, ["convert", str(tmp_path / "tfjob.yaml")])
-    (tmp_path / "trainjob.yaml").write_text(result.stdout)
-    commands = re.findall(r"^\$ kubectl (.*)", page, re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["apply", "get"]
-    for command in commands:
-        words = [word.replace("trainjob.yaml", str(tmp_path / "trainjob.yaml")) for word in command.split()]
-        assert "scans" in cluster.kubectl("-n", namespace, *words)
 
 
 @pytest.mark.parametrize("text", [pytest.param(f.read_text(), id=f.stem) for f in SAMPLES])

@@ -56,7 +56,7 @@ def explain(cluster: Cluster, *words: str) -> str:
         ("tj.spec.output.claim", "size <string> Creates a claim of this size for the job."),
         ("tj.spec.restartStrategy", "ENUM: InPlace Recreate"),
         ("tj.spec.template", "see kubectl explain pod.spec"),
-        ("tj.status", "conditions <[]Object> Running, Restarting, Suspended, Complete and Failed."),
+        ("tj.status", "conditions <[]Object> Queued, Running, Restarting, Suspended, Complete and Failed."),
         ("tj.status.firstFailure", "exitCode <integer> Exit code of the training process."),
         ("tj.status.conditions", "reason <string> One word, for programs."),
     ],

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import PODS, SECRETS, SERVICES, TRAINJOBS
 from trainjob.codegen.rbac import PERMISSIONS, PermissionScope
 from trainjob.core.agent import job_token
+from trainjob.core.names import LABEL_JOB
 
 Report = dict[str, Any]
 
@@ -93,8 +95,9 @@ def run_prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
 @asynccontextmanager
 async def run_agent(admin: ApiClient, namespace: str) -> AsyncIterator[FakeAgent]:
     """Listen as the agent of the job `digits`, whose only pod has come."""
-    await eventually(lambda: admin.list(PODS, namespace), lambda pods: pods["items"])
-    (pod,) = (await admin.list(PODS, namespace))["items"]
+    ask = partial(admin.list, PODS, namespace, selector=f"{LABEL_JOB}=digits")
+    await eventually(ask, lambda pods: pods["items"])
+    (pod,) = (await ask())["items"]
     secret = await admin.get(SECRETS, namespace, "trainjob-agent-key")
     token = job_token(base64.b64decode(secret["data"]["key"]), pod["metadata"]["ownerReferences"][0]["uid"])
     agent = FakeAgent(token, report_of(pod["metadata"]["name"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,18 @@ def test_wait_and_get_after_the_end(good: subprocess.CompletedProcess[str], shel
     table = shell.run("get").stdout.splitlines()
     assert table[0].split() == ["NAME", "STATE", "WORKERS", "STEP", "ETA", "RESTARTS", "AGE"]
     assert [row.split()[:2] for row in table[1:] if row.startswith("good")] == [["good", "Complete"]]
+
+
+def test_doctor_finds_a_cluster_in_order_and_tries_an_image(shell: Shell) -> None:
+    said = shell.run("doctor", "-o", "json", "--image", images.operator().name)
+    checks = {each["subject"]: each for each in json.loads(said.stdout) if each["where"] == "cluster"}
+    image = checks.pop("image")
+    assert list(checks) == ["cluster", "CRD", "controller", "permissions", "storage"]
+    assert {each["verdict"] for each in checks.values()} == {"ok"}, checks
+    assert (said.returncode, image["verdict"]) == (1, "problem")
+    assert re.search(r"/operator:\S+ has Python 3\.\d+\.\d+ and no TensorFlow", image["found"]), image
+    pods = shell.cluster.kubectl("get", "pods", "-n", shell.namespace, "-o", "name")
+    assert "trainjob-doctor" not in pods
 
 
 def test_a_script_and_what_it_imports_travel(shell: Shell) -> None:

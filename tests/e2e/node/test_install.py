@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -186,6 +187,15 @@ def test_a_release_from_a_registry(reinstalled: NodeCluster, tmp_path: Path) -> 
         assert {pod["spec"]["containers"][0]["image"] for pod in pods} == {f"{image}:{VERSION}"}
         pulled = cluster.get("events", namespace=SYSTEM, field_selector="reason=Pulled")["items"]
         assert any(f'Successfully pulled image "{image}' in event["message"] for event in pulled)
+
+        pushed = f"registry:{address}/trainjob/operator:{VERSION}"
+        listed = run(
+            [program("syft"), "scan", pushed, "-o", "cyclonedx-json"],
+            env={"SYFT_REGISTRY_INSECURE_USE_HTTP": "true", "SYFT_CHECK_FOR_APP_UPDATE": "false"},
+        )
+        found = {(each["name"], each.get("version")) for each in json.loads(listed)["components"]}
+        assert {("trainjob", VERSION), ("kopf", version("kopf"))} <= found
+        assert any(name == "libc6" for name, _ in found)
     finally:
         enclosure.signal("registry", signal.SIGTERM)
 

@@ -96,7 +96,7 @@ def test_no_packet_for_a_pod_or_a_service_leaves_the_machine(node_cluster: NodeC
     assert "default" not in [route["dst"] for route in inside]
     service = node_cluster.get("service", "kubernetes", namespace="default")["spec"]["clusterIP"]
     used = network.Network(int(service.split(".")[1]))
-    for address in (service, used.dns, used.gateway, f"10.{used.base + 1}.255.254"):
+    for address in (service, used.dns, used.of(0).gateway, f"10.{used.base + 1}.255.254"):
         (route,) = json.loads(run(["ip", "-json", "route", "get", address]))
         assert route["dev"] == network.interface()
 
@@ -166,14 +166,14 @@ def _on_the_machine(folder: Path) -> dict[str, object]:
 @pytest.mark.testbed
 def test_a_cluster_leaves_nothing_behind_even_if_it_was_killed(apart: dict[str, str], tmp_path: Path) -> None:
     before = _on_the_machine(tmp_path)
-    kubeconfig = Path(_testbed(apart, "up", "--bare"))
+    kubeconfig = Path(_testbed(apart, "up", "--bare", "--joined", "1"))
     cluster = Cluster(kubeconfig, kubectl=program("kubectl"))
     cluster.kubectl("run", "idle", "--image=localhost/pause:1")
     cluster.kubectl("wait", "pod/idle", "--for=condition=Ready", "--timeout=60s", timeout=70)
     outer = Process.read(kubeconfig.parent / "processes" / "enclosure.json")
     assert outer
     outer.send(signal.SIGKILL)
-    assert _testbed(apart, "up", "--bare") == str(kubeconfig)
+    assert _testbed(apart, "up", "--bare", "--joined", "1") == str(kubeconfig)
     assert cluster.get("pods", namespace="default")["items"] == []
     cluster.kubectl("run", "idle", "--image=localhost/pause:1")
     cluster.kubectl("wait", "pod/idle", "--for=condition=Ready", "--timeout=60s", timeout=70)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from testbed.claims import NodeCluster
+
+from support.notebook import html_of, run_notebook, text_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MINUTES = 8
@@ -48,6 +53,24 @@ def test_digits_train_and_are_scored(installed: NodeCluster, restricted: str) ->
         left = ("wait", kind, "--for=delete", "-l", "trainjob.dev/job=digits", "-n", restricted)
         installed.kubectl(*left, "--timeout=60s", timeout=70)
     assert installed.get("pvc", "training", namespace=restricted)["status"]["phase"] == "Bound"
+
+
+def test_a_notebook_trains_on_the_cluster(installed: NodeCluster, restricted: str, tmp_path: Path) -> None:
+    kubeconfig = shutil.copy(installed.kubeconfig, tmp_path / "kubeconfig")
+    own = ("config", "set-context", "--current", f"--namespace={restricted}")
+    installed.kubectl(f"--kubeconfig={kubeconfig}", *own)
+    environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    _, submitted, figures, fetched = run_notebook("cluster", tmp_path, environ)
+    shown = html_of(submitted)
+    for part in ("Complete", f"in namespace {restricted}", "460 of 460", "<polyline"):
+        assert part in shown
+    state, metrics, *lines = text_of(figures).strip().split("\n")  # a line of a log may have others in it
+    assert state == "Complete 460"
+    assert ast.literal_eval(metrics)["val_accuracy"] >= 0.9
+    assert {line.partition(":")[0] for line in lines} == {"worker-0", "worker-1", "evaluator-0"}
+    result, last_step, parameters = [line for line in text_of(fetched).splitlines() if line][-3:]
+    assert ast.literal_eval(result)["accuracy"] >= 0.9
+    assert (last_step, parameters) == ("460", "4810")
 
 
 def _events_tell_the_story(cluster: NodeCluster, namespace: str) -> None:

@@ -12,12 +12,16 @@ from urllib.parse import parse_qs, urlsplit
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 _BINARY, _CLOSE = 0x82, 0x88
 
-Program = Callable[[Sequence[str]], tuple[int | str, str, str]]
-"""Gets a command; returns its exit code, or why it can't be started, and what it prints on its streams."""
+Program = Callable[[Sequence[str]], tuple[int | str | None, str | bytes, str]]
+"""Gets a command; returns its exit code, or why it can't be started, and what it prints on its streams.
+
+None instead of a code: the connection breaks off after the output.
+"""
+
+_LONGEST = 30_000  # as containerd cuts it
 
 
 def serve_exec(handler: BaseHTTPRequestHandler, program: Program) -> None:
-    code, output, complaint = program(parse_qs(urlsplit(handler.path).query)["command"])
     key = handler.headers["Sec-WebSocket-Key"] + _GUID
     accept = base64.b64encode(hashlib.sha1(key.encode(), usedforsecurity=False).digest()).decode()
     handler.send_response(101)
@@ -29,12 +33,17 @@ def serve_exec(handler: BaseHTTPRequestHandler, program: Program) -> None:
     ):
         handler.send_header(name, value)
     handler.end_headers()
-    for channel, text in ((1, output), (2, complaint), (3, json.dumps(_status(code)))):
-        if text:
-            handler.wfile.write(_frame(_BINARY, bytes([channel]) + text.encode()))
-    handler.wfile.write(_frame(_CLOSE, b""))
-    handler.wfile.flush()
     handler.close_connection = True
+    code, output, complaint = program(parse_qs(urlsplit(handler.path).query)["command"])
+    status = "" if code is None else json.dumps(_status(code))
+    for channel, text in ((1, output), (2, complaint), (3, status)):
+        content = text.encode() if isinstance(text, str) else text
+        for start in range(0, len(content), _LONGEST):
+            piece = content[start : start + _LONGEST]
+            handler.wfile.write(_frame(_BINARY, bytes([channel]) + piece))
+    if code is not None:
+        handler.wfile.write(_frame(_CLOSE, b""))
+    handler.wfile.flush()
 
 
 def _status(code: int | str) -> dict[str, object]:

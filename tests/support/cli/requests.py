@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 Manifest = dict[str, Any]
 
-KINDS = {"trainjobs": "TrainJob", "pods": "Pod", "configmaps": "ConfigMap"}
+KINDS = {"trainjobs": "TrainJob", "pods": "Pod", "configmaps": "ConfigMap", "events": "Event"}
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,18 @@ def matches(asked: Asked, manifest: Manifest) -> bool:
     meta = manifest["metadata"]
     if asked.namespace not in (None, meta["namespace"]):
         return False
-    name = asked.query.get("fieldSelector", "").removeprefix("metadata.name=")
+    field, _, name = asked.query.get("fieldSelector", "").rpartition("=")
+    if field == "involvedObject.uid":
+        return bool(manifest["involvedObject"]["uid"] == name)
     label, _, value = asked.query.get("labelSelector", "").partition("=")
-    return name in ("", meta["name"]) and (not label or (meta.get("labels") or {}).get(label) == value)
+    selected = manifest["involvedObject"]["name"] if field == "involvedObject.name" else meta["name"]
+    return name in ("", selected) and (not label or (meta.get("labels") or {}).get(label) == value)
 
 
 def read_request(method: str, target: str, body: Manifest | None) -> Asked:
     url = urlsplit(target)
     steps = [unquote(step) for step in url.path.strip("/").split("/")]
-    steps = steps[2:] if steps[0] == "api" else steps[3:]
+    steps = steps[{"api": 2, "apis": 3}.get(steps[0], 0) :]
     namespace = None
     if steps[0] == "namespaces":
         namespace, steps = steps[1], steps[2:]

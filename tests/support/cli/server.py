@@ -27,7 +27,8 @@ GUARD_SECONDS = 60.0
 class CliServer:
     """Each of the `rules` is given every request, and may raise `Answer` or `Break`.
 
-    With `ends_watches_at_once` it ends watches as some proxies do; `program` runs in pods.
+    With `ends_watches_at_once` it ends watches as some proxies do. `program` runs in pods; those that are
+    created have the status `pod_status`.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class CliServer:
         self.rules: list[Callable[[Asked], None]] = []
         self.logs: dict[str, Log] = {}
         self.program: Program | None = None
+        self.pod_status: Manifest = {}
         self.url = ""
         self.oldest = 0
         self.ends_watches_at_once = False
@@ -170,6 +172,8 @@ class CliServer:
             message = f'{asked.plural} "{meta["name"]}" already exists'
             raise Answer(409, "AlreadyExists", message, name=meta["name"])
         meta["namespace"] = asked.namespace
+        if asked.plural == "pods" and self.pod_status:
+            manifest["status"] = deepcopy(self.pod_status)
         return manifest if "dryRun" in asked.query else self.put(manifest)
 
     def events(self, asked: Asked, cut: int) -> Iterator[Manifest]:

@@ -63,8 +63,14 @@ class ApiObjects:
         return [stored for (k, _, _), stored in self.objects.items() if k == kind]
 
     def remove(self, kind: str, name: str, namespace: str = "default") -> None:
-        """Delete an object, and what it owns, at once."""
-        stored = self.objects.pop((kind, namespace, name))
+        """Delete an object, and what it owns, at once; what has a finalizer waits for it."""
+        place = kind, namespace, name
+        stored = self.objects[place]
+        if stored["metadata"].get("finalizers"):
+            meta = {**stored["metadata"], "deletionTimestamp": self.now()}
+            self.store(place, {**stored, "metadata": meta}, stored)
+            return
+        del self.objects[place]
         self._note("DELETED", stored, stored)
         uid = stored["metadata"]["uid"]
         for place, other in list(self.objects.items()):

@@ -58,7 +58,7 @@ class ApiRules(ApiObjects):
         assert seen.body is not None
         if (kind.kind, namespace, seen.name) in self.objects:
             raise ApiError(409, "AlreadyExists", f'{kind.plural} "{seen.name}" already exists')
-        assert seen.query.get("fieldValidation") == "Strict"
+        assert seen.query.get("fieldValidation") == ("Ignore" if kind.kind == "Workload" else "Strict")
         body = copied(seen.body)
         if kind.kind == "Pod":
             body["status"] = {"phase": "Pending"}
@@ -92,7 +92,14 @@ class ApiRules(ApiObjects):
         changed["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
         if changed != stored:
             self.store(place, changed, stored)
+        if "deletionTimestamp" in changed["metadata"] and stored["metadata"].get("finalizers"):
+            self._end_of_wait(changed)
         return changed
+
+    def _end_of_wait(self, changed: Manifest) -> None:
+        meta = changed["metadata"]
+        if not meta.get("finalizers"):
+            self.remove(changed["kind"], meta["name"], meta["namespace"])
 
     def _list(self, seen: Seen, kind: Kind, namespace: str | None) -> Manifest:
         token = seen.query.get("continue")

@@ -34,11 +34,12 @@ class Stream:
 
 
 class FakeApiServer(FaultyServer, ApiRules):
-    """Anybody is accepted, unless there are bearer `tokens`."""
+    """Anybody is accepted, unless there are bearer `tokens`; `kueue` are the versions of Kueue's API."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens: set[str] = set()
+        self.kueue: tuple[str, ...] = ()
         self._streams: list[Stream] = []
 
     # -- what tests do -----------------------------------------------------------------------------------
@@ -83,6 +84,9 @@ class FakeApiServer(FaultyServer, ApiRules):
     # -- requests ----------------------------------------------------------------------------------------
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/apis":
+            kueue = {"name": "kueue.x-k8s.io", "versions": [{"version": version} for version in self.kueue]}
+            return web.json_response({"groups": [kueue]})
         kind, namespace, name, sub = read_path(request.path)
         body = await request.json() if request.can_read_body else None
         seen = self._see(request, kind, name, sub, body)

@@ -74,10 +74,14 @@ def events_of(manifest: Manifest) -> list[str]:
 
 
 def render(
-    values: Mapping[str, Any] | None = None, *, release: str = "trainjob", namespace: str = NAMESPACE
+    values: Mapping[str, Any] | None = None,
+    *,
+    release: str = "trainjob",
+    namespace: str = NAMESPACE,
+    served: str = "",
 ) -> Release:
-    """The release with these values."""
-    answer = _template(release, namespace, json.dumps(values or {}))
+    """The release with these values, in a cluster that serves this API too."""
+    answer = _template(release, namespace, json.dumps(values or {}), served)
     assert answer.returncode == 0, answer.stderr
     return Release(documents(answer.stdout))
 
@@ -114,8 +118,11 @@ def documents(text: str) -> list[Manifest]:
 
 
 @cache
-def _template(release: str, namespace: str, values: str) -> subprocess.CompletedProcess[str]:
+def _template(
+    release: str, namespace: str, values: str, served: str = ""
+) -> subprocess.CompletedProcess[str]:
     command = [program("helm"), "template", release, CHART, "-n", namespace, "--kube-version", KUBERNETES]
+    command += ["--api-versions", served] if served else []
     return subprocess.run(
         [*command, "--values", "-"], input=values, capture_output=True, text=True, check=False
     )

@@ -23,6 +23,10 @@ KINDS = {
         Kind("secrets", "Secret"),
         Kind("configmaps", "ConfigMap"),
         Kind("events", "Event"),
+        Kind("workloads", "Workload"),
+        Kind("resourceflavors", "ResourceFlavor"),
+        Kind("workloadpriorityclasses", "WorkloadPriorityClass"),
+        Kind("priorityclasses", "PriorityClass"),
     )
 }
 

@@ -26,6 +26,7 @@ class Agents:
     refunded: int = 0
     failure: dict[str, Any] | None = None
     lost: dict[str, float] = field(default_factory=dict)
+    state_of_lost: str = "lost"
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     unreachable: float = 0.0
     witness: dict[str, Any] | None = None
@@ -91,9 +92,10 @@ class Agents:
 
     def _trainees(self, members: Collection[str]) -> list[str]:
         """Those of the attempt: beside parameter servers a worker that is away still belongs to it."""
+        training = {replica for replica in members if not replica.startswith("evaluator")}
         if self.phase != "running" or not any(replica.startswith("ps-") for replica in members):
-            return sorted(set(members) - self.without)
-        return sorted({*members, *self.away} - self.without)
+            return sorted(training - self.without)
+        return sorted({*training, *self.away} - self.without)
 
     def words(self, *, gave_up: bool = True) -> dict[str, Any]:
         """What every agent leaves behind when all have given up."""
@@ -108,7 +110,7 @@ class Agents:
     def _member(self, pod: dict[str, Any]) -> dict[str, Any]:
         replica = _replica(pod)
         trains = self.phase == "running" and replica not in self.without
-        state = "lost" if replica in self.lost else "running" if trains else "idle"
+        state = self.state_of_lost if replica in self.lost else "running" if trains else "idle"
         return {
             "pod": pod["metadata"]["name"],
             "incarnation": int(pod["metadata"]["labels"]["trainjob.dev/incarnation"]),
@@ -123,7 +125,7 @@ class Agents:
 
     def _pods(self) -> list[dict[str, Any]]:
         pods = [p for p in self.world.pods if p["metadata"]["labels"].get("trainjob.dev/live")]
-        return [p for p in pods if p["metadata"]["labels"]["trainjob.dev/role"] != "evaluator"]
+        return [p for p in pods if _replica(p) in self.lost or not _replica(p).startswith("evaluator")]
 
 
 def _replica(pod: dict[str, Any]) -> str:

@@ -11,13 +11,15 @@ from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any
 
+from support.kube.objects import merge
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.names import JobKey, ObjectRef
 
 Fault = Callable[[str, Manifest], Exception | None]
-"""Given an operation (`create`, `delete`, `set_labels`, `write_status`) and its object: an error to raise."""
+"""Given an operation (such as `create`, `set_labels`, `write_status`) and its object: an error to raise."""
 
 _JOB_LABEL = "trainjob.dev/job"
+_QUEUE_KINDS = ("ResourceFlavor", "WorkloadPriorityClass", "PriorityClass")
 
 
 class FakeCluster:
@@ -30,6 +32,8 @@ class FakeCluster:
         fault: asked before each write; None lets it through.
         fault_after: asked after each write: the write is done, but its answer is lost.
     """
+
+    pods_wait_for_secrets = True
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
         self._clock = clock
@@ -65,6 +69,8 @@ class FakeCluster:
             network_policy=deepcopy(self._objects.get(("NetworkPolicy", key.namespace, key.name))),
             progress=dict(self._progress),
             agent_report=deepcopy(self._agent_reports.get(key)),
+            workload=deepcopy(self.workload(key)),
+            queue_objects=tuple(deepcopy(o) for o in self._objects.values() if o["kind"] in _QUEUE_KINDS),
         )
 
     async def create(self, manifest: Manifest) -> None:
@@ -99,6 +105,9 @@ class FakeCluster:
         self._check("delete", stored)
         if ref.kind == "Pod" and grace_seconds != 0 and not _has_ended(stored):
             self.ask_to_end(stored)
+        elif stored["metadata"].get("finalizers"):
+            stored["metadata"]["deletionTimestamp"] = self._clock().isoformat()
+            self._store(stored)
         else:
             self._remove(stored)
         self._written("delete", stored)
@@ -115,6 +124,25 @@ class FakeCluster:
                 current[name] = value
         self._store(stored)
         self._written("label", stored)
+
+    async def patch(
+        self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
+    ) -> None:
+        """See `Cluster.patch`; a terminating object is gone with its last finalizer."""
+        stored = self._find(ref)
+        self._check("patch", stored)
+        if stored["metadata"]["resourceVersion"] != resource_version:
+            raise Conflict(f"{ref.kind} {ref.name} has changed")
+        assert ("status" in patch) == (subresource == "status")
+        merge(stored, deepcopy(dict(patch)))
+        if "deletionTimestamp" in stored["metadata"] and not stored["metadata"].get("finalizers"):
+            self._remove(stored)
+        else:
+            self._store(stored)
+        self._written("patch", stored)
+
+    async def release(self, key: JobKey) -> None:
+        """See `Cluster.release`: no test of a job on this cluster has one that is gone."""
 
     async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
         """See `Cluster.write_status`."""
@@ -175,6 +203,18 @@ class FakeCluster:
         self._uids += 1
         manifest["metadata"].setdefault("uid", f"uid-{self._uids}")
         self._store(deepcopy(manifest))
+
+    def workload(self, key: JobKey) -> Manifest | None:
+        """Return the Workload that the job owns, or None."""
+        uid = self.job(key)["metadata"]["uid"]
+        workloads = (o for o in self._objects.values() if o["kind"] == "Workload")
+        return next((found for found in workloads if uid in _owner_uids(found)), None)
+
+    def change(self, manifest: Manifest, patch: Mapping[str, Any]) -> None:
+        """Another client merges a patch into an object."""
+        stored = self._objects[_place(manifest)]
+        merge(stored, deepcopy(dict(patch)))
+        self._store(stored)
 
     def delete_job(self, key: JobKey) -> None:
         """Delete the job and, as the garbage collector does, all that it owns."""

@@ -60,6 +60,7 @@ class Life:
     world: World
     agents: Agents | None = None
     names: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
     terminal: dict[str, Any] | None = None
 
     async def happen(self, thing: str, number: int) -> None:
@@ -111,10 +112,12 @@ class Life:
             self.fail_child(agents, running[number % len(running)])
         elif thing == "lose" and running:
             labels = running[number % len(running)]["metadata"]["labels"]
+            self.lost.add(running[number % len(running)]["spec"].get("nodeName", ""))
             agents.lost[f"worker-{labels['trainjob.dev/index']}"] = float(number)
             agents.phase = "meeting"
             agents.tell()
         elif thing == "silence":
+            self.lost |= {p["spec"].get("nodeName", "") for p in running if _index(p) == 0}
             agents.unreachable, agents.witness = float(number), {"leaderLostSeconds": float(number)}
             agents.tell()
         else:
@@ -143,7 +146,7 @@ class Life:
         phase = pod["status"]["phase"]
         running = phase == "Running"
         if thing == "run" and phase == "Pending":
-            cluster.run_pod(pod)
+            cluster.run_pod(cluster.at_node(pod, f"node-{number % 3}"))
         elif thing == "succeed" and running:
             cluster.end_pod(pod, 0)
         elif thing == "fail" and running:
@@ -194,7 +197,7 @@ class Life:
             p
             for p in self.training
             if p["status"]["phase"] in ("Pending", "Running")
-            and (self.agents is None or not self.is_overdue(p))
+            and (self.agents is None or not self.is_given_up(p))
         ]
         assert _most_of_one_replica(able_to_run) <= 1, "two worker processes in one replica"
         assert used(status.restarts) <= MAX_RESTARTS
@@ -203,15 +206,23 @@ class Life:
             assert is_finished(status), "a terminal state was left"
             assert status.completion_time == self.terminal["time"]
         elif is_finished(status):
-            running = [p for p in world.pods if p["status"]["phase"] in ("Pending", "Running")]
+            running = [
+                p
+                for p in world.pods
+                if p["status"]["phase"] in ("Pending", "Running")
+                and (self.agents is None or not self.is_given_up(p))
+            ]
             assert not running, "a job ended while a pod of it could run"
             self.terminal = {"time": status.completion_time}
         assert not (is_true(status, "Complete") and is_true(status, "Failed"))
 
-    def is_overdue(self, pod: dict[str, Any]) -> bool:
-        """Return whether the pod's grace period is long over: its node counts as gone."""
+    def is_given_up(self, pod: dict[str, Any]) -> bool:
+        """Return whether the pod's node is gone: its grace period is long over, or nobody reaches it."""
         due = pod["metadata"].get("deletionTimestamp")
-        return due is not None and self.world.now > datetime.fromisoformat(due) + timedelta(seconds=9)
+        if due is None:
+            return False
+        is_overdue = self.world.now > datetime.fromisoformat(due) + timedelta(seconds=9)
+        return is_overdue or pod["spec"].get("nodeName") in self.lost
 
     async def end(self) -> None:
         """Nothing goes wrong any more: processes of every pod run and end well."""
@@ -234,6 +245,10 @@ class Life:
             await self.world.settle()
             self.check()
         raise AssertionError(f"never ended: {self.world.status.state}: {self.world.status.message}")
+
+
+def _index(pod: dict[str, Any]) -> int:
+    return int(pod["metadata"]["labels"]["trainjob.dev/index"])
 
 
 def _most_of_one_replica(pods: list[dict[str, Any]]) -> int:

@@ -3,6 +3,7 @@
     train_and_evaluate(model, train, heldout, epochs=20, global_batch=64)      a complete training
     interleaved(files, parse, part=part)                                       examples in many files
     run = init()                                                               a training loop of your own
+    report(step, total_steps=steps)                                            of a loop with Horovod
     Task, Environment, ExitCode, TrainerError ...                              usable without TensorFlow
 
 TensorFlow is imported with the first name that needs it, so the agent, which is in this package too, starts
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from trainjob_trainer.environment import Environment
     from trainjob_trainer.library import Result, train_and_evaluate
     from trainjob_trainer.recipe import Recipe
+    from trainjob_trainer.reporting.progress import report
     from trainjob_trainer.task import Task
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "WeightsDiverged",
     "init",
     "interleaved",
+    "report",
     "train_and_evaluate",
 ]
 
@@ -80,6 +83,7 @@ _LAZY = {
     "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
     "interleaved": "trainjob_trainer.data.batches",
+    "report": "trainjob_trainer.reporting.progress",
     "train_and_evaluate": "trainjob_trainer.library",
 }
 

@@ -21,6 +21,7 @@ from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, has_gpus, is_wanted
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.engine.metric_state import TrackedMetrics
+from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.evaluation import evaluate_checkpoints
 from trainjob_trainer.parameter_server import serve
@@ -163,6 +164,8 @@ class Run:
             OutputFull, OutputUnwritable, Preempted, WeightsDiverged: as for `train_and_evaluate`.
         """
         self._check_trainable()
+        if is_smoke(os.environ):
+            total = min(total, 1)
         task, store = self._replica.task, self._replica.store
         environment = self._replica.environment
         verdict = agree(
@@ -276,7 +279,7 @@ def init(*, keep: int = 3, wandb: bool = False, output: str | Path | None = None
         serve(replica)
     if wandb:
         replica = dataclasses.replace(replica, journal=begin_run(replica.task, replica.environment, {}))
-    strategy = build_strategy(replica.task)
+    strategy = build_strategy(replica.task, progress=replica.progress)
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())
     uid, reported = replica.environment.uid, replica.environment.reported_checkpoint

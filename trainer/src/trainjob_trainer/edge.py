@@ -153,6 +153,9 @@ _COLLECTIVE_WORDS = (
     "socket closed",
 )
 
+_RING_IS_DOWN = "horovod has been shut down. this was caused by an exception on one of the ranks"
+"""The same from Horovod's operations, in lower case."""
+
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 _ABORTED = re.compile(r"Collective ops is aborted by: (.*(?:(?<=:)\n.*)?)")
 
@@ -213,8 +216,10 @@ def explain_failure(
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Return whether the error is TensorFlow's, about a collective that could not continue."""
+    """Return whether the error is TensorFlow's or Horovod's, about a collective that could not continue."""
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error).lower()
+    if "HorovodInternalError" in names or _RING_IS_DOWN in text:
+        return True
     if not type(error).__module__.startswith("tensorflow"):
         return False
     return "UnavailableError" in names or (

@@ -35,6 +35,28 @@ def _names(env: Mapping[str, str]) -> list[str]:
     return [name.strip() for name in env.get(WITHOUT, "").split(",") if name.strip()]
 
 
+# A smoke test: each replica takes one step of everything.
+
+
+SMOKE = "TRAIN_SMOKE"
+"""Set by `trainjob run --smoke` and `trainjob submit --smoke`, in a job of its own."""
+
+
+def is_smoke(env: Mapping[str, str]) -> bool:
+    """Return whether this process is part of a smoke test: one step, and one batch of each evaluation."""
+    return bool(env.get("TRAINJOB_OUTPUT_DIR")) and env.get(SMOKE) == "true"
+
+
+def _check_smoke(env: Mapping[str, str]) -> None:
+    text = env.get(SMOKE)
+    if text not in (None, "", "true", "false"):
+        raise InvalidConfiguration(f"{SMOKE}: must be true or false, got {text!r}")
+    if text == "true" and not env.get("TRAINJOB_OUTPUT_DIR"):
+        raise InvalidConfiguration(
+            f"{SMOKE}: only a job has a smoke test, with an output of its own: `trainjob run FILE --smoke`"
+        )
+
+
 # The generation of this process, for fencing.
 
 
@@ -122,9 +144,10 @@ class Environment:
             InvalidConfiguration: TRAINJOB_ATTEMPT is not a number from 1, TRAINJOB_REPORTED_STEP or
                 TRAINJOB_REPORTED_CHECKPOINT is not one from 0, TRAINJOB_EPOCH is not a pair of numbers, the
                 output is not a folder, or several processes without a job need a new one; or TRAIN_WITHOUT
-                names something unknown.
+                names something unknown, or TRAIN_SMOKE is set without a job.
         """
         _check_without(env)
+        _check_smoke(env)
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):
             _check_folder(variable, env.get(variable, ""))
         own = Path(env.get("TRAINJOB_OUTPUT_DIR") or _own_folder(task, program, output, resume=resume))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trainjob_trainer.data.source import (
     TrainingSource,
     as_function,
     distributed_batches,
+    only_first,
     open_training_data,
     policy_of,
     with_class_weight,
@@ -44,6 +46,7 @@ from trainjob_trainer.engine.model_state import (
     variable_groups,
 )
 from trainjob_trainer.engine.not_finite import OnNan
+from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import CheckpointMismatch, InvalidConfiguration, first_line
 from trainjob_trainer.evaluation import (
     Evaluation,
@@ -236,13 +239,15 @@ def train_and_evaluate(
     )
     check(request.recipe)
     _check_for(replica.task, request)
+    if is_smoke(os.environ):
+        request = _for_smoke(request)
     replica.store.keep = request.recipe.keep
     if replica.task.is_server:
         serve(replica)
     if request.recipe.wandb:
         config = dataclasses.asdict(request.recipe)
         replica = dataclasses.replace(replica, journal=begin_run(replica.task, replica.environment, config))
-    strategy = build_strategy(replica.task)
+    strategy = build_strategy(replica.task, progress=replica.progress)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:
         return _evaluate(replica, strategy, request)
@@ -260,6 +265,18 @@ def _check_for(task: Task, request: _Request) -> None:
             'on_nan: "skip" can\'t be had with parameter servers, since metrics that several workers add to '
             'can\'t be put back: use "stop" or "ignore"'
         )
+
+
+def _for_smoke(request: _Request) -> _Request:
+    """Return the request for a smoke test: one step, with data for one batch of everything."""
+    recipe = dataclasses.replace(request.recipe, epochs=None, steps=1, checkpoint_every=1)
+    return dataclasses.replace(
+        request,
+        train=only_first(request.train, request.batch),
+        heldout=only_first(request.heldout, request.batch),
+        test=request.test and only_first(request.test, request.batch),
+        recipe=recipe,
+    )
 
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:

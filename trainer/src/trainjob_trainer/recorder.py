@@ -80,7 +80,7 @@ class Recorder:
         """Report that an epoch ended at `step`; `metrics` are reduced over all workers."""
         self._record_metrics(metrics)
         if self._is_writer:
-            add_to_history(self._replica.environment.output_dir, step, metrics)
+            add_to_history(self._replica.environment, step, metrics)
         self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
         self._metrics_at = self._clock()
         if self._prints_lines and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:

@@ -47,9 +47,12 @@ TRAINER_SETTINGS = tuple(
     for name in (
         "global_batch", "epochs", "steps", "seed", "shuffle", "cache", "checkpoint_every", "keep", "export",
         "base_batch", "warmup_steps", "on_nan", "compare_weights", "monitor", "mode", "patience", "min_delta",
-        "keep_best", "initial_weights", "output", "resume", "wandb", "without",
+        "keep_best", "initial_weights", "output", "resume", "wandb", "without", "smoke",
     )
 )  # fmt: skip
 """The trainer's settings, as variables of the trainer container."""
+
+SMOKE = f"{TRAINER_PREFIX}SMOKE"
+"""`true` in a smoke test: each replica takes one step, and evaluates one batch."""
 
 INT32_MAX = 2**31 - 1

@@ -22,7 +22,7 @@ Seconds = dict[str, Figure]
 class Condition(Reported):
     """One fact about the job, in the form that `kubectl wait` reads."""
 
-    type: Word = Field(description="Running, Restarting, Suspended, Complete or Failed.")
+    type: Word = Field(description="Queued, Running, Restarting, Suspended, Complete or Failed.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     reason: Word = Field("", description="One word, for programs.")
     message: Sentence = Field("", description="One sentence, for people.")
@@ -75,6 +75,7 @@ class Spent(Reported):
     restarting: NotNegative = Field(0, description="From each failure until training ran again.")
     evaluating: NotNegative = Field(0, description="After training, until the final checkpoint was scored.")
     suspended: NotNegative = Field(0, description="While the user held it.")
+    queued: NotNegative = Field(0, description="While its queue held it.")
     since: Timestamp | None = Field(None, description="When the state last changed.")
 
 
@@ -141,7 +142,7 @@ class TrainJobStatus(Reported):
 
     observed_generation: Int64 | None = Field(None, description="The generation that this status is about.")
     conditions: Annotated[tuple[Condition, ...], Strict(False)] = Field(
-        (), description="Running, Restarting, Suspended, Complete and Failed."
+        (), description="Queued, Running, Restarting, Suspended, Complete and Failed."
     )
     state: Word | None = Field(None, description="The state in one word.")
     message: Sentence | None = Field(None, description="The state in one sentence that explains it.")

@@ -26,7 +26,11 @@ _MODULES = {
     "resume": "trainjob.cli.change",
     "scale": "trainjob.cli.change",
     "delete": "trainjob.cli.change",
+    "cp": "trainjob.cli.cp",
+    "tensorboard": "trainjob.cli.tensorboard",
     "profile": "trainjob.cli.profile",
+    "doctor": "trainjob.cli.doctor",
+    "ui": "trainjob.cli.ui",
     "convert": "trainjob.cli.convert",
     "controller": "trainjob.cli.controller",
 }

@@ -168,6 +168,12 @@ def _read_rules(
     help="A list of ingress rules to add to each NetworkPolicy, for scrapers and the like.",
 )
 @click.option(
+    "--kueue/--no-kueue",
+    default=False,
+    show_default=True,
+    help="Use Kueue for jobs that name a queue; without it such jobs wait.",
+)
+@click.option(
     "--watch-silence",
     type=click.FloatRange(1, 600),
     default=70.0,
@@ -216,6 +222,7 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         port=port,
         workers=options["workers"],
         timeouts=Timeouts(inactivity=options["watch_silence"]),
+        kueue=options["kueue"],
         plan=Settings(
             isolation=Isolation(own_namespace, options["extra_ingress"])
             if options["network_policy"]

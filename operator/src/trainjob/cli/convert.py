@@ -1,4 +1,4 @@
-"""`trainjob convert`: turns Kubeflow TFJobs into TrainJobs, with a note on each field not carried over."""
+"""`trainjob convert`: turns Kubeflow TFJobs and MPIJobs into TrainJobs, and notes what isn't carried over."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainjob.api import Document, FieldError, dump_yaml
 from trainjob.cli.documents import RefusedFile, UnreadableFile, read_objects
 from trainjob.cli.ending import ends_quietly
 from trainjob.cli.options import file_arguments
-from trainjob.convert import TFJOB, Conversion, Item, describe, is_tfjob, list_items
-from trainjob.convert import convert as convert_tfjob
+from trainjob.convert import MPIJOB, TFJOB, Conversion, Item, describe, is_convertible, list_items
+from trainjob.convert import convert as convert_job
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ConvertedFiles:
     refusals: list[str] = field(default_factory=list)
 
 
-@click.command(short_help="Turn Kubeflow TFJobs into TrainJobs.")
+@click.command(short_help="Turn Kubeflow TFJobs and MPIJobs into TrainJobs.")
 @file_arguments
 @click.option("--claim", metavar="NAME", help="The claim for checkpoints and logs.")
 @click.option("--force", is_flag=True, help="Print TrainJobs, too, that `trainjob validate` refuses.")
@@ -52,13 +52,15 @@ class ConvertedFiles:
 def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
     """Print the Kubeflow TFJobs of FILEs as TrainJobs; `-` reads the standard input.
 
+    So are MPIJobs in Horovod's usual form: a launcher with horovodrun or mpirun, and workers.
+
     Each field that isn't simply carried over is a line on stderr and a comment above its TrainJob: what
     happens instead, and what to do. Objects of other kinds are printed as they are.
 
     A TrainJob needs a place for its output: it is the claim that all training replicas mount, if there is one
     such claim; otherwise name it with --claim, or in place of the one that is printed.
 
-    Nothing is printed, and the exit code is 1, when a TFJob doesn't make a valid TrainJob; with --force all
+    Nothing is printed, and the exit code is 1, when a job doesn't make a valid TrainJob; with --force all
     is printed. The exit code is 2 when a file can't be read.
     """
     outcome = ConvertedFiles()
@@ -82,14 +84,16 @@ def convert(files: tuple[str, ...], claim: str | None, force: bool) -> None:
 def _convert_file(file: str, claim: str | None, outcome: ConvertedFiles) -> None:
     documents = read_objects(file, expected=TFJOB)
     items = [(document, item) for document in documents for item in list_items(document.raw)]
-    if not any(is_tfjob(item.raw) for _, item in items):
-        raise RefusedFile([f"{documents[0].source}: holds no {TFJOB} (kubeflow.org)"])
+    if not any(is_convertible(item.raw) for _, item in items):
+        raise RefusedFile([f"{documents[0].source}: holds no {TFJOB} or {MPIJOB} (kubeflow.org)"])
     for document, item in items:
-        if not is_tfjob(item.raw):
+        if not is_convertible(item.raw):
             outcome.printed.append(Printed(dict(item.raw)))
-            outcome.notes.append(f"{_place(document, item)} {describe(item.raw)}: no TFJob, printed as it is")
+            outcome.notes.append(
+                f"{_place(document, item)} {describe(item.raw)}: no TFJob or MPIJob, printed as it is"
+            )
             continue
-        conversion = convert_tfjob(item.raw, claim=claim)
+        conversion = convert_job(item.raw, claim=claim)
         found = (FieldError(note.path, note.message) for note in conversion.notes)
         notes = _in_order_of_file(document, item, found)
         outcome.printed.append(Printed(conversion.manifest, _comments(item, notes)))

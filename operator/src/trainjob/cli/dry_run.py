@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob.api import Document, TrainJob
 from trainjob.cli.ending import Exit
-from trainjob.cli.submit import describe_refusal
-from trainjob.client.problems import describe_problem, lacks_api
+from trainjob.client.problems import describe_problem, describe_refusal, lacks_api
 from trainjob.cluster.agents import preview_source
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, RequestFailure

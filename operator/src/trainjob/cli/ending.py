@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +75,25 @@ def ends_quietly(command: Callable[..., Any]) -> Callable[..., Any]:
             sys.exit(Exit.NOBODY_READS)
 
     return ending
+
+
+@contextmanager
+def like_ctrl_c() -> Iterator[None]:
+    """Have SIGTERM, and SIGHUP of a closed terminal, end the running task as Ctrl-C does: it cleans up.
+
+    For a block of the main task of `asyncio.run`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in signals:
+        signal.signal(each, signal.getsignal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for each in signals:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def conclude(job: JobView) -> Exit:

@@ -69,7 +69,7 @@ _EXITS = {
 @click.command(epilog=describe_exits(_EXITS), short_help="Show the jobs of a cluster, or one job or run.")
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="How to print it.")
-@click.option("-w", "--watch", is_flag=True, help="Go on with a new row for each change.")
+@click.option("-w", "--watch", is_flag=True, help="Then print a row for each change.")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
 @cluster_options
 @ends_quietly

@@ -25,7 +25,7 @@ _CONTAINER = "spec.template.spec.containers[0]"
 _COMMENTS = {
     "metadata": "The name is that of pods and of the output's folder. A Kueue queue is a label:\n"
     "{{name: ..., labels: {{kueue.x-k8s.io/queue-name: research}}}}",
-    "spec.worker": "How many replicas train. minReplicas lets training go on with fewer.",
+    "spec.worker": "How many replicas train. minReplicas lets training continue with fewer.",
     "spec.evaluator": "One more replica scores each checkpoint, without GPUs; 0 for none.",
     "spec.output": "Where checkpoints, logs and the model go; here a folder below runs/, whichever it is.\n"
     "On a cluster all replicas write there: a claim that exists (claimName), a new one (size: 10Gi), or\n"

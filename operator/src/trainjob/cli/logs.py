@@ -143,7 +143,9 @@ _EXITS = {
 
 @click.command(epilog=describe_exits(_EXITS), short_help="Print the logs of a job's replicas.")
 @click.argument("name", metavar="NAME")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over, through restarts.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Print further lines until the job is over, through restarts."
+)
 @click.option("--role", type=click.Choice([*TRAINING_ROLES, EVALUATOR]), help="Only replicas of this role.")
 @click.option("--index", type=click.IntRange(0), help="Only replicas with this index.")
 @click.option("-p", "--previous", is_flag=True, help="The pods before, as far as they are left.")

@@ -84,7 +84,7 @@ def profile(
     folder: Path | None,
     where: ClusterOptions,
 ) -> None:
-    """Have TensorFlow's profiler record steps N to M of the TrainJob NAME, which goes on training.
+    """Have TensorFlow's profiler record steps N to M of the TrainJob NAME, which continues to train.
 
     Whole calls of many steps are recorded, those that the steps are in. How far it is goes to stderr, where
     the profile lies to stdout.

@@ -84,6 +84,8 @@ def run(
     """
     if fresh and resume:
         raise click.UsageError("--fresh starts over, and --resume continues: leave out one of the two")
+    if asked.smoke and (fresh or resume):
+        raise click.UsageError("--smoke always starts over, beside the job: leave out --fresh and --resume")
     job = _job(asked.for_this_machine())
     if dry_run:
         click.echo(print_job(job), nl=False)
@@ -91,16 +93,17 @@ def run(
     request = RunRequest(
         job=job,
         options=LocalOptions(
-            folder=folder or asked.folder / "runs",
-            job_folder=asked.folder,
+            folder=_whole(folder or asked.folder / "runs"),
+            job_folder=_whole(asked.folder),
             volumes=dict(map(_volume, volumes)),
             base_port=base_port,
         ),
         # A change of a script counts, one of a job's file only if the job differs.
-        file=None if asked.is_script or asked.file == STDIN else Path(asked.file),
+        file=None if asked.is_script or asked.file == STDIN else _whole(Path(asked.file)),
         command=_continuing(sys.argv[1:]),
         fresh=fresh,
         resume=resume,
+        smoke=asked.smoke,
     )
     _make_output_lenient()
     try:
@@ -108,6 +111,11 @@ def run(
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
     sys.exit(code)
+
+
+def _whole(path: Path) -> Path:
+    """Return the path without `..`, so that a folder has one name from wherever it is given."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - links stay
 
 
 async def _run(request: RunRequest, open_screen: Callable[[Callable[[], None]], Screen]) -> Exit:

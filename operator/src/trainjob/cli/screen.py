@@ -326,17 +326,21 @@ _ERASE = "\r\x1b[K"
 
 
 class ProgressLine:
-    """Keeps one line up to date on a terminal; elsewhere prints a line for each new state."""
+    """Keeps one line up to date on a terminal; elsewhere prints a line for each new state.
+
+    Attributes:
+        redraws: whether it is a terminal.
+    """
 
     def __init__(self) -> None:
         # NO_COLOR turns off colours, not the redrawn line.
-        self._redraws = wants_colours(sys.stderr, {"TERM": os.environ.get("TERM", "")})
+        self.redraws = wants_colours(sys.stderr, {"TERM": os.environ.get("TERM", "")})
         self._shown = ""
         self._is_drawn = False
 
     def show(self, job: JobView | None, problem: str = "") -> None:
         """Show the job, or a problem with the connection."""
-        if self._redraws:
+        if self.redraws:
             text = problem or (describe_progress(job) if job else "")
             width = shutil.get_terminal_size().columns - 1
             click.echo(f"{_ERASE}{text[:width]}", err=True, nl=False, color=True)

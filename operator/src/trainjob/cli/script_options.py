@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -24,8 +25,18 @@ from trainjob.cli.documents import (
     read_trainjobs,
 )
 from trainjob.cli.options import file_argument
-from trainjob.core.overrides import InvalidOverride, replace_arguments, set_field
-from trainjob.core.script import InvalidOption, ScriptJob, build_job, name_from, parse_output
+from trainjob.core.script import (
+    InvalidOption,
+    InvalidOverride,
+    ScriptJob,
+    build_job,
+    build_smoke_test,
+    name_from,
+    parse_output,
+    replace_arguments,
+    set_field,
+    wants_evaluator,
+)
 
 if TYPE_CHECKING:
     from trainjob.client.code import Packed
@@ -85,7 +96,7 @@ _SCRIPT_OPTIONS = (
     click.option(
         "--evaluator/--no-evaluator",
         default=None,
-        help="For a script: whether one more replica scores each checkpoint (it does).",
+        help="For a script: whether one more replica scores each checkpoint (it does, but for Horovod).",
     ),
     click.option("--gpus", type=click.IntRange(min=0), help="For a script: GPUs of each worker (0)."),
     click.option("--cpu", metavar="QUANTITY", help="For a script: processors of each replica, such as 2."),
@@ -165,12 +176,23 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FIELD=VALUE",
         help="Change a field of the job, such as spec.worker.replicas=4.",
     )
+    @click.option(
+        "--smoke",
+        is_flag=True,
+        help="Try everything once, as the job NAME-smoke: a step, a checkpoint, a batch of each evaluation,"
+        " the export.",
+    )
     @script_options
     @functools.wraps(command)
     def with_asked(
-        *arguments: Any, file: str, assignments: tuple[str, ...], script: ScriptOptions, **options: Any
+        *arguments: Any,
+        file: str,
+        assignments: tuple[str, ...],
+        smoke: bool,
+        script: ScriptOptions,
+        **options: Any,
     ) -> Any:
-        asked = AskedJobs(file, script, assignments, options.pop(_ARGUMENTS, None))
+        asked = AskedJobs(file, script, assignments, options.pop(_ARGUMENTS, None), smoke=smoke)
         return command(*arguments, asked=asked, **options)
 
     return with_asked
@@ -197,12 +219,14 @@ class AskedJobs:
         script: the options for scripts.
         assignments: the fields to set.
         arguments: of the program; None for those of the file.
+        smoke: a smoke test is asked for.
     """
 
     file: str
     script: ScriptOptions
     assignments: tuple[str, ...] = ()
     arguments: tuple[str, ...] | None = None
+    smoke: bool = False
 
     @property
     def is_script(self) -> bool:
@@ -222,7 +246,7 @@ class AskedJobs:
         """
         if self.is_script:
             path = os.environ.get("PYTHONPATH")
-            return self._from_script(python_path=(path,) if path else ())
+            return self._tried(self._from_script(python_path=(path,) if path else ()))
         self._refuse_script_options()
         document = self._changed(choose(read_trainjobs(self.file), self.script.name, self.file))
         config_map = value_at(document.raw, "spec", "code", "configMap")
@@ -235,7 +259,7 @@ class AskedJobs:
                     " trainjob run SCRIPT.py"
                 ]
             )
-        return document
+        return self._tried(document)
 
     def for_cluster(self, packed: Packed | None) -> tuple[Document, ...]:
         """Return the jobs to create, all valid, with their code.
@@ -243,15 +267,16 @@ class AskedJobs:
         Raises:
             UnreadableFile, RefusedFile, click.UsageError: they can't be read, or are no valid jobs.
         """
+        digits = secrets.token_hex(2)
         if self.is_script:
-            return (self._from_script(packed),)
+            return (self._tried(self._from_script(packed), digits),)
         self._refuse_script_options()
         documents = read_trainjobs(self.file)
         if self.script.name is not None:
             documents = (choose(documents, self.script.name, self.file),)
         documents = tuple(_with_code(self._changed(document), packed) for document in documents)
         check_valid(documents)
-        return documents
+        return tuple(self._tried(document, digits) for document in documents)
 
     def check_for_cluster(self) -> None:
         """Check what only a cluster needs of a script.
@@ -314,7 +339,7 @@ class AskedJobs:
             command=("python", Path(program).as_posix()),
             args=self.arguments or (),
             workers=options.workers or 1,
-            evaluator=options.evaluator is not False,
+            evaluator=wants_evaluator(options.evaluator, Path(self.file).read_text(errors="replace")),
             gpus=options.gpus or 0,
             image=options.image,
             queue=options.queue,
@@ -343,6 +368,15 @@ class AskedJobs:
         raw = self.build(replace(job, code=_reference(job.name, packed)) if packed else job)
         # Lines in later messages are those of what --dry-run prints.
         return read_documents(print_job(raw), source=f"{self.file} (see --dry-run)")[0]
+
+    def _tried(self, document: Document, digits: str = "") -> Document:
+        if not self.smoke:
+            return document
+        try:
+            spec = document.parse(needs_image=False).spec
+        except InvalidTrainJob:
+            return document  # refused with all its mistakes
+        return replace(document, raw=build_smoke_test(document.raw, spec, digits))
 
     def _changed(self, document: Document) -> Document:
         if not self.assignments and self.arguments is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from trainjob.client import submission
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted
-from trainjob.client.problems import describe_problem
+from trainjob.client.problems import describe_problem, describe_refusal
 from trainjob.client.view import read_job
 from trainjob.cluster.kube.resources import TRAINJOBS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
@@ -90,52 +89,6 @@ def changed_fields(before: Any, after: Any, path: str = "spec") -> tuple[str, ..
     return () if before == after else (path,)
 
 
-# Refusals of the API server: its messages, with the lines of the file.
-
-
-_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
-_VARIABLE = re.compile(r"\.env\[\d+\].*")
-_STRICT = "strict decoding error: "
-_ROOT = ("", "<nil>")
-
-
-def describe_refusal(
-    failure: RequestFailure, document: Document, root: str = "", about: str = ""
-) -> tuple[str, ...]:
-    """Return one line for each mistake.
-
-    Args:
-        failure: the API server's response.
-        document: the refused object, or its source.
-        root: the path in the document to which the response's fields are relative, such as `spec.template`.
-        about: the name of the object, if it isn't the document itself.
-    """
-    return tuple(
-        f"{document.source}:{document.line_of(_within(root, field))} {about}{words}"
-        for field, words in _mistakes(failure)
-    )
-
-
-def _mistakes(failure: RequestFailure) -> Iterable[tuple[str, str]]:
-    named = [(str(c.get("field", "")), str(c.get("message", ""))) for c in failure.causes]
-    # The structural schema and a rule may give the same cause for one field.
-    causes = dict.fromkeys((f, f"{f}: {m}" if f not in _ROOT else m) for f, m in named if m)
-    if causes:
-        return causes
-    _, strict, rest = failure.message.partition(_STRICT)
-    if strict:
-        return [(found[1] if (found := _UNKNOWN.search(part)) else "", part) for part in rest.split(", ")]
-    return [("", failure.message or failure.reason or f"HTTP status {failure.code}")]
-
-
-def _within(root: str, field: str) -> str:
-    if field in _ROOT:
-        return root
-    # The controller's variables come before the user's, so the index differs from the one in the file.
-    plain = _VARIABLE.sub(".env", field) if root else field
-    return f"{root}.{plain}" if root else plain
-
-
 @dataclass(frozen=True)
 class _Submission:
     document: Document
@@ -154,8 +107,8 @@ _EXITS = {
     Exit.NO_JOB: "with --wait or --logs: a job was deleted meanwhile",
     Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
     Exit.TIMEOUT: "with --wait: a job is not over after --timeout",
-    Exit.INTERRUPTED: "interrupted by Ctrl-C; jobs that were created go on",
-    Exit.NOBODY_READS: "nobody reads the output any more; jobs that were created go on",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C; jobs that were created continue",
+    Exit.NOBODY_READS: "nobody reads the output any more; jobs that were created continue",
 }
 
 

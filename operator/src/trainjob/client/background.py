@@ -15,12 +15,32 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine; Ctrl-C cancels it."""
-    future = asyncio.run_coroutine_threadsafe(work, _loop(os.getpid()))
+    """Return the result of a coroutine; Ctrl-C cancels it, and it cleans up."""
+    loop, tasks = _loop(os.getpid()), list[asyncio.Task[Any] | None]()
+    is_cancelled, ended = threading.Event(), threading.Event()
+
+    async def until_end() -> T:
+        tasks.append(asyncio.current_task())
+        try:
+            if is_cancelled.is_set():
+                raise asyncio.CancelledError
+            return await work
+        finally:
+            work.close()
+            ended.set()
+
+    def cancel() -> None:
+        for task in filter(None, tasks):
+            task.cancel()
+
     try:
-        return future.result()
+        return asyncio.run_coroutine_threadsafe(until_end(), loop).result()
     except BaseException:
-        future.cancel()
+        # Not through the future: Ctrl-C may come before there is one.
+        if not ended.is_set():
+            is_cancelled.set()
+            loop.call_soon_threadsafe(cancel)
+            ended.wait(_CLOSE_SECONDS)
         raise
 
 
@@ -53,7 +73,8 @@ def iterate(items: AsyncGenerator[T]) -> Generator[T]:
             ended.wait(_CLOSE_SECONDS)  # its connections are closed then
 
 
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 10.0
+"""For the requests by which a cancelled call cleans up."""
 
 
 @functools.cache

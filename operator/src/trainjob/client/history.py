@@ -23,21 +23,37 @@ def read_history(output: Path) -> History:
     """Return the metrics of training, and those of the evaluator under `val_` and the metric's name.
 
     `train_and_evaluate` and `fit` leave a line for each epoch, the former and loops of one's own also
-    TensorBoard's files. Where training went on from a checkpoint, the values of the later start count.
+    TensorBoard's files. Where training continued from a checkpoint, the values of the later start count.
 
     Args:
         output: the job's output folder.
     """
     found: History = {}
-    for path in sorted((output / "logs" / "train").glob("events.out.tfevents.*")):
+    for path in _event_files(output):
         for step, tag, value in read_events(path):
             found.setdefault(tag, {})[step] = value
-    lines = (("", output / "logs" / "history.jsonl"), ("val_", output / "evaluator" / "evaluations.jsonl"))
-    for prefix, path in lines:
-        for step, metrics in _read_lines(path):
+    for prefix, file in _LINES.items():
+        for step, metrics in _read_lines(output / file):
             for name, value in metrics.items():
                 found.setdefault(f"{prefix}{name}", {})[step] = value
     return {name: dict(sorted(values.items())) for name, values in found.items()}
+
+
+def history_state(output: Path) -> tuple[tuple[str, int], ...]:
+    """Return what changes with the files that `read_history` reads."""
+    found = list[tuple[str, int]]()
+    for path in (*_event_files(output), *(output / name for name in _LINES.values())):
+        with suppress(OSError):
+            found.append((path.name, path.stat().st_size))
+    return tuple(found)
+
+
+_LINES = {"": "logs/history.jsonl", "val_": "evaluator/evaluations.jsonl"}
+"""Files with a line for each result, by what comes before the names of its metrics."""
+
+
+def _event_files(output: Path) -> list[Path]:
+    return sorted((output / "logs" / "train").glob("events.out.tfevents.*"))
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:

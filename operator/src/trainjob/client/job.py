@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
@@ -17,15 +15,16 @@ from typing import TYPE_CHECKING, Any, overload
 from trainjob.client import background
 from trainjob.client.connection import ClusterOptions, connected, has_cluster
 from trainjob.client.history import History, read_history
-from trainjob.client.notebook import Display, current_metrics, current_step, open_display, to_html
+from trainjob.client.notebook import Display, open_display, to_html
 from trainjob.client.presenter import IN_PYTHON, Results, describe_end, describe_state, results_on_cluster
 from trainjob.client.problems import ClusterProblem, NoCluster, NoJob
-from trainjob.client.view import JobView, Outcome, read_job
+from trainjob.client.view import JobView, Outcome, current_metrics, current_step, read_job
 from trainjob.core.wording import parse_duration, printable
 
 if TYPE_CHECKING:
     from trainjob.api import TrainJobStatus
     from trainjob.client.handle import JobHandle
+    from trainjob.client.output import Output
 
 
 class JobFailed(Exception):
@@ -128,14 +127,17 @@ class AsyncJob:
 
     async def history(self) -> History:
         """See `Job.history`."""
-        return read_history(await self._output("the metrics over its steps are in the event files"))
+        async with self._output() as output:
+            return await output.history()
 
     async def result(self) -> Any:
         """See `Job.result`."""
-        path = await self._output("its result is in result.json") / "result.json"
+        from trainjob.client.output import NoSuchPath  # noqa: PLC0415 - as above
+
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            async with self._output() as output:
+                return await output.result()
+        except NoSuchPath:
             raise ClusterProblem(
                 f"{self.name} has no result: only a function has one, once it has returned, and only what "
                 "JSON has (see its log)"
@@ -143,8 +145,9 @@ class AsyncJob:
 
     async def model(self, to: str | Path) -> Path:
         """See `Job.model`."""
-        output = await self._output("its model is")
-        return await asyncio.to_thread(_copy_model, output, Path(to))
+        async with self._output() as output:
+            await output.model(Path(to))
+        return Path(to)
 
     async def logs(
         self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
@@ -277,15 +280,14 @@ class AsyncJob:
         async with self._open() as handle:
             self._see(await handle.patch(spec))
 
-    async def _output(self, what: str) -> Path:
-        view = await self._view()
-        if not view.folder:
-            path = view.status.output.path if view.status.output else "its volume"
-            raise ClusterProblem(
-                f"{what} in {path} in {self.place}, and this version reads only outputs on this machine: "
-                "copy it from a pod that mounts the volume"
-            )
-        return Path(view.folder)
+    @asynccontextmanager
+    async def _output(self) -> AsyncIterator[Output]:
+        from trainjob.client.output import open_output  # noqa: PLC0415 - as above
+
+        async with self._open() as handle:
+            assert self.latest is not None  # noqa: S101 - just looked at
+            async with open_output(handle, self.latest, _note) as output:
+                yield output
 
 
 class _Twins:
@@ -376,8 +378,10 @@ class Job:
 
         `pandas.DataFrame(job.history())` has a row for each step.
 
+        Of a job in a cluster they are read as by `model`.
+
         Raises:
-            ClusterProblem: its output isn't on this machine.
+            ClusterProblem: its output can't be read.
         """
         return background.run(self._aio.history())
 
@@ -385,17 +389,18 @@ class Job:
         """Return what the function has returned, as JSON has it.
 
         Raises:
-            ClusterProblem: it has no result, or its output isn't on this machine.
+            ClusterProblem: it has no result, or its output can't be read.
         """
         return background.run(self._aio.result())
 
     def model(self, to: str | Path) -> Path:
         """Copy the trained model into the new folder `to`, and return its path.
 
-        `keras.saving.load_model(job.model("./model") / "model.keras")` loads it.
+        `keras.saving.load_model(job.model("./model") / "model.keras")` loads it. In a cluster a pod that
+        lives as long as the call mounts the job's output read-only, and sends the files.
 
         Raises:
-            ClusterProblem: it has left no model, or its output isn't on this machine.
+            ClusterProblem: it has left no model, or its output can't be read.
             FileExistsError: the folder exists.
         """
         return background.run(self._aio.model(to))
@@ -410,9 +415,8 @@ class Job:
             tail: begin with so many lines before the end of each log.
             replica: only of this one, such as `worker-0`; its name isn't put before each line.
         """
-        return self._interruptible(
-            background.iterate(self._aio.logs(follow=follow, tail=tail, replica=replica))
-        )
+        with self._interruptible():
+            yield from background.iterate(self._aio.logs(follow=follow, tail=tail, replica=replica))
 
     def wait(self, timeout: float | str | None = None) -> Job:
         """Wait until the job is over, and return it.
@@ -427,9 +431,10 @@ class Job:
             JobFailed: it failed; with the first failure, its node, its step and its log.
             TimeoutError: it isn't over yet.
         """
-        display = _open_display(self._aio)
-        for view in self._interruptible(background.iterate(self._aio._changes(timeout))):
-            display.show(view)
+        with self._interruptible():  # also while it is shown: a cell's output takes its time
+            display = _open_display(self._aio)
+            for view in background.iterate(self._aio._changes(timeout)):
+                display.show(view)
         return self._aio._conclude()
 
     def suspend(self) -> None:
@@ -478,9 +483,10 @@ class Job:
         view = self._aio.latest or JobView(name=self.name)
         return to_html(view, self._aio.place, _curve(view), problem)
 
-    def _interruptible(self, items: Generator[Any]) -> Generator[Any]:
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
         try:
-            yield from items
+            yield
         except KeyboardInterrupt:
             _say_it_goes_on(self._aio)
             raise
@@ -524,25 +530,6 @@ def jobs(
         NoCluster: the cluster can't be used.
     """
     return Job.all(namespace=namespace, context=context, kubeconfig=kubeconfig)
-
-
-def _copy_model(output: Path, target: Path) -> Path:
-    """Copy what `train_and_evaluate` has exported, or the `.keras` files that a script has saved itself."""
-    if target.exists():
-        raise FileExistsError(f"{target} exists already: remove it, or name another folder")
-    saved = sorted(output.glob("*.keras"))
-    if (output / "model").is_dir():
-        shutil.copytree(output / "model", target)
-    elif saved:
-        target.mkdir(parents=True)
-        for file in saved:
-            shutil.copy2(file, target)
-    else:
-        raise ClusterProblem(
-            f"there is no model in {output}: train_and_evaluate leaves one at its end, a script or function "
-            "saves its own: model.save(os.environ['TRAINJOB_OUTPUT_DIR'] + '/model.keras')"
-        )
-    return target
 
 
 # Displays, and notes on stderr.

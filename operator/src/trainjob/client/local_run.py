@@ -14,12 +14,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainjob.api import TrainJob, parse
-from trainjob.client.finished import describe_finished, digest_request
 from trainjob.client.presenter import Results
-from trainjob.client.run_record import Run, RunRecord, forget, identify_process, read_run_folder, remember
-from trainjob.client.runs import RunServer, log_sizes, remove_leftovers, results_in, shown_path
+from trainjob.client.run_record import (
+    Run,
+    RunRecord,
+    describe_finished,
+    digest_request,
+    forget,
+    identify_process,
+    read_run_folder,
+    remember,
+)
+from trainjob.client.runs import RunServer, log_sizes, results_in, shown_path
 from trainjob.client.view import JobView, Outcome, Resumptions, read_run, with_stopped
-from trainjob.cluster.local import LocalCluster, LocalOptions, bring_back, set_aside, survey
+from trainjob.cluster.local import (
+    LocalCluster,
+    LocalOptions,
+    bring_back,
+    remove_folder,
+    set_aside,
+    survey,
+)
 from trainjob.cluster.protocol import happens_within
 from trainjob.controller import Controller
 from trainjob.core.manifests import build_objects
@@ -99,6 +114,7 @@ class RunRequest:
         fresh: start over: the present folder of the job is kept under a number.
         resume: an earlier run to continue, which becomes the job's folder: its folder, or the name of one
             beside the job's, such as `digits.1`; None: the job's folder as it is.
+        smoke: the job is a smoke test: the folder of the one before is removed.
     """
 
     job: dict[str, Any]
@@ -107,6 +123,7 @@ class RunRequest:
     command: str = ""
     fresh: bool = False
     resume: str | None = None
+    smoke: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +156,10 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
 
     def arrange(folder: Path) -> None:
         aside = None
-        if request.resume is not None:
+        if request.smoke:
+            if folder.exists():
+                remove_folder(folder)
+        elif request.resume is not None:
             named = Path(request.resume)
             aside = bring_back(named if named.is_dir() else folder.with_name(request.resume), folder)
         elif request.fresh or starts_over:
@@ -237,8 +257,6 @@ class RecordKeeper:
 
     async def begin(self, view: JobView, socket: str, now: datetime) -> None:
         """Write the first record, and add the run to the user's index."""
-        if self._earlier is not None:
-            remove_leftovers(self._earlier)
         self._record = RunRecord(
             view=view,
             host=platform.node(),

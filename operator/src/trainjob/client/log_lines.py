@@ -12,17 +12,29 @@ from dataclasses import dataclass
 _ABSL = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ (?=[\w./-]+:\d+\] )")
 """How TensorFlow's C++ code begins a line: severity, time, thread; then come the file and the message."""
 
+_HEAD = r"(?:[WE]\d{4} [\d:]+\.\d+ +\d+ |\d{4}-\d\d-\d\d [\d:]+\.\d+: [WE] )[\w./-]+:\d+\] "
+"""The beginning of a warning or an error, as TensorFlow has it since 2.18 or had it before."""
+
 _HARMLESS = tuple(
     re.compile(pattern)
     for pattern in (
         r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$",
         r"I\d{4} \d\d:\d\d:\d+\.\d+ +\d+ [\w./-]+:\d+\] ",
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I tensorflow/",
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I (tensorflow|external)/",
         r"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\.$",
         # The trainer itself declares the cardinality of its data.
-        r"W\d{4} .*\] The `assert_cardinality` transformation is currently not handled by the auto-shard",
-        r"W\d{4} .*\] Input of GeneratorDatasetOp::Dataset will not be optimized because the dataset",
-        r"E\d{4} .*\] oneDNN supports DT_HALF only on platforms with AVX-512\. Falling back to the default",
+        rf"{_HEAD}The `assert_cardinality` transformation is currently not handled by the auto-shard",
+        rf"{_HEAD}Input of GeneratorDatasetOp::Dataset will not be optimized because the dataset",
+        rf"{_HEAD}oneDNN supports DT_HALF only on platforms with AVX-512\. Falling back to the default",
+        # With CUDA, whose parts register themselves twice, and on machines without NUMA, TensorRT or ptxas.
+        rf"{_HEAD}Unable to register cu(DNN|FFT|BLAS) factory: Attempting to register factory for plugin",
+        rf"{_HEAD}computation placer already registered\. Please check linkage",
+        rf"{_HEAD}TF-TRT Warning: Could not find TensorRT",
+        rf"{_HEAD}could not open file to read NUMA node: ",
+        r"Your kernel may have been built without NUMA support\.$",
+        rf"{_HEAD}Couldn't get ptxas version",
+        rf"{_HEAD}Skipping the delay kernel, measurement accuracy will be reduced",
+        rf"{_HEAD}layout failed: INVALID_ARGUMENT: Size of values 0 does not match size of permutation",
     )
 )
 

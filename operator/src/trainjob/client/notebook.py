@@ -19,45 +19,11 @@ from trainjob.client.presenter import (
     format_metric,
     format_rate,
 )
-from trainjob.client.view import JobView, Outcome, ReplicaView
+from trainjob.client.view import JobView, Outcome, current_metrics, current_step, reporting_replica
 from trainjob.core.wording import printable, short_duration
 
 Curve = Mapping[int, float]
 """Values by step."""
-
-# The figures of a job: those of the leading replica of a run here are newer than the status.
-
-
-def leading_replica(job: JobView) -> ReplicaView | None:
-    """Return the replica whose steps are the job's; None for a job in a cluster."""
-    return next((each for each in job.replicas if not each.is_evaluator and each.report.step), None)
-
-
-def current_metrics(job: JobView) -> dict[str, float]:
-    """Return the latest metrics of training, and the evaluator's as `val_` and their names."""
-    lead, progress = leading_replica(job), job.status.progress
-    found: dict[str, float | str] = dict(progress.metrics) if progress else {}
-    if lead is not None:
-        loss = {} if lead.report.loss is None else {"loss": lead.report.loss}
-        found |= loss | dict(lead.report.metrics or {})
-    scores = dict(job.evaluation.metrics) if job.evaluation else {}
-    return {
-        **{name: number for name, value in found.items() if (number := _number(value)) is not None},
-        **{f"val_{name}": number for name, value in scores.items() if (number := _number(value)) is not None},
-    }
-
-
-def current_step(job: JobView) -> int | None:
-    """Return the last step that was reported."""
-    lead, progress = leading_replica(job), job.status.progress
-    return lead.report.step if lead is not None else progress.step if progress else None
-
-
-def _number(value: object) -> float | None:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
 
 
 # One job as HTML. Every text may come from a pod.
@@ -90,7 +56,7 @@ def to_html(job: JobView, place: str, curve: Curve, events: Sequence[str] = ()) 
     facts = "".join(
         f'<tr><td style="{_MUTED};text-align:left;padding:0 1em 0 0">{_text(name)}</td>'
         f'<td style="text-align:left">{_text(value)}</td></tr>'
-        for name, value in _facts(job)
+        for name, value in job_facts(job)
     )
     table = f'<table style="border-collapse:collapse;margin:.4em 0">{facts}</table>' if facts else ""
     parts.append(f'<div style="display:flex;gap:2em;align-items:center">{table}{draw_curve(curve)}</div>')
@@ -105,8 +71,9 @@ def _age(job: JobView, place: str) -> str:
     return ", ".join(filter(None, (f"on {place}" if place == "this machine" else f"in {place}", elapsed)))
 
 
-def _facts(job: JobView) -> Iterator[tuple[str, str]]:
-    lead, progress = leading_replica(job), job.status.progress
+def job_facts(job: JobView) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each figure."""
+    lead, progress = reporting_replica(job), job.status.progress
     report = lead.report if lead is not None else None
     total = report.total_steps if report else progress.total_steps if progress else None
     if (step := current_step(job)) is not None:
@@ -275,7 +242,7 @@ def open_display(place: str, curve: Curve, clock: Callable[[], float]) -> Displa
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and hasattr(shell, "kernel"):
-        from IPython.display import display  # type: ignore[import-not-found]  # noqa: PLC0415
+        from IPython.display import display  # noqa: PLC0415 - only a notebook has it
 
         return Cell(place, curve, display, clock)
     return Lines(clock)

@@ -247,6 +247,8 @@ class Advice:
         if module := _NO_MODULE.search(log):
             if module[1].partition(".")[0] in _TENSORFLOW:
                 return self.tensorflow
+            if module[1].partition(".")[0] == "horovod":
+                return _HOROVOD
             return self.module.format(module=module[1])
         if file := _NO_FILE.search(log):
             return self.file.format(file=file[1])
@@ -269,16 +271,21 @@ _SAME_EVERYWHERE = {
     "PeerLost": "look at the logs of the other replicas, one of which failed first",
 }
 
+_HOROVOD = (
+    "Horovod must come with the Python environment or image, with a TensorFlow that it works with: its last"
+    " release, 0.28.1, with TensorFlow 2.12 on Python 3.11 (examples/horovod.Dockerfile)"
+)
+
 HERE = Advice(
     by_reason={
         **_SAME_EVERYWHERE,
         "InvalidConfiguration": "correct what the message names, and run the same command again",
         "OutputFinished": (
-            "start over in a new folder with --fresh, or ask for more epochs to go on from the end"
+            "start over in a new folder with --fresh, or ask for more epochs to continue from the end"
         ),
         "OutputUnwritable": "make the output folder writable, or choose another one with --folder",
         "OutputFull": (
-            "free some disk space, or choose another disk with --folder; the same command then goes on"
+            "free some disk space, or choose another disk with --folder; the same command then continues"
         ),
         "PortInUse": "end the program that has the port, or choose other ports with --base-port",
         "CheckpointMismatch": (
@@ -355,6 +362,7 @@ class Results:
         advice: for the environment that the job ran in.
         command: the command line, to be repeated.
         starts_over: whether that command starts from the beginning each time.
+        copy: of a job in a cluster, the command that copies its model.
     """
 
     output: str
@@ -366,6 +374,7 @@ class Results:
     advice: Advice = HERE
     command: str = "trainjob run FILE"
     starts_over: bool = False
+    copy: str = ""
 
 
 def results_on_cluster(job: JobView) -> Results:
@@ -374,7 +383,10 @@ def results_on_cluster(job: JobView) -> Results:
     role, _, index = failed.rpartition("-")
     command = f"trainjob logs {job.name} -n {job.namespace} --role {role} --index {index}"
     path = job.status.output.path if job.status.output else ""
-    return Results(output=path, has_checkpoints=bool(path), logs={failed: command}, advice=ON_CLUSTER)
+    copy = f"trainjob cp {job.name}:model ./model -n {job.namespace}" if path else ""
+    return Results(
+        output=path, has_checkpoints=bool(path), logs={failed: command}, advice=ON_CLUSTER, copy=copy
+    )
 
 
 def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
@@ -387,8 +399,10 @@ def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
     message = message.partition(_SCORED)[0] if is_complete and job.evaluation is not None else message
     duration = f" after {short_duration(job.elapsed)}" if job.elapsed is not None else ""
     lines = [f"{job.name} {'is complete' if is_complete else 'failed'}{duration}{message and ': '}{message}"]
+    if job.is_smoke_test:
+        lines += _smoke_test(job, results)
     if is_complete:
-        return (*lines, *_success(job, results))
+        return tuple(lines) if job.is_smoke_test else (*lines, *_success(job, results))
     lines += _restarts(job)
     lines += _first_failure(job, results)
     if len(lines) == 1 and condition:
@@ -414,7 +428,7 @@ _SHOWN_RESTARTS = 10
 
 
 def _restarts(job: JobView) -> Iterator[str]:
-    """Yield a line for each restart of a run here: when, who, why, and from which step it went on."""
+    """Yield a line for each restart of a run here: when, who, why, and from which step it continued."""
     events = [event for event in job.events if event.reason in RESTARTS]
     title = "  restarts      "
     if (earlier := len(events) - _SHOWN_RESTARTS) > 0:
@@ -437,6 +451,35 @@ def _success(job: JobView, results: Results) -> Iterator[str]:
         yield f"  checkpoints   {results.output}/checkpoints"
     if results.has_events:
         yield f"  TensorBoard   tensorboard --logdir {results.output}"
+    if results.copy:
+        yield f"  copy it here  {results.copy}"
+
+
+def _smoke_test(job: JobView, results: Results) -> Iterator[str]:
+    """Yield a line for each thing that a smoke test tries, and whether it worked."""
+    progress = job.status.progress or Progress()
+    trained = [each for each in job.replicas if not each.is_evaluator and each.report.step]
+    steps = max([progress.step or 0, *(each.report.step or 0 for each in trained)])
+    on = f" on {', '.join(each.name for each in trained)}" if trained else ""
+    own = {key: value for key, value in progress.metrics.items() if not key.startswith("val_")}
+    held_out = {key: value for key, value in progress.metrics.items() if key.startswith("val_")}
+    taken = f"{steps} step{'' if steps == 1 else 's'}{on}: {describe_metrics(own)}" if steps else ""
+    yield _tried("training", taken, "no step was taken")
+    validated = describe_metrics(held_out) if held_out else ""
+    yield _tried("validation", validated, "not tried, none comes with the training")
+    saved = f"step {job.checkpoint_step}" if job.checkpoint_step is not None else ""
+    yield _tried("checkpoint", saved, "none was saved")
+    score = describe_evaluation(job.last_evaluation) if job.last_evaluation is not None else ""
+    missing = "none was reported" if _has_evaluator(job) else "not tried, the job has no evaluator"
+    yield _tried("evaluation", score, missing)
+    if job.replicas:  # a cluster's job doesn't report it
+        model = f"{results.output}/model" if results.has_model else ""
+        yield _tried("export", model, "not tried, only train_and_evaluate writes the model by itself")
+    yield from _evaluation(job, results) if any(r.is_evaluator and r.has_failed for r in job.replicas) else ()
+
+
+def _tried(what: str, worked: str, otherwise: str) -> str:
+    return f"  {what:<13} {f'ok: {worked}' if worked else otherwise}"
 
 
 def _evaluation(job: JobView, results: Results) -> Iterator[str]:

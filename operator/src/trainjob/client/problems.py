@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from trainjob.api.constants import API_VERSION, PLURAL
 
 if TYPE_CHECKING:
-    from trainjob.cluster.protocol import ClusterError
+    from trainjob.api import Document
+    from trainjob.cluster.protocol import ClusterError, RequestFailure
 
 
 # Failed requests in one sentence.
@@ -61,7 +63,53 @@ def describe_problem(error: ClusterError) -> str:
     return f"the API server refuses to {failure.verb} {failure.resource}: {words}"
 
 
-# Exceptions with such a sentence.
+# Refusals of the API server: its messages, with the lines of the file.
+
+
+_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
+_VARIABLE = re.compile(r"\.env\[\d+\].*")
+_STRICT = "strict decoding error: "
+_ROOT = ("", "<nil>")
+
+
+def describe_refusal(
+    failure: RequestFailure, document: Document, root: str = "", about: str = ""
+) -> tuple[str, ...]:
+    """Return one line for each mistake.
+
+    Args:
+        failure: the API server's response.
+        document: the refused object, or its source.
+        root: the path in the document to which the response's fields are relative, such as `spec.template`.
+        about: the name of the object, if it isn't the document itself.
+    """
+    return tuple(
+        f"{document.source}:{document.line_of(_within(root, field))} {about}{words}"
+        for field, words in _mistakes(failure)
+    )
+
+
+def _mistakes(failure: RequestFailure) -> Iterable[tuple[str, str]]:
+    named = [(str(c.get("field", "")), str(c.get("message", ""))) for c in failure.causes]
+    # The structural schema and a rule may give the same cause for one field.
+    causes = dict.fromkeys((f, f"{f}: {m}" if f not in _ROOT else m) for f, m in named if m)
+    if causes:
+        return causes
+    _, strict, rest = failure.message.partition(_STRICT)
+    if strict:
+        return [(found[1] if (found := _UNKNOWN.search(part)) else "", part) for part in rest.split(", ")]
+    return [("", failure.message or failure.reason or f"HTTP status {failure.code}")]
+
+
+def _within(root: str, field: str) -> str:
+    if field in _ROOT:
+        return root
+    # The controller's variables come before the user's, so the index differs from the one in the file.
+    plain = _VARIABLE.sub(".env", field) if root else field
+    return f"{root}.{plain}" if root else plain
+
+
+# Exceptions with a sentence about a failed request.
 
 
 class ClusterProblem(Exception):

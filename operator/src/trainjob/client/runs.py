@@ -21,7 +21,7 @@ from trainjob.client.presenter import Results, describe_deletion, describe_state
 from trainjob.client.problems import ClusterProblem, NoJob
 from trainjob.client.run_record import Run, forget, read_run_folder
 from trainjob.client.view import JobView
-from trainjob.cluster.local import CannotRunHere, remove_folder
+from trainjob.cluster.local import CannotRunHere, PrivateFolder, remove_folder, remove_stale
 from trainjob.core.agent_reports import read_replica
 from trainjob.core.names import EVALUATOR, TRAINING_ROLES
 
@@ -85,6 +85,7 @@ class RunServer:
         self._controls = controls
         self._connections = set[asyncio.Task[None]]()
         self._server: asyncio.Server | None = None
+        self._folder: PrivateFolder | None = None
         self.path = ""
 
     async def open(self) -> None:
@@ -93,26 +94,26 @@ class RunServer:
         Raises:
             OSError: none can be created.
         """
-        folder = _private_folder()
-        path = folder / "run"
+        self._folder = _private_folder()
+        path = self._folder.path / "run"
         try:
             self._server = await asyncio.start_unix_server(self._accept, path, limit=_LONGEST_LINE)
             path.chmod(0o600)
         except OSError:
-            folder.rmdir()
+            self._folder.remove()
             raise
         self.path = str(path)
 
     async def close(self) -> None:
         """Close all connections and remove the socket; more calls do nothing."""
-        if self._server is None:
+        if self._server is None or self._folder is None:
             return
         self._server.close()
         self._server = None
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        _remove_socket(Path(self.path))
+        self._folder.remove()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -159,29 +160,27 @@ async def _send(writer: asyncio.StreamWriter, message: Mapping[str, Any]) -> Non
     await writer.drain()
 
 
-def _private_folder() -> Path:
-    """Return a new folder that only this user can enter, with a path that is short enough for a socket."""
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - mkdtemp
-        if parent and len(os.fsencode(parent)) <= _LONGEST_PATH - len("/trainjob-01234567/run"):
-            with suppress(OSError):
-                return Path(tempfile.mkdtemp(prefix="trainjob-", dir=parent))
+def _parents() -> list[Path]:
+    """Return the folders that may hold a socket, whose path has to be short."""
+    known = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")  # noqa: S108 - mkdtemp
+    longest = _LONGEST_PATH - len("/trainjob-01234567/run")
+    return [Path(parent) for parent in known if parent and len(os.fsencode(parent)) <= longest]
+
+
+def _private_folder() -> PrivateFolder:
+    for parent in _parents():
+        with suppress(OSError):
+            return PrivateFolder(parent)
     raise OSError("no folder for a socket: set TMPDIR to one with a short path")
-
-
-def _remove_socket(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
 
 
 # The side of other processes.
 
 
-def remove_leftovers(run: Run) -> None:
-    """Remove the socket that a killed run has left."""
-    with suppress(OSError):
-        if run.is_here and not run.is_running and _is_own_socket(Path(run.record.socket)):
-            _remove_socket(Path(run.record.socket))
+def remove_leftovers() -> None:
+    """Remove the sockets that killed runs have left."""
+    for parent in _parents():
+        remove_stale(parent)
 
 
 def _is_own_socket(path: Path) -> bool:
@@ -362,7 +361,12 @@ class LocalJob:
         """See `JobHandle`."""
         last: JobView | None = None
         while True:
-            run = self._read_run(last)
+            try:
+                run = self._read_run(last)
+            except NoJob:
+                if last is not None and last.is_over:
+                    return  # deleted since, or the record is that of the earlier run, which had finished
+                raise
             if not run.is_running:
                 yield run.view
                 return
@@ -447,7 +451,7 @@ class LocalJob:
                 if not is_ending or asyncio.get_running_loop().time() > until:
                     raise ClusterProblem(str(cannot)) from cannot
             else:
-                remove_leftovers(self._run)
+                remove_leftovers()
                 forget(self.folder)
                 return
             await asyncio.sleep(_POLL_SECONDS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import sys
@@ -17,12 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from trainjob.api import dump_yaml
+from trainjob.api import dump_yaml, parse
 from trainjob.client import background
 from trainjob.client.connection import ClusterOptions, connected
 from trainjob.client.job import AsyncJob, Job, known
 from trainjob.client.problems import ClusterProblem, explain
-from trainjob.core.script import LOCAL_OUTPUT, ScriptJob, build_job, name_from, parse_output
+from trainjob.core.script import (
+    LOCAL_OUTPUT,
+    ScriptJob,
+    build_job,
+    build_smoke_test,
+    name_from,
+    parse_output,
+    wants_evaluator,
+)
 from trainjob.core.wording import printable
 
 if TYPE_CHECKING:
@@ -52,7 +62,8 @@ class Trainer:
         args: arguments of the script, or of the command.
         command: a program instead of `train`, such as `["python", "-m", "package"]`.
         workers: how many replicas train.
-        evaluator: whether one more replica scores each checkpoint.
+        evaluator: whether one more replica scores each checkpoint; None for one, unless `train` imports
+            Horovod.
         gpus: of each worker.
         image: the container's, with TensorFlow and your packages; needed in a cluster.
         output: where checkpoints, logs and the model go in a cluster: `claim:NAME`, `size:10Gi` or
@@ -78,7 +89,7 @@ class Trainer:
         args: Sequence[object] = (),
         command: Sequence[str] = (),
         workers: int = 1,
-        evaluator: bool = True,
+        evaluator: bool | None = None,
         gpus: int = 0,
         image: str | None = None,
         output: str | None = None,
@@ -103,7 +114,7 @@ class Trainer:
             command=self._command or ("python", str(self._script)),
             args=tuple(map(str, args)),
             workers=workers,
-            evaluator=evaluator,
+            evaluator=wants_evaluator(evaluator, self._source()),
             gpus=gpus,
             image=image,
             output=self._output or LOCAL_OUTPUT,
@@ -124,7 +135,7 @@ class Trainer:
         """Return the TrainJob that it stands for in a cluster; only `submit` also creates its code."""
         return self._pack()[0]
 
-    def run(self, *, fresh: bool = False) -> Job:
+    def run(self, *, fresh: bool = False, smoke: bool = False) -> Job:
         """Train on this machine: every replica is a process, and no cluster is needed.
 
         Returns the finished job. If it has trained before, it continues from the last checkpoint; a job
@@ -133,21 +144,27 @@ class Trainer:
 
         Args:
             fresh: start over; the earlier output is kept beside the new one.
+            smoke: try everything once, as the job NAME-smoke: one step, a checkpoint, one batch of each
+                evaluation, the export.
 
         Raises:
             JobFailed: it failed; with the first failure.
             ClusterProblem: it can't run here; the message says why.
         """
-        return background.run(self.aio._start(fresh=fresh)).wait()
+        return background.run(self.aio._start(fresh=fresh, smoke=smoke)).wait()
 
-    def submit(self) -> Job:
+    def submit(self, *, smoke: bool = False) -> Job:
         """Create the job in a cluster, and return it at once.
+
+        Args:
+            smoke: try everything once, as in `run`, as the job NAME-smoke-XXXX, which is deleted an hour
+                after its end; its output stays.
 
         Raises:
             ClusterProblem: the cluster refused it, or has a job of that name.
             ValueError: a cluster needs more than was given, or the code can't travel.
         """
-        return background.run(self.aio.submit())
+        return background.run(self.aio.submit(smoke=smoke))
 
     def __repr__(self) -> str:
         return f"Trainer({self.name!r}, workers={self._job.workers})"
@@ -177,6 +194,17 @@ class Trainer:
             return name_from(self._command[-1])
         inner = getattr(self._train, "func", self._train)
         return name_from(getattr(inner, "__name__", type(inner).__name__).replace("<lambda>", "function"))
+
+    def _source(self) -> str:
+        """Return the text of the script or of the function's module; in a notebook that of the function."""
+        if self._script is not None:
+            return self._script.read_text(errors="replace")
+        inner = getattr(self._train, "func", self._train)
+        parts: list[Any] = [inspect.getmodule(inner), inner]
+        for part in parts:
+            with suppress(OSError, TypeError):
+                return inspect.getsource(part)
+        return ""
 
     def _pack(self) -> tuple[dict[str, Any], Packed | None]:
         """Return the manifest for a cluster, and the code that travels with it.
@@ -237,11 +265,11 @@ class AsyncTrainer:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
-    async def run(self, *, fresh: bool = False) -> Job:
+    async def run(self, *, fresh: bool = False, smoke: bool = False) -> Job:
         """See `Trainer.run`."""
-        return await (await self._start(fresh=fresh)).aio.wait()
+        return await (await self._start(fresh=fresh, smoke=smoke)).aio.wait()
 
-    async def submit(self) -> Job:
+    async def submit(self, *, smoke: bool = False) -> Job:
         """See `Trainer.submit`."""
         from trainjob.client.submission import submit  # noqa: PLC0415 - not for runs here
         from trainjob.client.view import read_job  # noqa: PLC0415 - as above
@@ -249,26 +277,30 @@ class AsyncTrainer:
 
         trainer = self._trainer
         manifest, packed = trainer._pack()
+        if smoke:
+            manifest = build_smoke_test(manifest, parse(manifest).spec, secrets.token_hex(2))
+        name = str(manifest["metadata"]["name"])
         async with connected(trainer._where) as cluster:
             try:
                 created = await submit(cluster.api, cluster.namespace, manifest, packed)
             except AlreadyExists as error:
                 raise ClusterProblem(
-                    f"{trainer.name} exists already in namespace {cluster.namespace}: look at it by "
-                    f"Job.attach({trainer.name!r}), delete it, or choose another name=..."
+                    f"{name} exists already in namespace {cluster.namespace}: look at it by "
+                    f"Job.attach({name!r}), delete it, or choose another name=..."
                 ) from error
             except ClusterError as error:
                 raise explain(error) from error
-        return known(
-            AsyncJob(trainer.name, replace(trainer._where, namespace=cluster.namespace)), read_job(created)
-        )
+        return known(AsyncJob(name, replace(trainer._where, namespace=cluster.namespace)), read_job(created))
 
-    async def _start(self, *, fresh: bool) -> Job:
+    async def _start(self, *, fresh: bool, smoke: bool) -> Job:
         """Start a run as a process of its own, and return it once it has a record.
 
         Ctrl-C, and the end of this process, don't reach it: a notebook's kernel may be restarted meanwhile.
         """
-        options = ["--plain", "--folder", str(RUNS), *(["--fresh"] if fresh else [])]
+        if fresh and smoke:
+            raise ValueError("smoke=True always starts over, beside the job: leave out fresh=True")
+        options = ["--plain", "--folder", str(RUNS)]
+        options += [name for name, given in (("--fresh", fresh), ("--smoke", smoke)) if given]
         # Its output would fill a pipe without a reader; a file without a name is gone with the process.
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         with log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import EVALUATOR, Replica
 from trainjob.core.pods import Pod, PodState, read_pod, read_time
+from trainjob.core.script import is_smoke_test
 
 if TYPE_CHECKING:
     from trainjob.cluster import Snapshot
@@ -99,6 +101,11 @@ class JobView:
     def in_place(self) -> bool:
         """Return whether its training restarts in the existing pods."""
         return self.spec.get("restartStrategy") != "Recreate"
+
+    @property
+    def is_smoke_test(self) -> bool:
+        """Return whether it takes one step of everything, to try it."""
+        return is_smoke_test(self.spec)
 
     @property
     def outcome(self) -> Outcome:
@@ -231,10 +238,10 @@ RESTARTS = ("Restarting", "Restarted", "EvaluatorRestarted", "Resized", "StartTi
 
 
 class Resumptions:
-    """Adds to each restart the step from which training continued, where the event itself doesn't have it.
+    """Adds to each restart the step from which training continued.
 
-    An agent may have started training again before the controller hears of the failure; then the checkpoint
-    is known only from the next start's report.
+    The event has it only if a checkpoint had been reported before the failure, and that may not be the last
+    one: workers that stop for a restart save once more. The next start's report has it in any case.
     """
 
     def __init__(self) -> None:
@@ -253,9 +260,13 @@ class Resumptions:
 
     def _completed(self, event: PostedEvent) -> PostedEvent:
         step = self._steps.get(event.at)
-        if step is None or event.reason not in RESTARTS or " from " in event.message.rpartition("; ")[2]:
+        if step is None or event.reason not in RESTARTS:
             return event
-        return event._replace(message=f"{event.message}; resumed from step {step}")
+        before, separator, action = event.message.rpartition("; ")
+        if " from " not in action:
+            return event._replace(message=f"{event.message}; resumed from step {step}")
+        action = re.sub(r" from step \d+", f" from step {step}", action)
+        return event._replace(message=f"{before}{separator}{action}")
 
 
 def _read_replica(
@@ -299,3 +310,38 @@ def why_no_log(pod: Pod) -> str:
         reason, message = pod.waiting
         return f"{reason}: {message}" if message else reason
     return "waiting for a node" if pod.state is PodState.PENDING else "starting"
+
+
+# The figures of a job: those of a replica of a run here are newer than the status.
+
+
+def reporting_replica(job: JobView) -> ReplicaView | None:
+    """Return the replica whose steps are the job's; None for a job in a cluster."""
+    return next((each for each in job.replicas if not each.is_evaluator and each.report.step), None)
+
+
+def current_metrics(job: JobView) -> dict[str, float]:
+    """Return the latest metrics of training, and the evaluator's as `val_` and their names."""
+    lead, progress = reporting_replica(job), job.status.progress
+    found: dict[str, float | str] = dict(progress.metrics) if progress else {}
+    if lead is not None:
+        loss = {} if lead.report.loss is None else {"loss": lead.report.loss}
+        found |= loss | dict(lead.report.metrics or {})
+    scores = dict(job.evaluation.metrics) if job.evaluation else {}
+    return {
+        **{name: number for name, value in found.items() if (number := _number(value)) is not None},
+        **{f"val_{name}": number for name, value in scores.items() if (number := _number(value)) is not None},
+    }
+
+
+def current_step(job: JobView) -> int | None:
+    """Return the last step that was reported."""
+    lead, progress = reporting_replica(job), job.status.progress
+    return lead.report.step if lead is not None else progress.step if progress else None
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None

@@ -178,6 +178,8 @@ class Snapshot:
         agent_report: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with
             `age`, the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None
             before any agent has answered.
+        workload: the job's Workload at Kueue, or None.
+        queue_objects: the ResourceFlavors, WorkloadPriorityClasses and PriorityClasses, for a job in a queue.
     """
 
     job: Manifest
@@ -187,10 +189,18 @@ class Snapshot:
     network_policy: Manifest | None = None
     progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     agent_report: Mapping[str, Any] | None = None
+    workload: Manifest | None = None
+    queue_objects: tuple[Manifest, ...] = ()
 
 
 class Cluster(Protocol):
-    """The requests of the controller. Every method may raise `ClusterError`."""
+    """The requests of the controller. Every method may raise `ClusterError`.
+
+    Attributes:
+        pods_wait_for_secrets: whether a pod may be created before a Secret that it mounts.
+    """
+
+    pods_wait_for_secrets: bool
 
     def watch(self, notify: Callable[[JobKey], None]) -> None:
         """From now on, call `notify` with a job's key whenever the job or its objects may have changed."""
@@ -225,6 +235,20 @@ class Cluster(Protocol):
 
     async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
         """Set these labels, and remove those given as None; others stay. Raises as `delete` does."""
+
+    async def patch(
+        self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
+    ) -> None:
+        """Merge a patch into an object, or a subresource of it.
+
+        Raises:
+            NotFound: it is gone.
+            Conflict: it has changed since it had `resource_version`, or is another one of that name.
+            Refused: a rule or a policy forbids it.
+        """
+
+    async def release(self, key: JobKey) -> None:
+        """Let objects go that have a finalizer for a job which is gone; none, where there are none."""
 
     async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
         """Replace the job's status.

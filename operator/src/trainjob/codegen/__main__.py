@@ -18,7 +18,13 @@ from pathlib import Path
 
 from trainjob.codegen import dashboards, pod_schema, rbac
 from trainjob.codegen.crd import released_crd_text
-from trainjob.codegen.reference import editor_schema_text, permissions_text, reference_text
+from trainjob.codegen.reference import (
+    NOTEBOOK,
+    editor_schema_text,
+    notebook_text,
+    permissions_text,
+    reference_text,
+)
 
 # The repository of the generated files, and its version.
 
@@ -67,6 +73,9 @@ GENERATED: Mapping[str, Callable[[str], str]] = {
     "manifests/overlays/one-namespace/jobs/rbac.yaml": lambda _: rbac.one_namespace_text(),
     "charts/trainjob/files/controller-rules.yaml": lambda _: rbac.rules_text(rbac.controller_rules()),
     "charts/trainjob/files/own-rules.yaml": lambda _: rbac.rules_text(rbac.own_rules(lease=_LEASE, key=_KEY)),
+    "manifests/overlays/kueue/rbac.yaml": lambda _: rbac.kueue_text(),
+    "charts/trainjob/files/kueue-rules.yaml": lambda _: rbac.rules_text(rbac.kueue_rules()),
+    "charts/trainjob/files/kueue-cluster-rules.yaml": lambda _: rbac.rules_text(rbac.kueue_cluster_rules()),
     "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
     "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
     "charts/trainjob/files/dashboard-controller.json": lambda _: dashboards.controller_text(),
@@ -74,7 +83,12 @@ GENERATED: Mapping[str, Callable[[str], str]] = {
     "docs/reference/trainjob.schema.json": lambda _: editor_schema_text(),
     "docs/reference/api.md": lambda _: reference_text(),
     "docs/reference/permissions.md": lambda _: permissions_text(),
+    "docs/notebook.md": lambda _: notebook_text(_read_source(NOTEBOOK)),
 }
+
+
+def _read_source(name: str) -> str:
+    return (find_repository(Path(__file__)).root / name).read_text(encoding="utf-8")
 
 
 def drift(repository: Repository) -> str:

@@ -78,7 +78,7 @@ CONTROLLER: Mapping[str, tuple[Chart, ...]] = {
                f"sum by (after) (increase(trainjob_restart_seconds_count{{{_JOB}}}[1h]))"}),
     ),
     "Waiting times of jobs": (
-        Chart("Wait for admission", "From a job's creation until it was started: suspended by a queue or a "
+        Chart("Wait for admission", "From a job's creation until it was started: held by a queue or a "
               "person, or waiting for the controller. Jobs of the last hour.", units.Seconds,
               _quantiles("trainjob_admission_seconds", "1h")),
         Chart("Time to the first step", "From a job's start to its first step: scheduling, images, imports "

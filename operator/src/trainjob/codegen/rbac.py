@@ -108,6 +108,25 @@ PERMISSIONS: tuple[Permission, ...] = (
 )
 
 
+KUEUE_PERMISSIONS: tuple[Permission, ...] = (
+    Permission(
+        "kueue.x-k8s.io",
+        "workloads",
+        (*_READ, "create", "patch", "delete"),
+        "what jobs in queues ask of Kueue; patch keeps it up to date and takes the finalizer off",
+    ),
+    Permission("kueue.x-k8s.io", "workloads/status", ("patch",), "which pods are ready or need no quota"),
+)
+"""In namespaces with jobs, where jobs wait in queues of Kueue."""
+
+KUEUE_CLUSTER_PERMISSIONS: tuple[Permission, ...] = (
+    Permission("kueue.x-k8s.io", "resourceflavors", ("list", "watch"), "the nodes of admitted jobs"),
+    Permission("kueue.x-k8s.io", "workloadpriorityclasses", ("list", "watch"), "the jobs' priorities"),
+    Permission("scheduling.k8s.io", "priorityclasses", ("list", "watch"), "the same, of their pods"),
+)
+"""Of objects without a namespace, for the same."""
+
+
 # The rules and roles that are made from them.
 
 
@@ -156,6 +175,16 @@ def controller_rules() -> tuple[RbacRule, ...]:
     return _rules(p for p in PERMISSIONS if p.scope is PermissionScope.JOBS)
 
 
+def kueue_rules() -> tuple[RbacRule, ...]:
+    """Return the rules that the controller also needs in each namespace with jobs in queues of Kueue."""
+    return _rules(KUEUE_PERMISSIONS)
+
+
+def kueue_cluster_rules() -> tuple[RbacRule, ...]:
+    """Return the rules for what Kueue has for all namespaces."""
+    return _rules(KUEUE_CLUSTER_PERMISSIONS)
+
+
 def own_rules(*, lease: str, key: str) -> tuple[RbacRule, ...]:
     """Return the rules for the controller's own namespace; all but `create` are for these two objects."""
     names = {"leases": lease, "secrets": key}
@@ -194,6 +223,13 @@ def one_namespace_text() -> str:
             _binding("Role", f"{NAME}-controller"),
         )
     )
+
+
+def kueue_text() -> str:
+    """Return the objects for a controller of all namespaces whose jobs wait in queues of Kueue."""
+    name = f"{NAME}:{NAMESPACE}:kueue"
+    rules = (*kueue_cluster_rules(), *kueue_rules())
+    return _HEADER + "---\n".join((_role("ClusterRole", name, rules), _binding("ClusterRole", name)))
 
 
 def _own() -> tuple[str, str]:

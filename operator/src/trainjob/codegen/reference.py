@@ -1,4 +1,4 @@
-"""The reference pages, and the JSON schema by which editors complete and check TrainJobs."""
+"""Pages that say what other files do, and the JSON schema by which editors complete and check TrainJobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from trainjob.api.fields import PRESERVED
 from trainjob.api.rules.size import LARGEST_PART, LARGEST_PODS
 from trainjob.api.rules.spec import NAME_FORM
 from trainjob.codegen.crd import COLUMNS, RULES, Schema, object_schema, schema_at
-from trainjob.codegen.rbac import EDIT_RULES, VIEW_RULES, RbacRule, controller_rules, own_rules
+from trainjob.codegen.rbac import (
+    EDIT_RULES,
+    VIEW_RULES,
+    RbacRule,
+    controller_rules,
+    kueue_cluster_rules,
+    kueue_rules,
+    own_rules,
+)
 
 # The JSON schema for editors.
 
@@ -224,6 +232,14 @@ another kind.
 ## The controller, in its own namespace
 
 {own}
+## The controller, where jobs wait in [queues](../queues.md)
+
+In the namespaces whose jobs it manages:
+
+{kueue}
+Everywhere, since these objects have no namespace:
+
+{kueue_cluster}
 ## People
 
 Two ClusterRoles come with the chart and the kustomize base. They aggregate: an account with Kubernetes' own
@@ -245,6 +261,8 @@ def permissions_text() -> str:
     return _PAGE.format(
         controller=_table(controller_rules()),
         own=_table(own_rules(lease="the election's", key="the key's")),
+        kueue=_table(kueue_rules()),
+        kueue_cluster=_table(kueue_cluster_rules()),
         edit=_table(EDIT_RULES),
         view=_table(VIEW_RULES),
     )
@@ -261,3 +279,19 @@ def _table(rules: Iterable[RbacRule]) -> str:
 
 def _resources(rule: RbacRule) -> str:
     return ", ".join(rule.resources) + (f" ({rule.name} only)" if rule.name else "")
+
+
+# The page that shows the notebook: Zensical shows Markdown only.
+
+
+NOTEBOOK = "examples/notebook.ipynb"
+
+
+def notebook_text(notebook: str) -> str:
+    """Return `docs/notebook.md`: the notebook's texts and code, without outputs."""
+    parts = [f"<!-- Generated from {NOTEBOOK} by `make generate`; edit it there. -->\n"]
+    for cell in json.loads(notebook)["cells"]:
+        text = "".join(cell["source"])
+        is_code = cell["cell_type"] == "code"
+        parts.append(f"```python\n{text}\n```\n" if is_code else text.replace("](../docs/", "](") + "\n")
+    return "\n".join(parts)

@@ -35,14 +35,14 @@ from trainjob.core.transitions import RESIZED, START_TIMEOUT
 
 
 STATES = (
-    *("New", "Pending", "Running", "Restarting", "Suspended", "Evaluating"),
+    *("New", "Queued", "Pending", "Running", "Restarting", "Suspended", "Evaluating"),
     *("Complete", "Failing", "Failed"),
 )
 """Every state; `New` is that of a job without a status."""
 
 _NAME = ("namespace", "name")
 _RESTARTS = ("charged", "uncharged", "refunded")
-_SPENT = ("starting", "training", "restarting", "evaluating", "suspended")
+_SPENT = ("starting", "training", "restarting", "evaluating", "suspended", "queued")
 
 
 class JobsByState(Collector):
@@ -215,6 +215,7 @@ class Metrics:
         self._leader = Gauge(
             "trainjob_leader", "Whether this replica is the one at work.", registry=self._registry
         )
+        self._tasks = Gauge("trainjob_tasks", "Tasks of the event loop.", registry=self._registry)
         self._depth = Gauge("trainjob_queue_depth", "Jobs that wait for a worker.", registry=self._registry)
         self._wait = Histogram(
             "trainjob_queue_seconds",
@@ -325,6 +326,10 @@ class Metrics:
     def show_depth(self, depth: Callable[[], float]) -> None:
         """Read the queue's depth from `depth` at every scrape."""
         self._depth.set_function(depth)
+
+    def show_tasks(self, tasks: Callable[[], float]) -> None:
+        """Read the number of the event loop's tasks from `tasks` at every scrape."""
+        self._tasks.set_function(tasks)
 
     def show_leader(self) -> None:
         """Report that this replica leads."""

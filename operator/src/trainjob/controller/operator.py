@@ -164,6 +164,7 @@ class Operator:
             on_restart=self._metrics.count_restart,
             timeouts=settings.timeouts,
             polling=AgentPolling(token_of=self._token_of, on_call=self._metrics.count_agent_call),
+            kueue=settings.kueue,
         )
         self._bundle: Bundle | None = None
         self._is_equipped = asyncio.Event()
@@ -189,6 +190,7 @@ class Operator:
         """
         allow_deep_objects()
         self._hear_signals()
+        self._metrics.show_tasks(lambda: len(asyncio.all_tasks()))
         health = Health(live=self._check_alive, ready=self._check_ready)
         page = serve(self._settings.host, self._settings.port, health, self._metrics)
         async with self._api, self._lease_api, page:
@@ -233,7 +235,9 @@ class Operator:
         controller = self._controller = Controller(
             self._cluster,
             workers=self._settings.workers,
-            settings=replace(self._settings.plan, bundle=bundle, lease=lease),
+            settings=replace(
+                self._settings.plan, bundle=bundle, lease=lease, kueue=self._cluster.kueue_version
+            ),
             on_reconciled=self._metrics.count_reconcile,
             on_taken=self._metrics.count_wait,
             on_written=self._metrics.count_changes,

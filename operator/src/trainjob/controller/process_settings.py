@@ -79,6 +79,7 @@ class OperatorSettings:
         port: its port; 0 for any free one.
         workers: how many jobs are reconciled concurrently.
         timeouts: the intervals and timeouts of the caches.
+        kueue: whether jobs may wait in queues of Kueue.
         plan: the settings for every job; the agent bundle is added later.
     """
 
@@ -91,4 +92,5 @@ class OperatorSettings:
     port: int = 8080
     workers: int = 16
     timeouts: Timeouts = field(default_factory=Timeouts)
+    kueue: bool = False
     plan: Settings = field(default_factory=Settings)

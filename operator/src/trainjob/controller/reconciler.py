@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -20,7 +20,7 @@ from trainjob.cluster import (
     Snapshot,
     Unavailable,
 )
-from trainjob.core.actions import Action, Creation, Delete, Plan, Replace
+from trainjob.core.actions import Action, Create, Creation, Delete, Patch, Plan, Replace
 from trainjob.core.manifests import load_templates
 from trainjob.core.observed import Observed, Refusal, read_observed
 from trainjob.core.plan import plan
@@ -49,7 +49,7 @@ class _CreationHistory:
     Attributes:
         uid: the job's uid; names are reused.
         refusal: the cluster's latest refusal, until a creation succeeds.
-        status_pending: objects were created in the last pass; the status write is pending.
+        status_pending: the last pass created the objects of a new job; its status write is pending.
         failed_passes: passes in a row whose actions failed.
     """
 
@@ -93,6 +93,7 @@ class Reconciler:
             AlreadyExists, Conflict, NotFound: the job's objects have changed since they were observed.
             ClusterError: a request failed; nothing is lost, try again later.
         """
+        await self._cluster.release(key)
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
             self._histories.pop(key, None)
@@ -103,8 +104,8 @@ class Reconciler:
         planned = plan(observed, self._clock())
         self._cluster.set_target(key, planned.target)
         is_new = not snapshot.job.get("status")
-        creates_only = planned.only_creates and len(planned.actions) <= PORTION
-        if is_new and creates_only and not history.status_pending:
+        creates_few = planned.only_creates and len(planned.actions) <= PORTION
+        if is_new and creates_few and not history.status_pending and not history.failed_passes:
             return await self._create_then_record(history, snapshot, observed, planned)
         return await self._record_then_act(history, snapshot, observed, planned)
 
@@ -113,10 +114,12 @@ class Reconciler:
     ) -> timedelta | None:
         """Create the objects of a new job first: they don't wait for the status writes of other jobs.
 
-        Only once, and only up to `PORTION` objects: creations that fail must not delay the status.
+        Only once, and only up to `PORTION` objects: pods that fail must not delay the status.
         """
-        history.status_pending = True
-        refused = await self._act(history, observed.key, planned)
+        at_once = observed.in_place and self._cluster.pods_wait_for_secrets
+        groups = _waves(planned.actions) if at_once else _groups(planned.actions)
+        refused = await self._act(history, observed.key, groups)
+        history.status_pending = refused is None
         if self._remember(history, refused, planned) or refused is None:
             return timedelta(0)  # the next pass writes the status, after other jobs' creations
         await self._record(history, snapshot, observed, planned)
@@ -129,11 +132,20 @@ class Reconciler:
 
         Before creations for a job that isn't new, an unchanged status is written too. That write fails if
         the job is deleted: the deletion of its pods may be observed before its own.
+
+        What the pods of a new job need comes before the status: the pods may be there, and wait for it, while
+        nothing shows whether their token is.
         """
         is_new = not snapshot.job.get("status")
         always = planned.creates and not is_new and history.refusal is None
+        first = tuple(a for a in planned.actions if is_new and isinstance(a, Create))
+        later = tuple(a for a in planned.actions if not (is_new and isinstance(a, Create)))
+        refused = None
+        if first and not history.status_pending:  # else the pass before has created it
+            refused = await self._act(history, observed.key, _waves(first))
         await self._record(history, snapshot, observed, planned, always=always)
-        refused = await self._act(history, observed.key, planned)
+        if refused is None:
+            refused = await self._act(history, observed.key, _groups(later))
         return timedelta(0) if self._remember(history, refused, planned) else planned.requeue
 
     def _history_of(self, key: JobKey, snapshot: Snapshot) -> _CreationHistory:
@@ -154,6 +166,8 @@ class Reconciler:
             refusal=history.refusal,
             settings=self._settings,
             agent_report=snapshot.agent_report,
+            workload=snapshot.workload,
+            queue_objects=snapshot.queue_objects,
         )
 
     async def _record(
@@ -185,11 +199,13 @@ class Reconciler:
             _log.info("%s: event %s: %s", observed.key, event.reason, event.message)
         history.status_pending = False
 
-    async def _act(self, history: _CreationHistory, key: JobKey, planned: Plan) -> Refusal | None:
-        """Execute the actions, and count consecutive failed passes, so that a lasting failure is reported."""
+    async def _act(
+        self, history: _CreationHistory, key: JobKey, groups: Iterable[tuple[Action, ...]]
+    ) -> Refusal | None:
+        """Execute groups of actions, and count failed passes, so that a lasting failure is reported."""
         try:
             any_error = history.failed_passes >= MOST_FAILED_PASSES
-            refused = await self._execute_all(key, planned, any_error=any_error)
+            refused = await self._execute_all(key, groups, any_error=any_error)
         except (AlreadyExists, Unavailable):
             history.failed_passes += 1
             raise
@@ -197,19 +213,20 @@ class Reconciler:
             history.failed_passes = 0
         return refused
 
-    async def _execute_all(self, key: JobKey, planned: Plan, *, any_error: bool) -> Refusal | None:
-        """Execute the actions in order, up to a creation that is refused.
+    async def _execute_all(
+        self, key: JobKey, groups: Iterable[tuple[Action, ...]], *, any_error: bool
+    ) -> Refusal | None:
+        """Execute groups of actions in order, up to a creation that is refused.
 
-        A name that is in use also stops the actions of later kinds: pods don't start with a Service of
-        another owner.
+        A name that is in use also stops the later groups: pods don't start with a Service of another owner.
 
         Args:
             key: the job.
-            planned: what to execute.
+            groups: what to execute; the actions of one group are sent at once.
             any_error: whether a creation that fails with any error counts as refused.
         """
         errors_of_refusal = (Refused, AlreadyExists, Unavailable) if any_error else (Refused,)
-        for group in _groups(planned.actions):
+        for group in groups:
             failed = await self._execute_group(key, group)
             refusals = [
                 _refusal_of(action, error)
@@ -226,7 +243,7 @@ class Reconciler:
     async def _execute_group(
         self, key: JobKey, group: tuple[Action, ...]
     ) -> list[tuple[Action, BaseException]]:
-        """Execute actions of one kind, a portion at a time, and return those that failed.
+        """Execute the actions of one group, a portion at a time, and return those that failed.
 
         A portion starts after the results of the one before: if a quota admits fifty pods of a thousand,
         the others aren't all requested.
@@ -261,6 +278,8 @@ class Reconciler:
             await self._cluster.replace(action.manifest)
         elif isinstance(action, Delete):
             await self._cluster.delete(action.ref)
+        elif isinstance(action, Patch):
+            await self._cluster.patch(action.ref, action.resource_version, action.patch, action.subresource)
         else:
             await self._cluster.set_labels(action.ref, dict(action.labels))
         _log.info("%s: %s", key, action)
@@ -272,6 +291,19 @@ def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
         yield tuple(group)
 
 
+def _waves(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
+    """Group creations so that pods don't wait for what they need; only their token comes last.
+
+    Without that Secret no container starts: a pod does nothing if one of the other objects can't be created.
+    """
+
+    def is_token(action: Action) -> bool:
+        return isinstance(action, Create) and action.kind == "Secret"
+
+    yield tuple(action for action in actions if not is_token(action))
+    yield tuple(action for action in actions if is_token(action))
+
+
 def _is_fine(action: Action, error: BaseException) -> bool:
     """Return whether the action failed because the object is already as it should be."""
     if isinstance(action, Creation):
@@ -280,7 +312,7 @@ def _is_fine(action: Action, error: BaseException) -> bool:
 
 
 def _stops(action: Action, error: BaseException) -> bool:
-    """Return whether the other actions of this kind would fail in the same way."""
+    """Return whether the other actions of this group would fail in the same way."""
     if isinstance(action, Creation):
         return not isinstance(error, AlreadyExists)  # a name that is in use says nothing about other names
     return isinstance(error, Unavailable)

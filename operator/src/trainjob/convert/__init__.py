@@ -1,11 +1,13 @@
-"""Conversion of a Kubeflow TFJob to a TrainJob, with a note on every field that isn't carried over."""
+"""Conversion of a Kubeflow TFJob or MPIJob to a TrainJob, with a note on all that isn't carried over."""
 
+from trainjob.convert.conversion import MPIJOB_KIND as MPIJOB
 from trainjob.convert.conversion import TFJOB_KIND as TFJOB
-from trainjob.convert.conversion import Conversion, Item, convert, describe, is_tfjob, list_items
+from trainjob.convert.conversion import Conversion, Item, convert, describe, is_convertible, list_items
 from trainjob.convert.notes import Note
 from trainjob.convert.pod_templates import PLACEHOLDER_CLAIM
 
 __all__ = [
+    "MPIJOB",
     "PLACEHOLDER_CLAIM",
     "TFJOB",
     "Conversion",
@@ -13,6 +15,6 @@ __all__ = [
     "Note",
     "convert",
     "describe",
-    "is_tfjob",
+    "is_convertible",
     "list_items",
 ]

@@ -1,4 +1,4 @@
-"""The conversion of one TFJob to a TrainJob: the order of the decisions."""
+"""The conversion of one TFJob or MPIJob to a TrainJob: the order of the decisions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from trainjob.api import API_VERSION, KIND, FieldError, InvalidTrainJob, parse_strictly
 from trainjob.api.errors import mapping_at, shown
+from trainjob.convert.mpijob import SPEC_FIELDS as MPI_FIELDS
+from trainjob.convert.mpijob import read_workers
 from trainjob.convert.notes import Note, Notes, Origins, Path
 from trainjob.convert.pod_templates import choose_output, convert_template, find_trainer, role_differences
 from trainjob.convert.policies import (
@@ -31,6 +33,7 @@ from trainjob.convert.replica_specs import (
 
 GROUP = "kubeflow.org"
 TFJOB_KIND = "TFJob"
+MPIJOB_KIND = "MPIJob"
 _LIST_KINDS = (("v1", "List"), (GROUP, f"{TFJOB_KIND}List"))
 
 
@@ -47,9 +50,9 @@ class Item:
     place: str = ""
 
 
-def is_tfjob(raw: Mapping[str, Any]) -> bool:
-    """Return whether an object is a TFJob of any version."""
-    return raw.get("kind") == TFJOB_KIND and _group(raw) == GROUP
+def is_convertible(raw: Mapping[str, Any]) -> bool:
+    """Return whether an object is a TFJob or an MPIJob of any version."""
+    return raw.get("kind") in (TFJOB_KIND, MPIJOB_KIND) and _group(raw) == GROUP
 
 
 def list_items(raw: Mapping[str, Any]) -> tuple[Item, ...]:
@@ -97,6 +100,7 @@ _BY_THE_CLUSTER = frozenset(
 )
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _KUEUE_PREFIX = "kueue.x-k8s.io/"
+_KUEUE_LABELS = (f"{_KUEUE_PREFIX}queue-name", f"{_KUEUE_PREFIX}priority-class")
 
 
 def convert_metadata(raw: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
@@ -130,10 +134,8 @@ def _without_tools(texts: Mapping[str, Any], path: Path, notes: Notes) -> dict[s
     for key in texts:
         if key == _LAST_APPLIED:
             notes.note((*path, key), "left out: kubectl writes its own for the new object")
-        elif key.startswith(_KUEUE_PREFIX):
-            notes.note(
-                (*path, key), "kept, but Kueue doesn't know this kind: the job starts without waiting for it"
-            )
+        elif key.startswith(_KUEUE_PREFIX) and key not in _KUEUE_LABELS:
+            notes.note((*path, key), "kept, but it has no effect on jobs of this kind")
     return {key: value for key, value in texts.items() if key != _LAST_APPLIED}
 
 
@@ -161,25 +163,27 @@ class Conversion:
     refusals: tuple[FieldError, ...]
 
 
-def convert(tfjob: Mapping[str, Any], *, claim: str | None = None) -> Conversion:
+def convert(original: Mapping[str, Any], *, claim: str | None = None) -> Conversion:
     """Convert a TFJob (`kubeflow.org/v1`, and older versions with `tfReplicaSpecs`) to a TrainJob.
 
+    So is an MPIJob in Horovod's usual form, a launcher with `horovodrun` or `mpirun` and workers.
+
     Args:
-        tfjob: plain JSON, as read from YAML; it isn't changed.
-        claim: the claim for checkpoints and logs; None to choose it from the TFJob's volumes.
+        original: plain JSON, as read from YAML; it isn't changed.
+        claim: the claim for checkpoints and logs; None to choose it from the job's volumes.
     """
     notes = Notes()
-    notes.note_rest(tfjob, _DOCUMENT_FIELDS, (), "left out: the controller writes its own")
+    notes.note_rest(original, _DOCUMENT_FIELDS, (), "left out: the controller writes its own")
     manifest: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": convert_metadata(tfjob, notes),
+        "metadata": convert_metadata(original, notes),
         "spec": {},
     }
-    origins = Origins(tfjob, manifest)
-    spec = tfjob.get("spec")
+    origins = Origins(original, manifest)
+    spec = original.get("spec")
     if isinstance(spec, Mapping):
-        manifest["spec"] = _convert_spec(spec, claim, origins, notes)
+        manifest["spec"] = _convert_spec(str(original.get("kind")), spec, claim, origins, notes)
     else:
         notes.refuse(("spec",), "required" if spec is None else f"must be an object, got {shown(spec)}")
     refusals = notes.refusals or tuple(origins.trace(error) for error in _mistakes(manifest))
@@ -187,15 +191,21 @@ def convert(tfjob: Mapping[str, Any], *, claim: str | None = None) -> Conversion
 
 
 def _convert_spec(
-    spec: Mapping[str, Any], claim: str | None, origins: Origins, notes: Notes
+    kind: str, spec: Mapping[str, Any], claim: str | None, origins: Origins, notes: Notes
 ) -> dict[str, Any]:
-    roles = assign_roles(read_replicas(spec, notes), notes)
+    if kind == MPIJOB_KIND:
+        roles = read_workers(spec, notes)
+        fields, why = RunPolicy.IN_SPEC | MPI_FIELDS, "left out: a TrainJob has nothing like it"
+    else:
+        roles = assign_roles(read_replicas(spec, notes), notes)
+        fields, why = _SPEC_FIELDS, "left out: it is no field of a TFJob's spec"
     policy = RunPolicy(spec, notes)
-    notes.note_rest(spec, _SPEC_FIELDS, ("spec",), "left out: it is no field of a TFJob's spec")
+    notes.note_rest(spec, fields, ("spec",), why)
     templates = _convert_templates(roles, priority_class(policy["schedulingPolicy"], notes), notes)
     output = choose_output(templates, roles, claim, notes)
-    note_success(spec.get("successPolicy"), roles, notes)
-    note_dynamic_workers(spec.get("enableDynamicWorker"), notes)
+    if kind != MPIJOB_KIND:
+        note_success(spec.get("successPolicy"), roles, notes)
+        note_dynamic_workers(spec.get("enableDynamicWorker"), notes)
     limit = policy["backoffLimit"]
     for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "suspend", "managedBy"):
         origins.add(("spec", name), policy[name].path)

@@ -31,6 +31,7 @@ class ReplicaSet:
         count: the number of replicas, as written; 1 by default.
         restart_policy: as written; None if it is absent, which means `Never` in a TFJob.
         template: the pod template, as written; empty if it is missing or no object.
+        specs: the path of all replicas in the original job.
     """
 
     type: str
@@ -38,11 +39,12 @@ class ReplicaSet:
     count: Any
     restart_policy: Any
     template: Mapping[str, Any]
+    specs: Path = PATH
 
     @property
     def path(self) -> Path:
-        """Its path in the TFJob."""
-        return (*PATH, self.type)
+        """Its path in the original job."""
+        return (*self.specs, self.type)
 
 
 def read_replicas(spec: Mapping[str, Any], notes: Notes) -> dict[str, ReplicaSet]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 from trainjob.api import TrainJob, TrainJobStatus
 from trainjob.core.agent import AgentSource, agent_source, has_agent, old_secret_name, secret_name
 from trainjob.core.agent_reports import restart_counts
-from trainjob.core.conditions import FAILURE_TARGET, SUCCESS_CRITERIA_MET, is_finished, is_true
+from trainjob.core.conditions import FAILURE_TARGET, QUEUED, SUCCESS_CRITERIA_MET, is_finished, is_true
 from trainjob.core.manifests import build_pod, build_program, build_token_secret
 from trainjob.core.names import LABEL_LIVE, ObjectRef, Replica, pod_name, training_counts, training_replicas
 from trainjob.core.observed import Observed
@@ -65,6 +66,7 @@ class CreatePod:
     incarnation: int
     attempt: int
     source: AgentSource | None = None
+    avoided: frozenset[str] = frozenset()
     kind: Literal["Pod"] = "Pod"
     may_exist: Literal[False] = False
 
@@ -87,6 +89,7 @@ class CreatePod:
             incarnation=self.incarnation,
             attempt=self.attempt,
             source=self.source,
+            avoided=self.avoided,
         )
 
     def __str__(self) -> str:
@@ -124,8 +127,21 @@ class Replace:
         return f"replace {self.manifest['kind']} {self.manifest['metadata']['name']}"
 
 
+@dataclass(frozen=True)
+class Patch:
+    """Merge a patch into the version of an object that was read; one that has changed since is read again."""
+
+    ref: ObjectRef
+    resource_version: str
+    patch: Mapping[str, Any]
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        return f"patch {self.ref.kind} {self.ref.name}{self.subresource and f'/{self.subresource}'}"
+
+
 Creation = Create | CreatePod
-Action = Creation | Delete | Label | Replace
+Action = Creation | Delete | Label | Replace | Patch
 
 
 @dataclass(frozen=True)
@@ -143,7 +159,8 @@ class Plan:
 
     The status comes first so that a decision (a new attempt, a failure) is recorded before it is executed: a
     controller that dies in between continues from the record. If a new job's plan only creates objects, these
-    come before the status: when many jobs arrive at once, their pods don't wait for each other's status.
+    come before the status: when many jobs arrive at once, their pods don't wait for each other's status. If
+    that fails, what its pods need still comes before the status: nothing shows whether they have their token.
 
     What a finished job no longer needs is deleted before its end is recorded: no later pass looks for it.
 
@@ -227,7 +244,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
     """
     if observed.parsed is None or not observed.in_place or observed.job.spec.suspend:
         return None
-    if is_finished(status) or is_true(status, FAILURE_TARGET) or is_true(status, SUCCESS_CRITERIA_MET):
+    if is_finished(status) or any(is_true(status, k) for k in (QUEUED, FAILURE_TARGET, SUCCESS_CRITERIA_MET)):
         return None
     spec = observed.job.spec
     return {

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,11 +188,15 @@ def wrapped_command(command: list[str], digest: str = "") -> list[str]:
         command: the user's command.
         digest: SHA-256 of the only program that may run, in hex; empty if any mounted one may.
     """
-    first = command[0]
-    interpreter = first if _PYTHON.fullmatch(first.rpartition("/")[2]) else "python3"
     program = f"{BUNDLE_FOLDER}/{PROGRAM}"
     start = ["-c", CHECKED_START, program, f"{STATE_FOLDER}/{PROGRAM}", digest] if digest else [program]
-    return [interpreter, "-I", "-S", *start, "--", *command]
+    return [interpreter_of(command), "-I", "-S", *start, "--", *command]
+
+
+def interpreter_of(command: Sequence[str]) -> str:
+    """Return the Python interpreter that the command begins with, or `python3`."""
+    first = command[0] if command else ""
+    return first if _PYTHON.fullmatch(first.rpartition("/")[2]) else "python3"
 
 
 def agent_environment(

@@ -270,6 +270,7 @@ class ChildFailure(Lenient):
         reason: a name from the table of exit codes, `OutOfMemory` or `Stalled`.
         exit_code: 128+n for death by signal n; None if the process was stopped because it stalled.
         message: one line.
+        checkpoint_step: that of the newest checkpoint that was reported before it, or None.
         counted: the restart counts against `maxRestarts`.
         permanent: its agent reports that a restart can't help.
         repeated: the same failure has come several times in a row, and the agents have given up.
@@ -286,6 +287,7 @@ class ChildFailure(Lenient):
     message: Annotated[str, PlainValidator(lambda value: text(value, 500))] = ""
     log_tail: Annotated[str, PlainValidator(lambda value: tail(value, LOG_TAIL))] = ""
     step: Int = None
+    checkpoint_step: Int = None
     counted: Annotated[bool, PlainValidator(lambda value: value is not False), _BOOL] = Field(
         True, alias="charged"
     )

@@ -23,6 +23,8 @@ from trainjob.core.wording import printable
 RUNNING = "Running"
 RESTARTING = "Restarting"
 SUSPENDED = "Suspended"
+QUEUED = "Queued"
+"""The job waits for its queue; also after an eviction."""
 SUCCESS_CRITERIA_MET = "SuccessCriteriaMet"
 """As in a Kubernetes Job: training has finished, and the evaluator may still run."""
 FAILURE_TARGET = "FailureTarget"
@@ -77,9 +79,9 @@ def with_condition(
 
 
 def active_since(status: TrainJobStatus, moment: datetime) -> datetime:
-    """Return the start of a time limit; as for a Kubernetes Job, resuming a suspended job restarts it."""
-    held = find_condition(status, SUSPENDED)
-    return max(moment, held.last_transition_time) if held is not None else moment
+    """Return the start of a time limit; as for a Kubernetes Job, a resumption or admission restarts it."""
+    held = (find_condition(status, kind) for kind in (SUSPENDED, QUEUED))
+    return max([moment, *(condition.last_transition_time for condition in held if condition is not None)])
 
 
 # The status cut to the lengths and ranges of its schema: the API server refuses a status that exceeds them.

@@ -42,6 +42,7 @@ EXITS: dict[int, ExitMeaning] = {
     91: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
 }
 
+OUTPUT_FINISHED = 81
 OUTPUT_UNWRITABLE = 82
 PORT_IN_USE = 84
 PEER_LOST = 85

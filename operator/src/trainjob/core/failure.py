@@ -9,9 +9,17 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 
 from trainjob.api import FirstFailure, Restarts
-from trainjob.core.agent_reports import LOG_TAIL, LOST, REPLICA_RUNNING, ChildFailure, RestartCounts, tail
+from trainjob.core.agent_reports import (
+    ABSENT,
+    LOG_TAIL,
+    LOST,
+    REPLICA_RUNNING,
+    ChildFailure,
+    RestartCounts,
+    tail,
+)
 from trainjob.core.conditions import RUNNING, is_true
-from trainjob.core.delays import time_left
+from trainjob.core.delays import soonest, time_left
 from trainjob.core.exits import PEER_LOST, Raised, find_exception, is_mistake, meaning_of
 from trainjob.core.names import Replica, is_training, leader
 from trainjob.core.observed import Observed
@@ -25,7 +33,9 @@ def checkpoint_step(observed: Observed) -> int | None:
     """Return the step of the newest complete checkpoint that is known, or None."""
     reported = [step for r in observed.reports.values() for step in (r.checkpoint_step, r.resumed_from)]
     written = observed.status.output.checkpoint_step if observed.status.output else None
-    return max((step for step in (*reported, written) if step is not None), default=None)
+    report = observed.agent_report
+    failed = report.failure.checkpoint_step if report is not None and report.failure is not None else None
+    return max((step for step in (*reported, written, failed) if step is not None), default=None)
 
 
 def origin(observed: Observed) -> str:
@@ -74,6 +84,11 @@ def _is_coordinated(observed: Observed) -> bool:
 
 UNREACHABLE = timedelta(seconds=10)
 """How long an agent's connection may be lost before its pod counts as failed with its node."""
+
+OVERDUE = timedelta(seconds=10)
+"""How late after its grace period the end of a pod may be reported; after that its node is unreachable."""
+
+_CUT_OFF = "Unreachable"
 
 _LATEST = datetime.max.replace(tzinfo=UTC)
 
@@ -163,12 +178,65 @@ def bad_pods(observed: Observed, now: datetime) -> list[Pod]:
     return [
         p
         for p in observed.training_pods
-        if p.deleted or p.state is PodState.FAILED or _is_unreachable(observed, p, now)
+        if p.deleted or p.state is PodState.FAILED or is_unreachable(observed, p, now)
     ]
 
 
-def _is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
-    """Return whether this pod's agent has been unreachable for too long, by the report of another agent."""
+def lost_nodes(observed: Observed, now: datetime) -> frozenset[str]:
+    """Return the nodes on which pods of this job neither train any more nor confirm their deletion.
+
+    The scheduler learns that a node is lost only after 50 s (`node-monitor-grace-period`), and evictions take
+    five minutes more. A node that is back confirms the deletions: then it isn't lost any more.
+    """
+    replaced = _replaced_as_unreachable(observed)
+    return frozenset(
+        p.node
+        for p in observed.unfinished_pods
+        if p.node
+        and (p == replaced or time_to_end(p, now) <= timedelta(0) or is_unreachable(observed, p, now))
+    )
+
+
+def awaited_pods(observed: Observed, now: datetime) -> tuple[Pod, ...]:
+    """Return the pods that may still run and whose end is waited for.
+
+    Nobody reports the end of a deleted pod on a lost node. Where the output is fenced, it can do no harm;
+    elsewhere the job waits until the pod has ended, or its object is gone.
+    """
+    if not observed.is_fenced:
+        return observed.unfinished_pods
+    lost = lost_nodes(observed, now)
+    return tuple(
+        p
+        for p in observed.unfinished_pods
+        if not p.deleting or (p.node not in lost and time_to_end(p, now) > timedelta(0))
+    )
+
+
+def end_due(pods: Iterable[Pod], now: datetime) -> timedelta | None:
+    """Return the time until the first of these pods is waited for no longer, or None."""
+    waits = (time_to_end(p, now) for p in pods if p.deleting)
+    return soonest(*(wait for wait in waits if wait > timedelta(0)))
+
+
+def time_to_end(pod: Pod, now: datetime) -> timedelta:
+    """Return how long to wait for this pod's end; without limit while it is not being deleted."""
+    return pod.due_at + OVERDUE - now if pod.due_at is not None else timedelta.max
+
+
+def _replaced_as_unreachable(observed: Observed) -> Pod | None:
+    """Return the pod whose loss made the latest restart, while its end isn't reported."""
+    first = observed.status.first_failure
+    if first is None or first.reason != _CUT_OFF:
+        return None
+    return next((p for p in observed.stale_pods if p.name == first.pod and not p.ended), None)
+
+
+def is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
+    """Return whether this pod's agent has been unreachable for too long, by the report of another agent.
+
+    A new leading agent doesn't know the agents on the node that was lost with the one before it.
+    """
     report, longest = observed.agent_report, UNREACHABLE.total_seconds()
     if report is None or pod.state is not PodState.RUNNING:
         return False
@@ -177,12 +245,11 @@ def _is_unreachable(observed: Observed, pod: Pod, now: datetime) -> bool:
     if pod.replica == leader(observed.job.spec):
         return report.unreachable > longest and (report.leader_lost or 0.0) > longest
     member = report.members.get(pod.replica)
-    return (
-        member is not None
-        and report.unreachable <= longest
-        and (member.pod, member.state) == (pod.name, LOST)
-        and member.seconds > longest
-    )
+    if member is None or report.unreachable > longest or member.seconds <= longest:
+        return False
+    lost = _replaced_as_unreachable(observed)
+    never_joined = lost is not None and pod.node == lost.node and member.state == ABSENT
+    return never_joined or (member.pod, member.state) == (pod.name, LOST)
 
 
 def _lost_a_peer(pod: Pod) -> bool:
@@ -206,7 +273,8 @@ def _blame(pod: Pod) -> tuple[bool, datetime, Replica]:
 
 def describe_pod(observed: Observed, pod: Pod) -> Failure:
     """Return the failure of a pod that has failed or was deleted, as far as it is known."""
-    report = observed.reports.get(pod.name)
+    report, saved = observed.reports.get(pod.name), checkpoint_step(observed)
+    step = report.step if report else None
     child = pod.termination.failure if pod.termination is not None else None
     if child is not None and child.pod == pod.name and not (pod.deleted or pod.disrupted):
         return describe_child(observed, child)
@@ -214,8 +282,9 @@ def describe_pod(observed: Observed, pod: Pod) -> Failure:
         pod.replica,
         pod,
         _cause(pod),
-        step=report.step if report else None,
-        checkpoint_step=checkpoint_step(observed),
+        # It took part in the newest checkpoint, of which it may not have reported the step itself.
+        step=max(step, saved or 0) if step is not None else None,
+        checkpoint_step=saved,
         exit_code=pod.exit_code,
         log=pod.message if pod.termination is None else "",
     )
@@ -246,7 +315,7 @@ def _cause(pod: Pod) -> Cause:
         return Cause("PodDeleted", "had its pod deleted", counted=False)
     code = pod.exit_code
     if code is None and pod.state is PodState.RUNNING:
-        return Cause("Unreachable", "can't be reached by the others", counted=False)
+        return Cause(_CUT_OFF, "can't be reached by the others", counted=False)
     if code is None:
         why = last_line(pod.message) or quoted(pod.reason) or "the cluster doesn't say why"
         return Cause(reason_word(pod.reason, "PodFailed"), f"failed before its training began ({why})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from trainjob.core.agent import (
     agent_mounts,
     agent_volumes,
     has_agent,
+    interpreter_of,
     job_token,
     old_secret_name,
     program_name,
@@ -26,13 +27,14 @@ from trainjob.core.agent import (
     wrapped_command,
 )
 from trainjob.core.names import (
+    AVOIDED_NODES,
     CONTROLLER_LABELS,
     EVALUATOR,
     LABEL_JOB,
     LABEL_LIVE,
+    LABEL_OUTPUT_READER,
     LABEL_PROGRAM,
     MANAGER,
-    QUEUE_NAME,
     VOLUME,
     Replica,
     build_tf_config,
@@ -42,6 +44,7 @@ from trainjob.core.names import (
     hostname,
     is_training,
     job_labels,
+    leader,
     output_folders,
     owner_references,
     pod_labels,
@@ -144,26 +147,6 @@ def _drop_extended_resources(container: dict[str, Any]) -> None:
     }
 
 
-# Jobs in a Kueue queue, whose pods are admitted together, as one pod group.
-#
-# Source: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/#running-a-group-of-pods-to-be-admitted-together
-
-
-GROUP_NAME = "kueue.x-k8s.io/pod-group-name"
-GROUP_SIZE = "kueue.x-k8s.io/pod-group-total-count"
-
-
-def queue_labels(job: TrainJob) -> dict[str, str]:
-    """Return the labels by which Kueue finds the job's pods; none if the job names no queue."""
-    queue = job.metadata.labels.get(QUEUE_NAME)
-    return {QUEUE_NAME: queue, GROUP_NAME: job.metadata.name} if queue else {}
-
-
-def queue_annotations(job: TrainJob) -> dict[str, str]:
-    """Return the annotation with the number of pods that Kueue waits for; none if the job names no queue."""
-    return {GROUP_SIZE: str(len(desired_replicas(job.spec)))} if QUEUE_NAME in job.metadata.labels else {}
-
-
 # The objects of a job.
 
 
@@ -258,6 +241,7 @@ def build_pod(
     incarnation: int,
     attempt: int,
     source: AgentSource | None = None,
+    avoided: Collection[str] = (),
 ) -> Manifest:
     """Return the pod of one replica.
 
@@ -268,6 +252,7 @@ def build_pod(
         incarnation: the number of the replica's pod, from 1.
         attempt: the number of this start of the training replicas, from 1.
         source: where its agent comes from; None if no controller's key is available.
+        avoided: the names of nodes that it must not run on.
     """
     replica = Replica(role, index)
     source = source or AgentSource(old_secret_name(job.metadata))
@@ -286,7 +271,7 @@ def build_pod(
         "pod.yaml.j2",
         job=job.metadata,
         pod_name=pod_name(job.metadata.name, job.metadata.uid, replica, incarnation),
-        labels={**queue_labels(job), **pod_labels(job.metadata.name, replica, incarnation)},
+        labels=pod_labels(job.metadata.name, replica, incarnation),
         owners=owner_references(job),
         hostname=hostname(job.metadata.name, replica),
         volumes=[*_volumes(job), *(agent_volumes(source, job.spec.code) if agent else [])],
@@ -296,7 +281,28 @@ def build_pod(
         agent=agent,
         agent_port=AGENT_PORT,
     )
-    return _merge(template, overlay, queue_annotations(job))
+    annotations = {}
+    if avoided:
+        annotations[AVOIDED_NODES] = ",".join(sorted(avoided))
+        template["spec"]["affinity"] = _avoiding(template["spec"], sorted(avoided))
+    return _merge(template, overlay, annotations)
+
+
+def _avoiding(pod_spec: Manifest, nodes: list[str]) -> Manifest:
+    """Return the pod's affinity with these nodes excluded, whatever else it says."""
+    affinity = mapping_at(pod_spec, "affinity")
+    node_affinity = mapping_at(affinity, "nodeAffinity")
+    required = mapping_at(node_affinity, _REQUIRED)
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    terms = [  # a node needs to match only one of them
+        {**term, "matchFields": [*(term.get("matchFields") or ()), *others]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    merged = {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": merged}
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def _environment(job: TrainJob, replica: Replica, attempt: int, container: Manifest) -> dict[str, str]:
@@ -345,7 +351,7 @@ def _mounts(job: TrainJob, replica: Replica) -> list[Manifest]:
     ]
 
 
-def _merge(template: Manifest, overlay: Manifest, annotations: dict[str, str]) -> Manifest:
+def _merge(template: Manifest, overlay: Manifest, annotations: Mapping[str, str]) -> Manifest:
     """Merge the overlay into the user's template: what TrainJob promises wins, all else stays unchanged."""
     pod_spec = template["spec"]
     container = trainer_container(pod_spec)
@@ -372,6 +378,83 @@ def _with_port(ports: list[Manifest], port: Manifest) -> list[Manifest]:
         p.get("containerPort") == port["containerPort"] or p.get("name") == port["name"] for p in ports
     )
     return ports if present else [*ports, port]
+
+
+# The pod that reads a job's output, for `trainjob cp` and the like. Image, user and nodes are those of the
+# leading replica: with these it can start and read. It has no label of a replica.
+
+
+READER_CONTAINER = "reader"
+READER_SECONDS = 3600
+"""After which Kubernetes ends the pod, should nobody have deleted it."""
+
+_IDLE = """\
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+time.sleep(int(sys.argv[1]))
+"""
+_READER_KEEPS = ("imagePullSecrets", "nodeSelector", "serviceAccountName", "tolerations")
+_READER_USER = ("runAsUser", "runAsGroup", "supplementalGroups", "fsGroup", "seLinuxOptions")
+_NOBODY = 65534
+
+
+def build_output_reader(job: TrainJob, suffix: str) -> Manifest:
+    """Return the pod that reads the job's output, as the user who submitted the job may create it.
+
+    Args:
+        job: a valid job, whose pods have no output volumes of their own.
+        suffix: makes the name unique.
+    """
+    template = role_template(job.spec, leader(job.spec).role)
+    pod_spec = template["spec"]
+    container = trainer_container(pod_spec)
+    idle = [interpreter_of(container.get("command") or ()), "-I", "-S", "-c", _IDLE, str(READER_SECONDS)]
+    near = {
+        "labelSelector": {"matchLabels": {LABEL_JOB: job.metadata.name}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    weighted = [{"weight": 100, "podAffinityTerm": near}]
+    affinity: Manifest = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
+    if node_affinity := (pod_spec.get("affinity") or {}).get("nodeAffinity"):
+        affinity["nodeAffinity"] = node_affinity
+    return render_template(
+        "output_reader.yaml.j2",
+        job=job.metadata,
+        object_name=f"{job.metadata.name}-output-{suffix}",
+        labels={
+            "app.kubernetes.io/name": MANAGER,
+            "app.kubernetes.io/component": "output-reader",
+            LABEL_OUTPUT_READER: job.metadata.name,
+        },
+        # Those by which drivers and meshes decide about a pod's volumes and containers.
+        annotations=mapping_at(template, "metadata").get("annotations"),
+        owners=[{k: v for k, v in owner_references(job)[0].items() if k not in _CONTROLS}],
+        deadline=READER_SECONDS,
+        security=_reader_security(pod_spec, container),
+        affinity=affinity,
+        kept={key: pod_spec[key] for key in _READER_KEEPS if pod_spec.get(key)},
+        container=READER_CONTAINER,
+        image=container.get("image"),
+        pull_policy=container.get("imagePullPolicy"),
+        command=idle,
+        volumes=_volumes(job),
+        mount_path=job.spec.output.mount_path,
+    )
+
+
+_CONTROLS = ("controller", "blockOwnerDeletion")
+"""Of an owner: the controller takes what it controls for a replica, and only it may block a deletion."""
+
+
+def _reader_security(pod_spec: Manifest, container: Manifest) -> Manifest:
+    """Return the restricted security context with the user of the job's pods, or nobody instead of root."""
+    users = {**mapping_at(pod_spec, "securityContext"), **mapping_at(container, "securityContext")}
+    kept = {key: users[key] for key in _READER_USER if users.get(key) is not None}
+    if kept.get("runAsUser") == 0 or ("runAsUser" not in kept and not users.get("runAsNonRoot")):
+        kept["runAsUser"] = _NOBODY
+    if "fsGroup" in kept:
+        kept["fsGroupChangePolicy"] = "OnRootMismatch"  # the job's pods have changed all that there is
+    return {**kept, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 # Jinja2 templates of manifests, rendered so that no value can become structure.

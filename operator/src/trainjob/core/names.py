@@ -30,7 +30,7 @@ class ObjectRef:
     """A reference to one object, never to a later one of the same name.
 
     Attributes:
-        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy`, `Secret` or `TrainJob`.
+        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy`, `Secret`, `Workload` or `TrainJob`.
         uid: the precondition of every write: an object of the same name with another uid stays unchanged.
             Empty for a Secret: it is never read, and its name is used for one job only.
     """
@@ -79,11 +79,20 @@ LABEL_LIVE = "trainjob.dev/live"
 LABEL_PROGRAM = "trainjob.dev/agent-program"
 """On the ConfigMaps with the agent's program."""
 
+LABEL_OUTPUT_READER = "trainjob.dev/output-reader"
+"""On pods that read a job's output for somebody: no replica, and not let in to the replicas."""
+
+AVOIDED_NODES = "trainjob.dev/avoided-nodes"
+"""An annotation of pods: the nodes, separated by commas, that were lost when the pod was created."""
+
 CODE = "code.zip"
 """The key of a job's code in its ConfigMap, and its file beside the agent's program."""
 
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 """On a job: the Kueue queue that admits its pods."""
+
+LABEL_RESTORED = "velero.io/restore-name"
+"""On all that Velero restores from a backup: a job comes back under another uid and without its status."""
 
 MANAGER = "trainjob"
 

@@ -15,10 +15,11 @@ from trainjob.api import FieldError, InvalidTrainJob, ObjectMeta, TrainJob, Trai
 from trainjob.api.errors import value_at
 from trainjob.core.agent import AgentSource, agent_source, has_agent
 from trainjob.core.agent_reports import MEETING, STOPPING, AgentReport, Member, Report, RestartCounts
-from trainjob.core.conditions import RUNNING, is_true
+from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
 from trainjob.core.names import (
     EVALUATOR,
+    QUEUE_NAME,
     JobKey,
     Replica,
     controller_uid,
@@ -30,6 +31,15 @@ from trainjob.core.names import (
 )
 from trainjob.core.pods import Pod, PodState, last_reports, read_pod
 from trainjob.core.settings import Settings
+from trainjob.core.workload import (
+    Admission,
+    QueueObjects,
+    Workload,
+    admitted_job,
+    read_admission,
+    read_queue_objects,
+    read_workload,
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,8 @@ class Observed:
         network_policy: of the job's name, or None.
         settings: settings for all jobs.
         agent_report: the agent report; None before the first one, and for a job without agents.
+        workload: the job's Workload at Kueue, or None.
+        queue_objects: what else decides on jobs in queues.
     """
 
     meta: ObjectMeta
@@ -150,32 +162,60 @@ class Observed:
     network_policy: Dependent | None = None
     settings: Settings = field(default_factory=Settings)
     agent_report: AgentReport | None = None
+    workload: Workload | None = None
+    queue_objects: QueueObjects = field(default_factory=QueueObjects)
 
     @cached_property
     def job(self) -> TrainJob:
-        """Return the typed job at the size that it can have; only for policies after `invalid` in the chain.
+        """Return the typed job as it can be now; only for policies after `invalid` in the chain.
 
-        The size is the previous one while the requested workers can't share the global batch.
+        It has as many workers as its queue admits and can share the global batch, and in its templates what
+        its queue adds to pods.
 
         Raises:
             LookupError: the job is invalid.
         """
         if self.parsed is None:
             raise LookupError(f"{self.key} is invalid and has no spec to go by")
-        if not self.refused_size or self.status.worker is None:
-            return self.parsed
-        worker = self.parsed.spec.worker.model_copy(update={"replicas": self.status.worker.size})
-        spec = self.parsed.spec.model_copy(update={"worker": worker})
-        return self.parsed.model_copy(update={"spec": spec})
+        job = self.parsed
+        if (size := self._size(job)) != job.spec.worker.replicas:
+            worker = job.spec.worker.model_copy(update={"replicas": size})
+            job = job.model_copy(update={"spec": job.spec.model_copy(update={"worker": worker})})
+        return job if self.admission is None else admitted_job(job, self.admission)
+
+    def _size(self, job: TrainJob) -> int:
+        """Return how many workers training can have: the previous number if these can't share the batch."""
+        asked, most = job.spec.worker.replicas, self.admitted_workers
+        wanted = asked if most is None else min(asked, most)
+        size = self.status.worker.size if self.status.worker else None
+        if size is None or wanted == size or self._divides_batch(job, wanted):
+            return wanted
+        if most is None or size <= most:
+            return size
+        return next((n for n in range(wanted, 0, -1) if self._divides_batch(job, n)), wanted)
+
+    @property
+    def queue(self) -> str:
+        """Return the queue that the job waits in or was admitted by; empty if it has none."""
+        return self.meta.labels.get(QUEUE_NAME, "") if self.settings.kueue is not None else ""
 
     @cached_property
-    def refused_size(self) -> int:
-        """Return the requested number of workers if they can't share the global batch, else 0."""
-        size = self.status.worker.size if self.status.worker else None
-        if self.parsed is None or size is None:
-            return 0
-        wanted = self.parsed.spec.worker.replicas
-        return 0 if wanted == size or self._divides_batch(self.parsed, wanted) else wanted
+    def admission(self) -> Admission | None:
+        """Return the admission by the job's queue; None while it isn't admitted, or has no queue."""
+        if not self.queue or self.workload is None:
+            return None
+        return read_admission(self.workload, self.queue_objects)
+
+    @cached_property
+    def admitted_workers(self) -> int | None:
+        """Return how many workers the job's queue admits; None without a limit.
+
+        Quota of workers that was given back can't be taken again before the next admission.
+        """
+        if self.admission is None or self.workload is None or is_true(self.status, SUCCESS_CRITERIA_MET):
+            return None
+        left = self.workload.counts.get("worker", 0) - self.workload.reclaimable.get("worker", 0)
+        return min(self.admission.counts.get("worker", 0), left)
 
     @property
     def key(self) -> JobKey:
@@ -293,10 +333,15 @@ class Observed:
     @property
     def size_refusal(self) -> str:
         """Return why training can't use the requested number of workers, or an empty text."""
-        if not self.refused_size:
+        if self.parsed is None or self.job.spec.worker.replicas == self.parsed.spec.worker.replicas:
             return ""
+        asked, most = self.parsed.spec.worker.replicas, self.admitted_workers
+        if most is not None and most < asked:
+            return (
+                f"queue {self.queue} admits {most} of {asked} workers; to ask for all, suspend and resume it"
+            )
         batch = f"the global batch of {self.global_batch} can't be divided by them"
-        return f"can't continue with {self.refused_size} workers: {batch}"
+        return f"can't continue with {asked} workers: {batch}"
 
     def divides_batch(self, workers: int) -> bool:
         """Return whether this number of workers can share the global batch, as far as it is known."""
@@ -350,6 +395,8 @@ def read_observed(
     refusal: Refusal | None = None,
     settings: Settings | None = None,
     agent_report: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    queue_objects: Iterable[Mapping[str, Any]] = (),
 ) -> Observed:
     """Read Kubernetes objects into the input of the policies; an invalid job carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
@@ -376,6 +423,8 @@ def read_observed(
         manager=value_at(job, "spec", "managedBy"),
         settings=settings or Settings(),
         agent_report=report,
+        workload=read_workload(workload, meta.uid),
+        queue_objects=read_queue_objects(queue_objects),
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
     pods_of_others = tuple(p for p in foreign if p.live or _may_write(p, observed))

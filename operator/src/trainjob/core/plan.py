@@ -21,6 +21,7 @@ from trainjob.core.policies.lifecycle import (
     suspended,
     time_left_of_deadline,
 )
+from trainjob.core.policies.queue_policy import queued, workload_actions
 from trainjob.core.policies.startup_policy import yielded
 from trainjob.core.policies.success_policy import succeeded
 from trainjob.core.progress import with_overview
@@ -33,6 +34,7 @@ CHAIN: tuple[Policy, ...] = (
     finished,
     failing,
     suspended,
+    queued,
     succeeded,
     overdue,
     restarted_in_place,
@@ -64,6 +66,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     return replace(
         decided,
         status=status,
+        actions=(*decided.actions, *workload_actions(observed, status, now)),
         events=events,
         requeue=requeue,
         target=build_target(observed, status),

@@ -17,6 +17,7 @@ from trainjob.api import TRAINER_CONTAINER
 from trainjob.core.agent import AgentSource, read_source
 from trainjob.core.agent_reports import Report, TerminationMessage, read_termination_message
 from trainjob.core.names import (
+    AVOIDED_NODES,
     LABEL_INCARNATION,
     LABEL_INDEX,
     LABEL_LIVE,
@@ -68,6 +69,7 @@ class Pod:
         world: the number of replicas of each training role in its TF_CONFIG.
         termination: its agent's termination message after a failure, or None.
         source: where its agent comes from, or None if it has no agent.
+        avoided: the nodes that were lost when it was created.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Pod:
     world: Mapping[str, int] | None = None
     termination: TerminationMessage | None = None
     source: AgentSource | None = None
+    avoided: frozenset[str] = frozenset()
 
     @property
     def deleting(self) -> bool:
@@ -136,7 +139,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
             c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()
         ),
         node=spec.get("nodeName", ""),
-        waiting=_waiting(status, container),
+        waiting=waiting_reason(status, container),
         exit_code=ended.get("exitCode") if ended else None,
         reason=_end_reason(status, ended, disrupted),
         message=message,
@@ -149,6 +152,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         world=_world(spec),
         termination=read_termination_message(read_json(message)) if state is PodState.FAILED else None,
         source=read_source(spec),
+        avoided=frozenset(filter(None, (meta.get("annotations") or {}).get(AVOIDED_NODES, "").split(","))),
     )
 
 
@@ -160,10 +164,10 @@ def read_replica_labels(labels: Mapping[str, str]) -> tuple[Replica, int] | None
         return None
 
 
-def container_state(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of the training container in a pod's status; empty before there is one."""
+def container_state(status: Mapping[str, Any], name: str = TRAINER_CONTAINER) -> Mapping[str, Any]:
+    """Return the state of a container in a pod's status; empty before there is one."""
     for container in status.get("containerStatuses") or ():
-        if container.get("name") == TRAINER_CONTAINER:
+        if container.get("name") == name:
             state: Mapping[str, Any] = container.get("state") or {}
             return state
     return {}
@@ -213,7 +217,13 @@ def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return found
 
 
-def _waiting(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
+def waiting_reason(status: Mapping[str, Any], container: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return reason and message of what keeps a pod from running, or None.
+
+    Args:
+        status: of the pod.
+        container: the state of the container that counts.
+    """
     waiting = container.get("waiting")
     if waiting and waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
         # The kubelet reports the two reasons in turns for the same problem.

@@ -25,6 +25,7 @@ _SPENT_ON = {
     "Restarting": "restarting",
     "Evaluating": "evaluating",
     "Suspended": "suspended",
+    "Queued": "queued",
 }
 """By state; the few seconds of a failing job aren't counted."""
 

@@ -1,15 +1,19 @@
-"""The TrainJob that a script stands for: what `trainjob run train.py` and the Python client build."""
+"""The TrainJobs of a command line: of a script, with changes of a file's job, and of a smoke test."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from trainjob.api import API_VERSION, KIND, TRAINER_CONTAINER
+from trainjob.api import API_VERSION, KIND, TRAINER_CONTAINER, InvalidTrainJob, read_value
+from trainjob.api.constants import SMOKE
+from trainjob.api.errors import mapping_at, objects_at, shown
+from trainjob.api.types import TrainJobSpec, longest_name
 from trainjob.core.names import QUEUE_NAME
 
 # The job's name and its output, from a command line.
@@ -101,6 +105,31 @@ class ScriptJob:
     code: Mapping[str, str] | None = None
 
 
+_IMPORTS_HOROVOD = re.compile(r"^[ \t]*(import|from)[ \t]+horovod\b", re.MULTILINE)
+
+
+def wants_evaluator(asked: bool | None, source: str) -> bool:
+    """Return whether a job has an evaluator.
+
+    Horovod's ring has no place for one, so a script that imports it has none unless one is asked for.
+
+    Args:
+        asked: what the user says; None where they say nothing.
+        source: the text of the script.
+    """
+    return not _IMPORTS_HOROVOD.search(source) if asked is None else asked
+
+
+def restricted_pod() -> dict[str, Any]:
+    """Return a pod's security context by the restricted Pod Security standard, with a user."""
+    return {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def restricted_container() -> dict[str, Any]:
+    """Return the same of a container."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
 def build_job(job: ScriptJob) -> dict[str, Any]:
     """Return the TrainJob as plain JSON; `trainjob.api.parse` checks it.
 
@@ -110,12 +139,7 @@ def build_job(job: ScriptJob) -> dict[str, Any]:
     if job.queue:
         metadata["labels"] = {QUEUE_NAME: job.queue}
     pod = {
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "fsGroup": 1000,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**restricted_pod(), "fsGroup": 1000},
         "containers": [_container(job)],
     }
     return {
@@ -148,10 +172,134 @@ def _container(job: ScriptJob) -> dict[str, Any]:
     }
     return {
         **{key: value for key, value in container.items() if value},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": restricted_container(),
     }
 
 
 def _copy(value: Any) -> Any:
     """Return a copy as plain dictionaries, since the default is shared."""
     return {key: _copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+# Changes of a TrainJob: `--set FIELD=VALUE`, and arguments of the program.
+
+
+_STEP = re.compile(r"\.?([A-Za-z0-9_-]+)|\[([^\[\]]+)\]")
+_PATH = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+|\[[^\[\]]+\])*")
+_ROLES = ("worker", "chief", "ps", "evaluator")
+
+
+class InvalidOverride(ValueError):
+    """A field can't be set; the message says why."""
+
+
+def set_field(job: dict[str, Any], assignment: str) -> None:
+    """Set one field of a TrainJob, or remove it if the value is empty or null.
+
+    A field is written as in messages: `spec.worker.replicas=4`, `metadata.labels[example.com/team]=a`,
+    `spec.template.spec.containers[0].image=acme/digits:2` or, by its name, `containers[trainer].image=...`.
+
+    Args:
+        job: the TrainJob as plain JSON, which is changed.
+        assignment: the field, `=`, and a value in YAML.
+
+    Raises:
+        InvalidOverride: the field or the value can't be read, or the field leads through something else than
+            objects and lists.
+    """
+    field, separator, text = assignment.partition("=")
+    if not separator or not _PATH.fullmatch(field):
+        raise InvalidOverride(f"{assignment!r} is not FIELD=VALUE, such as spec.worker.replicas=4")
+    try:
+        value = read_value(text, source=field)
+    except InvalidTrainJob as invalid:
+        raise InvalidOverride("; ".join(error.message for error in invalid.errors)) from invalid
+    holder: Any = job
+    *above, last = [name or key for name, key in _STEP.findall(field)]
+    for step in above:
+        holder = _enter(holder, step, field)
+    _assign(holder, last, value, field)
+
+
+def replace_arguments(job: dict[str, Any], arguments: Sequence[str]) -> None:
+    """Give the training container of each pod template these arguments."""
+    for container in _training_containers(mapping_at(job, "spec")):
+        container["args"] = list(arguments)
+
+
+def _training_containers(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for holder in (spec, *(spec.get(role) for role in _ROLES)):
+        for _, container in objects_at(mapping_at(holder, "template", "spec"), "containers"):
+            if isinstance(container, dict) and container.get("name") == TRAINER_CONTAINER:
+                yield container
+
+
+def _enter(holder: Any, step: str, field: str) -> Any:
+    if isinstance(holder, list):
+        return holder[_index(holder, step, field)]
+    if not isinstance(holder, dict):
+        raise InvalidOverride(f"{field}: {shown(holder)} has no field {step!r}")
+    if holder.get(step) is None:
+        holder[step] = {}
+    return holder[step]
+
+
+def _assign(holder: Any, step: str, value: Any, field: str) -> None:
+    if isinstance(holder, list):
+        index = _index(holder, step, field)
+        holder[index : index + 1] = [] if value is None else [value]
+    elif not isinstance(holder, dict):
+        raise InvalidOverride(f"{field}: {shown(holder)} has no field {step!r}")
+    elif value is None:
+        holder.pop(step, None)
+    else:
+        holder[step] = value
+
+
+def _index(items: list[Any], step: str, field: str) -> int:
+    names = [str(item.get("name")) for item in items if isinstance(item, dict)]
+    if step in names:
+        return names.index(step)
+    if step.isdecimal() and int(step) < len(items):
+        return int(step)
+    count = f"{len(items)} item{'' if len(items) == 1 else 's'}"
+    more = f": {', '.join(names)}" if names else ""
+    raise InvalidOverride(f"{field}: there is no [{step}]; the list has {count}{more}")
+
+
+# A smoke test: a job of its own that takes one step of everything.
+
+
+_KEPT_SECONDS = 3600
+
+
+def build_smoke_test(job: Mapping[str, Any], spec: TrainJobSpec, digits: str = "") -> dict[str, Any]:
+    """Return the job of a smoke test, which has a name of its own, and so an output folder.
+
+    It isn't restarted, and the cluster deletes it an hour after its end.
+
+    Args:
+        job: the TrainJob as plain JSON, which stays as it is.
+        spec: of the job, parsed.
+        digits: distinguish it in a cluster, where an earlier one may still be.
+    """
+    suffix = f"-smoke-{digits}" if digits else "-smoke"
+    test = deepcopy(dict(job))
+    room = longest_name(spec) - len(suffix)
+    name = str(mapping_at(test, "metadata").get("name"))
+    test["metadata"]["name"] = f"{name[:room].rstrip('-.')}{suffix}"
+    test["spec"] |= {"maxRestarts": 0, "ttlSecondsAfterFinished": _KEPT_SECONDS}
+    test["spec"]["output"].pop("resume", None)
+    for container in _training_containers(test["spec"]):
+        variables = [each for _, each in objects_at(container, "env") if each.get("name") != SMOKE]
+        container["env"] = [*variables, {"name": SMOKE, "value": "true"}]
+    return test
+
+
+def is_smoke_test(spec: Mapping[str, Any]) -> bool:
+    """Return whether a job's spec is that of a smoke test."""
+    return any(
+        variable == {"name": SMOKE, "value": "true"}
+        for container in _training_containers(spec)
+        for _, variable in objects_at(container, "env")
+    )

@@ -54,8 +54,11 @@ class Settings:
         isolation: what each job's NetworkPolicy admits, or None for no NetworkPolicy.
         bundle: for jobs that restart in place.
         lease: the transitions of the controllers' Lease when this one acquired it; 0 without a Lease.
+        kueue: the version of Kueue's API; empty if this controller doesn't use Kueue; None where jobs wait in
+            no queue, as on one machine.
     """
 
     isolation: Isolation | None = None
     bundle: Bundle = field(default_factory=lambda: Bundle(b"", b""))
     lease: int = 0
+    kueue: str | None = None

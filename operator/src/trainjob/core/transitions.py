@@ -13,6 +13,7 @@ from trainjob.core.conditions import (
     COMPLETE,
     FAILED,
     FAILURE_TARGET,
+    QUEUED,
     RESTARTING,
     RUNNING,
     SUCCESS_CRITERIA_MET,
@@ -150,22 +151,29 @@ def leave_alone(observed: Observed, reason: str, message: str, now: datetime) ->
 def suspend(observed: Observed, message: str, now: datetime, *, reached: bool) -> TrainJobStatus:
     """Return the status of a suspended job; `reached` once none of its pods runs any more."""
     suspended = (SUSPENDED, reached, "Suspended" if reached else "Suspending")
-    return _changed(observed, message, now, (RUNNING, False, "Suspended"), suspended, state="Suspended")
+    queued = [(QUEUED, False, "Suspended")] if is_true(observed.status, QUEUED) else []
+    return _changed(
+        observed, message, now, (RUNNING, False, "Suspended"), *queued, suspended, state="Suspended"
+    )
+
+
+def queue(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
+    """Return the status of a job that waits for its queue, or has to leave it to others."""
+    return _changed(
+        observed, message, now, (RUNNING, False, "Queued"), (QUEUED, True, reason), state="Queued"
+    )
+
+
+def admit(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
+    """Return the status of an admitted job, with the number of workers that were admitted."""
+    size = {"size": observed.job.spec.worker.replicas}
+    worker = (observed.status.worker or WorkerStatus()).model_copy(update=size)
+    return _begin_again(observed, message, now, (QUEUED, False, "Admitted"), worker=worker)
 
 
 def resume(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """Return the status of a resumed job: new pods, from the last checkpoint if there were pods before."""
-    is_trained = is_true(observed.status, SUCCESS_CRITERIA_MET)
-    counts = {"next_time": None, "replaced": tuple(p.name for p in observed.training_pods)}
-    return _changed(
-        observed,
-        message,
-        now,
-        (SUSPENDED, False, "Resumed"),
-        state="Evaluating" if is_trained else "Pending",
-        attempt=observed.attempt + 1 if observed.status.attempt else None,
-        restarts=observed.status.restarts.model_copy(update=counts),
-    )
+    """Return the status of a resumed job."""
+    return _begin_again(observed, message, now, (SUSPENDED, False, "Resumed"))
 
 
 def meet_success_criteria(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
@@ -203,6 +211,24 @@ def fail(observed: Observed, reason: str, message: str, now: datetime) -> TrainJ
     restarting = [(RESTARTING, False, reason)] if is_true(observed.status, RESTARTING) else []
     conditions = *restarting, (RUNNING, False, reason), (FAILED, True, reason)
     return _changed(observed, message, now, *conditions, state="Failed", completion_time=now)
+
+
+def _begin_again(
+    observed: Observed, message: str, now: datetime, condition: Condition, **changes: Any
+) -> TrainJobStatus:
+    """Return the status of a job without pods that gets new ones, which resume if there were pods before."""
+    is_trained = is_true(observed.status, SUCCESS_CRITERIA_MET)
+    counts = {"next_time": None, "replaced": tuple(p.name for p in observed.training_pods)}
+    return _changed(
+        observed,
+        message,
+        now,
+        condition,
+        state="Evaluating" if is_trained else "Pending",
+        attempt=observed.attempt + 1 if observed.status.attempt else None,
+        restarts=observed.status.restarts.model_copy(update=counts),
+        **changes,
+    )
 
 
 def _restarted(observed: Observed, failure: Failure, now: datetime) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class Failure:
         message: one line.
         log_tail: the end of the output.
         step: the last one reported, or None.
+        checkpoint_step: that of the newest checkpoint that was reported before it, or None.
         counted: a restart for it counts against the limit.
         permanent: a restart can't help.
         repeated: it has occurred so often in a row that a restart can't help.
@@ -89,6 +90,7 @@ class Failure:
     message: str = ""
     log_tail: str = ""
     step: int | None = None
+    checkpoint_step: int | None = None
     counted: bool = True
     permanent: bool = False
     repeated: bool = False
@@ -128,6 +130,7 @@ class Failure:
             "message": self.message,
             "logTail": self.log_tail,
             "step": self.step,
+            "checkpointStep": self.checkpoint_step,
             "charged": self.counted,
             "permanent": self.permanent,
             "repeated": self.repeated,
@@ -149,6 +152,7 @@ class Failure:
             message=str(raw.get("message") or ""),
             log_tail=str(raw.get("logTail") or ""),
             step=_integer(raw.get("step")),
+            checkpoint_step=_integer(raw.get("checkpointStep")),
             counted=raw.get("charged") is not False,
             permanent=raw.get("permanent") is True,
             repeated=raw.get("repeated") is True,

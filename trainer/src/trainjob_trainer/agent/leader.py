@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.horovod import Ring
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import (
     Event,
@@ -53,6 +54,8 @@ class Leader:
         )
         self.group = WorkerGroup(own, settings.counts, settings.max_restarts, settings.stall_timeout, now)
         self._agent = agent
+        self._host = settings.pod_ip or settings.address.host
+        self._ring = Ring(self._host)
         self._links: dict[int, Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(OWN_LINK + 1)
@@ -68,7 +71,7 @@ class Leader:
     async def run(self) -> None:
         """Let the own replica join, then send heartbeats; never return."""
         settings = self._agent.settings
-        self.handle(read_join(OWN_LINK, self._agent.join(settings.pod_ip or settings.address.host)))
+        self.handle(read_join(OWN_LINK, self._agent.join(self._host)))
         while True:
             self._agent.send(self._agent.beat())
             for link in list(self._links):
@@ -92,6 +95,7 @@ class Leader:
 
     def hang_up(self) -> None:
         """Close all connections at once: an agent that has ended must not seem to lead."""
+        self._ring.close()
         for link in list(self._links):
             self._hang_up(self._links.pop(link))
 
@@ -115,7 +119,7 @@ class Leader:
             _log_failure(self.group.failure)
         for effect in effects:
             if isinstance(effect, Send):
-                self._post(effect.link, effect.message)
+                self._post(effect.link, self._ring.add_rendezvous(effect.message))
             elif effect.link in self._links:
                 self._hang_up(self._links.pop(effect.link))
 
@@ -172,6 +176,8 @@ class Leader:
         else:
             self._log_outdated(target)
             self.handle(target)
+            if self.group.is_replaced:  # the kubelet would say so, but may be cut off
+                self._agent.leave()
         channel.post(build_fitting_report(self.group, self._loop.time()))
         self._expects_sync = not self.group.is_over  # a controller that has asked once asks again
         self._update_idle()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
+from trainjob_trainer.agent.horovod import build_variables, find_interface
 from trainjob_trainer.agent.log import log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
-from trainjob_trainer.agent.settings import Settings
+from trainjob_trainer.agent.settings import Settings, parse_address
 from trainjob_trainer.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -182,8 +183,18 @@ class ReplicaAgent:
                 "TRAINJOB_ATTEMPT": str(self.attempt),
                 "TRAINJOB_EPOCH": str(message["epoch"]),
                 **{variable: str(step) for variable, step in self._reported.items()},
+                **self._horovod(message),
             }
         )
+
+    def _horovod(self, message: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables for Horovod, which needs the interface that the other replicas reach."""
+        config, rendezvous = message["tfConfig"], message.get("rendezvous")
+        if not isinstance(rendezvous, Mapping):
+            return {}
+        task = config["task"]
+        own = parse_address(config["cluster"][task["type"]][task["index"]], "TF_CONFIG")
+        return build_variables(config, rendezvous, find_interface(own.host), self.settings.env)
 
     def _stop(self, *, graceful: bool, stacks: bool = False) -> None:
         if self.state in QUIET:

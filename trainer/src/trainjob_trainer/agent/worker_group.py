@@ -124,6 +124,12 @@ class WorkerGroup:
         return self.phase in (FINISHED, FAILED)
 
     @property
+    def is_replaced(self) -> bool:
+        """Return whether a newer pod is to lead."""
+        own = self.settings
+        return self.meeting.target.incarnations.get(own.replica, 0) > own.incarnation
+
+    @property
     def wake_at(self) -> float | None:
         """Return when the next action is due without an event."""
         if self.phase == MEETING:
@@ -291,7 +297,11 @@ class WorkerGroup:
             self.budget.came_back(member.pod)
 
     def _judge(self, attempt: Attempt, now: float) -> None:
-        failure = find_first_failure(attempt.failures, attempt.trainees(self.meeting.roster))
+        trainees = attempt.trainees(self.meeting.roster)
+        failure = find_first_failure(attempt.failures, trainees)
+        # The controller may first hear of the failure from the next start, which hasn't reported any yet.
+        known = (member.step(key) for member in trainees for key in ("checkpointStep", "resumedFrom"))
+        failure = replace(failure, checkpoint_step=furthest(known))
         step = self._stop(attempt, now, graceful=False)
         if failure.step is None:
             failure = replace(failure, step=step)

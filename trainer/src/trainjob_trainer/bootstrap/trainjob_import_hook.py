@@ -32,7 +32,10 @@ PREPARED = {
     "keras.src.saving.saving_api",
     "keras.src.models.model",
     "tf_keras.src.engine.training",
+    "horovod.common.basics",
 }
+EXPLAINED = {"horovod.tensorflow"}
+"""If their import fails, one sentence says what they need."""
 
 
 def install(root: str) -> None:
@@ -72,7 +75,7 @@ class _Finder:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._awaited = SEEDED | PREPARED | UNDISTURBED | LAZY
+        self._awaited = SEEDED | PREPARED | UNDISTURBED | LAZY | EXPLAINED
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name == LIBRARY:
@@ -113,6 +116,12 @@ class _Loader:
             gc.disable()
         try:
             self._loader.exec_module(module)
+        except Exception as error:
+            if module.__name__ in EXPLAINED:
+                from trainjob_trainer.plain.horovod import explain_import
+
+                raise explain_import(error) from error
+            raise
         finally:
             if pauses:
                 gc.freeze()

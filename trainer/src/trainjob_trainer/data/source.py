@@ -300,6 +300,22 @@ def with_class_weight(load: Callable[..., Any], weights: Mapping[int, float] | N
     return load_weighted
 
 
+def only_first(load: Callable[..., Any], examples: int) -> Callable[..., Any]:
+    """Return a function of the first examples alone, for a smoke test: counting all may take long.
+
+    One that takes the step has to be endless, and isn't counted.
+    """
+    if takes(load, STEP):
+        return load
+
+    @functools.wraps(load)
+    def load_first(**arguments: Any) -> Any:
+        data = load(**arguments)
+        return data.take(examples) if isinstance(data, tf.data.Dataset) else data
+
+    return load_first
+
+
 def takes(load: Callable[..., Any], name: str) -> bool:
     """Return whether the user's function has a parameter of this name."""
     try:

@@ -21,7 +21,7 @@ from trainjob_trainer.distribution.first_worker import listens as is_listening
 from trainjob_trainer.distribution.initial_values import create_locally
 from trainjob_trainer.environment import is_from_agent
 from trainjob_trainer.errors import InvalidConfiguration, PortInUse, first_line
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
 
 # The choice of the strategy, without TensorFlow.
@@ -177,20 +177,27 @@ def wait_for_servers(
 watch_first_operation()
 
 
-def build_strategy(task: Task, env: Mapping[str, str] | None = None) -> Any:
+def build_strategy(
+    task: Task, env: Mapping[str, str] | None = None, *, progress: ProgressFile | None = None
+) -> Any:
     """Build the strategy before any TensorFlow operation runs; workers wait here for each other.
 
-    Raises InvalidConfiguration and PortInUse, as `explained` does.
+    `progress` says so meanwhile. Raises InvalidConfiguration and PortInUse, as `explained` does.
     """
     env = os.environ if env is None else env
     tpu = None if task.is_evaluator else named_tpu(env)
     kind = choose_kind(task, devices=len(_devices()), tpu=tpu)
+    waits = kind is Kind.COORDINATED or (kind is Kind.MULTI_WORKER and task.num_workers > 1)
+    if progress is not None and waits:
+        progress.update(state="waiting")
     if kind is not Kind.COORDINATED:
         wait_for_first_worker(task)
     bear_pauses(has_agent=is_from_agent(env))
     with explained(task):
         _grow_memory_on_demand()
         strategy = _build(kind, task, tpu)
+    if progress is not None and waits:
+        progress.update(state="starting")
     if kind is Kind.MULTI_WORKER:
         create_locally(strategy, task)
     return strategy

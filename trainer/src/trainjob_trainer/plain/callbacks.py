@@ -146,7 +146,7 @@ class AtEnd(Scoring):
         if self._process.is_writer:
             loss = {} if figures.get("loss") is None else {"loss": figures["loss"]}
             metrics = {**loss, **(figures.get("metrics") or {})}
-            add_to_history(self._process.environment.output_dir, self._process.step, metrics)
+            add_to_history(self._process.environment, self._process.step, metrics)
         if epoch + 1 < call.epochs:
             between_calls(self._process, call, self.model, self._users)
 

@@ -77,6 +77,12 @@ def _legacy_keras(module: ModuleType) -> None:
     refuse_legacy_fit(module)
 
 
+def _horovod(module: ModuleType) -> None:
+    from trainjob_trainer.plain.horovod import guard_init  # noqa: PLC0415
+
+    guard_init(module)
+
+
 PREPARATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.eager.context": _tensorflow_context,
     "tensorflow.python.distribute.collective_all_reduce_strategy": _strategy,
@@ -84,5 +90,6 @@ PREPARATIONS: Mapping[str, Callable[[ModuleType], None]] = {
     "keras.src.saving.saving_api": _keras_saving,
     "keras.src.models.model": _keras_model,
     "tf_keras.src.engine.training": _legacy_keras,
+    "horovod.common.basics": _horovod,
 }
 """By module name; `bootstrap/trainjob_import_hook.py` waits for the same modules (a test compares them)."""

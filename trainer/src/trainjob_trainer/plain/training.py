@@ -25,7 +25,7 @@ from trainjob_trainer.engine.model_state import create_random_state, tell_unsync
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
 from trainjob_trainer.engine.stepping import compile_in_parts
 from trainjob_trainer.engine.steps_per_execution import Looks
-from trainjob_trainer.environment import is_without
+from trainjob_trainer.environment import is_smoke, is_without
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_executions, reads_over
@@ -95,6 +95,13 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     process.progress.keep_fresh()
     if process.count:  # the first `fit` is part of the start
         process.progress.update(state="preparing")
+    if is_smoke(os.environ):
+        arguments |= {
+            "epochs": int(arguments["initial_epoch"] or 0) + 1,
+            "steps_per_epoch": 1,
+            "validation_steps": 1,
+            "validation_freq": 1,
+        }
     users = listed(arguments.get("callbacks"))
     reaction = _reaction(users)
     call = _begin(process, model, arguments)

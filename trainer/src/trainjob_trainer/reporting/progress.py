@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.environment import Environment
 
 
 def announce(message: str) -> None:
@@ -193,16 +195,20 @@ def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def add_to_history(output: Path, step: int, metrics: Mapping[str, Any]) -> None:
+def add_to_history(environment: Environment, step: int, metrics: Mapping[str, Any]) -> None:
     """Append the metrics of an epoch to `logs/history.jsonl`; write errors are ignored, as in reports.
 
+    Nothing is written where the volume has gone: the folder of checkpoints, which the writer has made, tells.
+
     Args:
-        output: the job's output folder.
+        environment: of this process.
         step: steps done.
         metrics: by name, the loss as `loss`.
     """
     line = {"step": step, "metrics": plain_number(metrics)}
-    path = output / "logs" / "history.jsonl"
+    path = environment.output_dir / "logs" / "history.jsonl"
+    if not environment.checkpoint_dir.is_dir():
+        return
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -222,3 +228,45 @@ def plain_number(value: Any) -> Any:
 def _camel_case(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
+
+
+def report(
+    step: int,
+    *,
+    total_steps: int | None = None,
+    epoch: int | None = None,
+    total_epochs: int | None = None,
+    loss: float | None = None,
+    metrics: Mapping[str, float] | None = None,
+    checkpoint_step: int | None = None,
+    state: str = "training",
+) -> None:
+    """Report the progress of a training loop that is not this library's, such as one with Horovod.
+
+    Steps count over all attempts, also after a restart. Every rank should report, or the watchdog for stalls
+    takes a rank for one that doesn't report. It needs no TensorFlow, and does nothing outside a job.
+
+    Args:
+        step: optimizer steps done.
+        total_steps: steps of the whole training.
+        epoch: the current one, from 1.
+        total_epochs: epochs of the whole training.
+        loss: the latest one of this replica.
+        metrics: the latest ones, by name.
+        checkpoint_step: step of the newest checkpoint that the script has written.
+        state: `saving` before work that takes minutes without a step.
+    """
+    known = {
+        "total_steps": total_steps,
+        "epoch": epoch,
+        "total_epochs": total_epochs,
+        "loss": None if loss is None else float(loss),
+        "metrics": None if metrics is None else {name: float(value) for name, value in metrics.items()},
+        "checkpoint_step": checkpoint_step,
+    }
+    progress = ProgressFile.from_environment(os.environ)
+    changes = {name: value for name, value in known.items() if value is not None}
+    progress.update(state=state, step=int(step), **changes)
+    if progress.last.step == progress.last.total_steps:
+        progress.flush()  # the process may end next
+    progress.keep_fresh()

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from trainjob.api.constants import PORT
 from trainjob.api.errors import FieldError, Step, format_path, mapping_at, value_at
 from trainjob.api.rules.rule import Rule
 from trainjob.api.types import RoleCounts, count_raw_roles
@@ -23,6 +24,9 @@ LARGEST_PART = 64 * 1024
 
 LARGEST_PODS = 32 * 1024 * 1024
 """Bytes as JSON of these parts in all pods of a job together."""
+
+LARGEST_TF_CONFIG = 128 * 1024 - 1024
+"""Bytes of all addresses: Linux starts no process with a variable of 128 KiB (`MAX_ARG_STRLEN`)."""
 
 _ROLES = ("worker", "chief", "ps", "evaluator")
 _PARTS: tuple[tuple[Step, ...], ...] = (
@@ -100,7 +104,23 @@ def check(raw: Mapping[str, Any]) -> Iterator[FieldError]:
         return
     if counts.training > MOST_REPLICAS:
         yield FieldError("spec.worker.replicas", f"{_TOTAL_MESSAGE}; got {counts.training}")
+    yield from _check_addresses(raw, counts)
     yield from _check_pods(raw, counts)
+
+
+def _check_addresses(raw: Mapping[str, Any], counts: RoleCounts) -> Iterator[FieldError]:
+    meta = mapping_at(raw, "metadata")
+    name, namespace = len(str(meta.get("name", ""))), len(str(meta.get("namespace") or "default"))
+    # As in "digits-worker-0.digits.research.svc:2222", with quotes and a comma.
+    each = 2 * name + len(counts.longest_suffix()) + namespace + len(f'"...svc:{PORT}",')
+    largest = max(1, LARGEST_TF_CONFIG // each)
+    if largest < counts.training <= MOST_REPLICAS:
+        yield FieldError(
+            "spec.worker.replicas",
+            f"the addresses of {counts.training} replicas don't fit into one variable, TF_CONFIG, which Linux"
+            f" limits to 128 KiB; with these names of the job and its namespace, {largest} do: ask for fewer"
+            " replicas, or choose shorter names",
+        )
 
 
 def _check_pods(raw: Mapping[str, Any], counts: RoleCounts) -> Iterator[FieldError]:

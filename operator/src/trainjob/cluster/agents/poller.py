@@ -56,10 +56,13 @@ class JobAgents:
     Attributes:
         leader: the leading agent, or None while it doesn't run.
         others: the agents of the other replicas.
+        replaced: the agents of pods that led and are being replaced. If the API server can't reach their
+            node, only the controller can ask them to leave.
     """
 
     leader: AgentAddress | None
     others: tuple[AgentAddress, ...]
+    replaced: tuple[AgentAddress, ...] = ()
 
 
 AddressOf = Callable[[Manifest], AgentAddress | None]
@@ -81,20 +84,33 @@ def find_agents(
         world: number of replicas of each training role; if the job has a chief, the chief's agent leads.
         address_of: see `AgentPolling`.
     """
+    leading = Replica("chief" if "chief" in world else "worker", 0)
     newest: dict[Replica, tuple[int, Manifest]] = {}
+    replaced = []
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
-        if labels.get(LABEL_LIVE) == "true" and (found := read_replica_labels(labels)) is not None:
-            replica, incarnation = found
+        found = read_replica_labels(labels)
+        if found is None:
+            continue
+        replica, incarnation = found
+        if labels.get(LABEL_LIVE) == "true":
             if replica not in newest or newest[replica][0] < incarnation:
                 newest[replica] = incarnation, pod
+        elif replica == leading:
+            replaced.append(pod)
     running = {
         replica: address
         for replica, (_, pod) in newest.items()
-        if "running" in container_state(pod.get("status") or {}) and (address := address_of(pod)) is not None
+        if (address := _address_of_running(pod, address_of)) is not None
     }
-    leader = running.pop(Replica("chief" if "chief" in world else "worker", 0), None)
-    return JobAgents(leader, tuple(running[replica] for replica in sorted(running, key=_witness_rank)))
+    leader = running.pop(leading, None)
+    others = tuple(running[replica] for replica in sorted(running, key=_witness_rank))
+    addresses = (_address_of_running(pod, address_of) for pod in replaced)
+    return JobAgents(leader, others, tuple(filter(None, addresses)))
+
+
+def _address_of_running(pod: Manifest, address_of: AddressOf) -> AgentAddress | None:
+    return address_of(pod) if "running" in container_state(pod.get("status") or {}) else None
 
 
 def _witness_rank(replica: Replica) -> tuple[int, int]:
@@ -343,13 +359,15 @@ class AgentPoller:
     async def _poll(self, key: JobKey, watched: _Watched) -> None:
         pods, world, record = tuple(self._pods_of(key)), watched.target.get("world") or {}, watched.record
         agents = find_agents(pods, world, self._polling.address_of)
-        if agents.leader is None:
-            record.rest()
-            return
         labels = (pod["metadata"].get("labels") or {} for pod in pods)
         known = (f"{each.get(LABEL_ROLE)}-{each.get(LABEL_INDEX)}" for each in labels)
         replicas = frozenset((*replica_names(world), *known))
         largest = largest_report(len(replicas), len(pods))
+        if agents.leader is None:
+            record.rest()
+            for agent in agents.replaced:
+                await self._call(key, watched, agent, replicas, largest)
+            return
         report = await self._call(key, watched, agents.leader, replicas, largest)
         if report is not None:
             record.receive(report, _time())

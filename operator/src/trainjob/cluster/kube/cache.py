@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from trainjob.api import BUNDLE_VOLUME, TRAINER_CONTAINER
 from trainjob.api.constants import RESERVED_LABEL_PREFIX
@@ -68,8 +71,22 @@ def _project_metadata(manifest: Manifest) -> Manifest:
         kept["ownerReferences"] = owners
     labels = meta.get("labels") or {}
     if manifest.get("kind") != "TrainJob":  # the queue label of a job has another prefix
-        labels = {name: value for name, value in labels.items() if name.startswith(RESERVED_LABEL_PREFIX)}
-    return {**kept, "labels": labels} if labels else kept
+        labels = _ours(labels)
+    if manifest.get("kind") == "Workload":
+        kept |= _picked(meta, ("finalizers",))
+    texts = {"labels": labels, "annotations": _ours(meta.get("annotations") or {})}
+    return {**kept, **{kind: text for kind, text in texts.items() if text}}
+
+
+def _ours(texts: Mapping[str, str]) -> Manifest:
+    return {name: value for name, value in texts.items() if name.startswith(RESERVED_LABEL_PREFIX)}
+
+
+def _project_workload(workload: Manifest) -> Manifest:
+    """Leave out the pod templates, of which the job has its own."""
+    spec, status = mapping_at(workload, "spec"), mapping_at(workload, "status")
+    pod_sets = [_picked(pods, ("name", "count")) for _, pods in objects_at(spec, "podSets")]
+    return {"spec": {**spec, "podSets": pod_sets}, "status": status}
 
 
 def _project_job(job: Manifest) -> Manifest:
@@ -127,6 +144,10 @@ _PARTS: Mapping[str, Callable[[Manifest], Manifest]] = {
     "TrainJob": _project_job,
     "Pod": _project_pod,
     "NetworkPolicy": _project_network_policy,
+    "Workload": _project_workload,
+    "ResourceFlavor": lambda flavor: _picked(flavor, ("spec",)),
+    "WorkloadPriorityClass": lambda found: _picked(found, ("value",)),
+    "PriorityClass": lambda found: _picked(found, ("value", "globalDefault")),
 }
 
 
@@ -144,11 +165,37 @@ MOST_TOMBSTONES = 10_000
 def namespaced_name(manifest: Manifest) -> NamespacedName:
     """Return an object's namespace and name."""
     meta = manifest["metadata"]
-    return meta.get("namespace", ""), meta["name"]
+    return sys.intern(meta.get("namespace", "")), meta["name"]
+
+
+class _Entry(NamedTuple):
+    """One object; its fields are kept pickled, which takes a fraction of the memory of dictionaries."""
+
+    uid: str
+    version: str
+    job: JobKey | None
+    fields: bytes
+
+    def read(self) -> Manifest:
+        return _unpickle_again(self.fields) if len(self.fields) <= SMALL else _unpickle(self.fields)
+
+
+SMALL = 8 * 1024
+"""Bytes of objects that may be kept unpickled, which takes eight times as much."""
+
+
+def _unpickle(fields: bytes) -> Manifest:
+    manifest: Manifest = pickle.loads(fields)  # noqa: S301 - pickled below, in this process
+    return manifest
+
+
+_unpickle_again = lru_cache(maxsize=256)(_unpickle)  # a job that starts is read many times in a row
 
 
 class Store:
     """Objects of one kind by namespace and name, and by the job that they belong to.
+
+    What it returns may be returned again: callers read it and never change it.
 
     Watch events, lists and responses to writes come in any order. The newest resourceVersion wins, and a
     state that is older than an object's known deletion is ignored.
@@ -161,8 +208,8 @@ class Store:
     def __init__(self, job_of: Callable[[Manifest], JobKey | None], changed: Changed) -> None:
         self._job_of = job_of
         self._changed = changed
-        self._objects: dict[NamespacedName, Manifest] = {}
-        self._by_job: defaultdict[JobKey, dict[NamespacedName, Manifest]] = defaultdict(dict)
+        self._objects: dict[NamespacedName, _Entry] = {}
+        self._by_job: defaultdict[JobKey, dict[NamespacedName, None]] = defaultdict(dict)
         self._ends: OrderedDict[str, str] = OrderedDict()  # uid: the resourceVersion of its deletion
 
     def __len__(self) -> int:
@@ -170,35 +217,49 @@ class Store:
 
     def get(self, full_name: NamespacedName) -> Manifest | None:
         """Return the object of that name, or None."""
-        return self._objects.get(full_name)
+        entry = self._objects.get(full_name)
+        return entry.read() if entry is not None else None
+
+    def uid_of(self, full_name: NamespacedName) -> str | None:
+        """Return the uid of the object of that name, or None."""
+        entry = self._objects.get(full_name)
+        return entry.uid if entry is not None else None
+
+    def version_of(self, full_name: NamespacedName) -> str | None:
+        """Return the resourceVersion of the object of that name, or None."""
+        entry = self._objects.get(full_name)
+        return entry.version if entry is not None else None
+
+    def names(self) -> tuple[NamespacedName, ...]:
+        """Return the name of every object."""
+        return tuple(self._objects)
 
     def of_job(self, key: JobKey) -> tuple[Manifest, ...]:
         """Return the job's objects."""
-        found = self._by_job.get(key)
-        return tuple(found.values()) if found else ()
+        return tuple(self._objects[full_name].read() for full_name in self._by_job.get(key, ()))
 
-    def items(self) -> tuple[Manifest, ...]:
-        """Return every object."""
-        return tuple(self._objects.values())
+    def items(self) -> Iterator[Manifest]:
+        """Yield every object; one at a time is in memory."""
+        for entry in tuple(self._objects.values()):
+            yield _unpickle(entry.fields)
 
     def put(self, manifest: Manifest) -> bool:
         """Store the fields of an object that are read, and return whether the object was new or newer."""
-        meta = manifest["metadata"]
-        version, ended_at = version_of(manifest), self._ends.get(meta["uid"])
+        uid, version, full_name = manifest["metadata"]["uid"], version_of(manifest), namespaced_name(manifest)
+        ended_at, known = self._ends.get(uid), self._objects.get(full_name)
         if ended_at is not None and not is_newer(version, ended_at):
             return False
-        full_name = namespaced_name(manifest)
-        known = self._objects.get(full_name)
-        if known is not None and not is_newer(version, version_of(known)):
+        if known is not None and not is_newer(version, known.version):
             return False
-        if known is not None and known["metadata"]["uid"] != meta["uid"]:
-            self._bury(known["metadata"]["uid"], version)
-        self._objects[full_name] = manifest = project(manifest)
-        before, key = self._job_of(known) if known is not None else None, self._job_of(manifest)
+        if known is not None and known.uid != uid:
+            self._bury(known.uid, version)
+        before, key = known.job if known is not None else None, self._job_of(manifest)
+        fields = pickle.dumps(project(manifest), pickle.HIGHEST_PROTOCOL)
+        self._objects[full_name] = _Entry(uid, version, key, fields)
         if before is not None and before != key:
             self._unindex(full_name, before)
         if key is not None:
-            self._by_job[key][full_name] = manifest
+            self._by_job[key][full_name] = None
         self._notify(before, key)
         return True
 
@@ -209,8 +270,8 @@ class Store:
     def discard(self, full_name: NamespacedName, uid: str) -> None:
         """Record that an object is gone: a write didn't find it."""
         known = self._objects.get(full_name)
-        if known is not None and known["metadata"]["uid"] == uid:
-            self._end(full_name, uid, version_of(known))
+        if known is not None and known.uid == uid:
+            self._end(full_name, uid, known.version)
 
     def retain(self, listed: Iterable[tuple[NamespacedName, str]], version: str) -> int:
         """Drop every object that is missing in a complete list of namespaced names and uids at `version`.
@@ -219,9 +280,9 @@ class Store:
         """
         there = set(listed)
         lost = [
-            (full_name, known["metadata"]["uid"])
+            (full_name, known.uid)
             for full_name, known in self._objects.items()
-            if (full_name, known["metadata"]["uid"]) not in there and not is_newer(version_of(known), version)
+            if (full_name, known.uid) not in there and not is_newer(known.version, version)
         ]
         for full_name, uid in lost:
             self._end(full_name, uid, version)
@@ -230,13 +291,12 @@ class Store:
     def _end(self, full_name: NamespacedName, uid: str, version: str) -> None:
         self._bury(uid, version)
         known = self._objects.get(full_name)
-        if known is None or known["metadata"]["uid"] != uid or is_newer(version_of(known), version):
+        if known is None or known.uid != uid or is_newer(known.version, version):
             return
         del self._objects[full_name]
-        key = self._job_of(known)
-        if key is not None:
-            self._unindex(full_name, key)
-        self._notify(key)
+        if known.job is not None:
+            self._unindex(full_name, known.job)
+        self._notify(known.job)
 
     def _bury(self, uid: str, version: str) -> None:
         before = self._ends.pop(uid, None)

@@ -112,6 +112,7 @@ INACTIVITY_SECONDS = 90.0
 _METADATA = f"{JSON};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 _METADATA_OF_ONE = f"{JSON};as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 _STRICT = ("fieldValidation", "Strict")
+_IGNORE = ("fieldValidation", "Ignore")
 
 
 class ApiClient:
@@ -184,11 +185,11 @@ class ApiClient:
         return await self._send(Request("list", resource, namespace, query=query, accept=accept))
 
     async def create(
-        self, resource: Resource, manifest: Mapping[str, Any], *, dry_run: bool = False
+        self, resource: Resource, manifest: Mapping[str, Any], *, dry_run: bool = False, strict: bool = True
     ) -> Manifest:
-        """Create an object; the API server refuses unknown fields."""
+        """Create an object; with `strict` the API server refuses unknown fields, else it leaves them out."""
         namespace = manifest["metadata"].get("namespace")
-        query = (_STRICT, ("dryRun", "All" if dry_run else ""))
+        query = (_STRICT if strict else _IGNORE, ("dryRun", "All" if dry_run else ""))
         return await self._send(Request("create", resource, namespace, query=query, body=_dump(manifest)))
 
     async def delete(
@@ -213,16 +214,17 @@ class ApiClient:
         name: str,
         patch: Mapping[str, Any],
         *,
+        subresource: str = "",
         dry_run: bool = False,
     ) -> Manifest:
-        """Merge a patch into an object; `metadata.uid` in it is a precondition.
+        """Merge a patch into an object, or a subresource of it; uid and resourceVersion are preconditions.
 
         With `dry_run` nothing is changed, and unknown fields are refused.
         """
         query = (_STRICT, ("dryRun", "All")) if dry_run else ()
         body = _dump(patch)
         request = Request(
-            "patch", resource, namespace, name, query=query, body=body, content_type=MERGE_PATCH
+            "patch", resource, namespace, name, subresource, query=query, body=body, content_type=MERGE_PATCH
         )
         return await self._send(request)
 

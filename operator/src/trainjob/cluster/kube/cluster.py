@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,7 +16,8 @@ from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.cache import NamespacedName, Store, namespaced_name, project
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.events import EventSender
-from trainjob.cluster.kube.informer import Informer, JobCache, Scope, Timeouts
+from trainjob.cluster.kube.informer import Backoff, Informer, JobCache, Scope, Timeouts
+from trainjob.cluster.kube.kueue import find_version, queue_resources, workloads
 from trainjob.cluster.kube.resources import (
     BY_KIND,
     CLAIMS,
@@ -30,8 +31,9 @@ from trainjob.cluster.kube.resources import (
     Resource,
 )
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
-from trainjob.core.names import LABEL_JOB, JobKey, ObjectRef, controller_uid
+from trainjob.core.names import LABEL_JOB, QUEUE_NAME, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
+from trainjob.core.workload import FINALIZER
 
 # Objects of another owner.
 
@@ -97,8 +99,6 @@ class CacheHealth:
 class KubeCluster:
     """Jobs on a Kubernetes cluster; see `Cluster` for the methods that aren't documented here.
 
-    The objects of a snapshot are the cache's own: callers read them and never change them.
-
     Args:
         api: the API server, opened by the caller.
         namespace: of the jobs; None for every namespace.
@@ -106,7 +106,13 @@ class KubeCluster:
         clock: returns the time, with time zone.
         timeouts: intervals and timeouts.
         polling: how the jobs' agents are polled.
+        kueue: whether to look for Kueue.
+
+    Attributes:
+        kueue_version: of Kueue's API, once the caches are filled; empty without Kueue.
     """
+
+    pods_wait_for_secrets = True  # the kubelet starts no container before its volumes are there
 
     def __init__(
         self,
@@ -117,27 +123,26 @@ class KubeCluster:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         timeouts: Timeouts | None = None,
         polling: AgentPolling | None = None,
+        kueue: bool = False,
     ) -> None:
-        timeouts = timeouts or Timeouts()
+        self._timeouts = timeouts = timeouts or Timeouts()
         self._api = api
+        self._namespace = namespace
+        self._on_restart = on_restart
+        self._looks_for_kueue = kueue
+        self._has_looked = asyncio.Event()
+        self.kueue_version = ""
         self._watchers: list[Callable[[JobKey], None]] = []
         self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=timeouts.sweep)
         self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, polling or AgentPolling())
         self._stores = {r: Store(_job_of_label, self._notify) for r in DEPENDENTS if r != PODS}
         self._stores[PODS] = Store(_job_of_label, self._take_pod_change)
         self._programs = AgentPrograms(api, namespace, self.jobs, self._stores[PODS].items)
-        self._collect_seconds = timeouts.collect
         self._unlabeled = UnlabeledObjects(_time)
         self._writes = FairSlots(WRITES, NAMESPACE_WRITES)
         self._events = EventSender(api, clock)
         self._informers = {
-            resource: Informer(
-                api,
-                Scope(resource, namespace, LABEL_JOB),
-                store,
-                restarted=partial(on_restart, resource.plural),
-                timeouts=timeouts,
-            )
+            resource: self._informer(Scope(resource, namespace, LABEL_JOB), store)
             for resource, store in self._stores.items()
         }
 
@@ -145,6 +150,9 @@ class KubeCluster:
 
     async def run(self) -> None:
         """Keep the caches and send events, until cancelled."""
+        if self._looks_for_kueue:
+            await self._find_kueue()
+        self._has_looked.set()
         async with asyncio.TaskGroup() as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
@@ -162,10 +170,11 @@ class KubeCluster:
             bundle: contains the program of new pods.
         """
         await self.synced()
-        await self._programs.collect(bundle, self._collect_seconds)
+        await self._programs.collect(bundle, self._timeouts.collect)
 
     async def synced(self) -> None:
         """Return once every cache has been filled; until then no job can be observed."""
+        await self._has_looked.wait()
         await self._jobs.synced.wait()
         for informer in self._informers.values():
             await informer.synced.wait()
@@ -174,19 +183,23 @@ class KubeCluster:
         """Apply an event of a watch of TrainJobs: `ADDED`, `MODIFIED`, `DELETED`, or None for a list."""
         self._jobs.take(kind, manifest)
 
-    def jobs(self) -> tuple[Manifest, ...]:
-        """Return every known job."""
+    def jobs(self) -> Iterator[Manifest]:
+        """Yield every known job."""
         return self._jobs.store.items()
 
     def job_keys(self) -> tuple[JobKey, ...]:
-        """Return the keys of all known jobs."""
-        return tuple(JobKey(*namespaced_name(job)) for job in self.jobs())
+        """Return the keys of all known jobs, and of those that are gone and have left a Workload."""
+        known = (JobKey(*full_name) for full_name in self._jobs.store.names())
+        left = map(_job_of_label, self._workloads.items() if self._workloads is not None else ())
+        return tuple(dict.fromkeys([*known, *(key for key in left if key is not None)]))
 
     def health(self) -> CacheHealth:
         """Return the state of the caches."""
         now = _time()
         return CacheHealth(
-            self._jobs.synced.is_set() and all(i.synced.is_set() for i in self._informers.values()),
+            self._has_looked.is_set()
+            and self._jobs.synced.is_set()
+            and all(i.synced.is_set() for i in self._informers.values()),
             {
                 resource.plural: now - informer.active_at if informer.active_at is not None else 0.0
                 for resource, informer in self._informers.items()
@@ -212,18 +225,21 @@ class KubeCluster:
             claim=self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
             network_policy=self._find(NETWORK_POLICIES, (key.namespace, key.name)),
             agent_report=self._agents.agent_report(key),
+            workload=self._workload_of(key),
+            queue_objects=self._queue_objects(job),
         )
 
     async def create(self, manifest: Manifest) -> None:
         """See `Cluster.create`."""
-        resource, full_name = BY_KIND[manifest["kind"]], namespaced_name(manifest)
+        resource, full_name = self._resource(manifest["kind"]), namespaced_name(manifest)
         is_read = resource not in (*UNREAD, CONFIG_MAPS)
         try:
             async with self._turn(manifest):
                 if resource == CONFIG_MAPS:
                     await self._programs.provide(manifest)
                     return
-                created = await self._api.create(resource, manifest)
+                # Kueue's schema of pod templates may be older than the cluster's, which decides on the pods.
+                created = await self._api.create(resource, manifest, strict=manifest["kind"] != "Workload")
         except AlreadyExists:
             if is_read:
                 await self._look(resource, full_name)
@@ -236,7 +252,7 @@ class KubeCluster:
 
     async def replace(self, manifest: Manifest) -> None:
         """See `Cluster.replace`."""
-        resource, meta = BY_KIND[manifest["kind"]], manifest["metadata"]
+        resource, meta = self._resource(manifest["kind"]), manifest["metadata"]
         try:
             self._take(resource, await self._api.replace(resource, manifest))
         except (NotFound, Conflict) as error:
@@ -245,7 +261,7 @@ class KubeCluster:
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """See `Cluster.delete`."""
-        resource = BY_KIND[ref.kind]
+        resource = self._resource(ref.kind)
         try:
             async with self._turn_for(resource, ref):
                 answer = await self._api.delete(
@@ -262,7 +278,7 @@ class KubeCluster:
 
     async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
         """See `Cluster.set_labels`."""
-        resource = BY_KIND[ref.kind]
+        resource = self._resource(ref.kind)
         patch = {"metadata": {"uid": ref.uid, "labels": dict(labels)}}
         try:
             async with self._turn_for(resource, ref):
@@ -271,6 +287,38 @@ class KubeCluster:
             await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
             raise
         self._take(resource, patched)
+
+    async def patch(
+        self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
+    ) -> None:
+        """See `Cluster.patch`."""
+        resource = self._resource(ref.kind)
+        seen = {"uid": ref.uid, "resourceVersion": resource_version}
+        body = {**patch, "metadata": {**patch.get("metadata", {}), **seen}}
+        try:
+            async with self._turn_for(resource, ref):
+                patched = await self._api.patch(
+                    resource, ref.namespace, ref.name, body, subresource=subresource
+                )
+        except (NotFound, Conflict) as error:
+            await self._put_right(resource, (ref.namespace, ref.name), ref.uid, error)
+            raise
+        self._take(resource, patched)
+
+    async def release(self, key: JobKey) -> None:
+        """See `Cluster.release`: Kueue takes its finalizer off no Workload whose owner is gone."""
+        if self._workloads is None:
+            return
+        job = self._jobs.store.get((key.namespace, key.name))
+        is_going = job is None or "deletionTimestamp" in job["metadata"]
+        for workload in self._workloads.of_job(key):
+            meta = workload["metadata"]
+            is_left = is_going or controller_uid(workload) != self._uid_of(key)
+            if is_left and "deletionTimestamp" in meta and FINALIZER in meta.get("finalizers", ()):
+                others = [name for name in meta["finalizers"] if name != FINALIZER]
+                ref = ObjectRef("Workload", key.namespace, meta["name"], meta["uid"])
+                with suppress(NotFound):
+                    await self.patch(ref, meta["resourceVersion"], {"metadata": {"finalizers": others}})
 
     async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
         """See `Cluster.write_status`."""
@@ -304,6 +352,40 @@ class KubeCluster:
 
     # -- inside -----------------------------------------------------------------------------------------
 
+    async def _find_kueue(self) -> None:
+        """Cache Kueue's objects too, if its API is served."""
+        backoff = Backoff(self._timeouts.first_retry, self._timeouts.longest_retry)
+        self.kueue_version = version = await find_version(self._api, backoff)
+        if version:
+            self._cache(Scope(workloads(version), self._namespace, LABEL_JOB))
+            for resource in queue_resources(version):
+                self._cache(Scope(resource))
+
+    def _cache(self, scope: Scope) -> None:
+        store = self._stores[scope.resource] = Store(_job_of_label, self._notify)
+        self._informers[scope.resource] = self._informer(scope, store)
+
+    def _informer(self, scope: Scope, store: Store) -> Informer:
+        restarted = partial(self._on_restart, scope.resource.plural)
+        return Informer(self._api, scope, store, restarted=restarted, timeouts=self._timeouts)
+
+    def _resource(self, kind: str) -> Resource:
+        return workloads(self.kueue_version) if kind == "Workload" else BY_KIND[kind]
+
+    @property
+    def _workloads(self) -> Store | None:
+        return self._stores[workloads(self.kueue_version)] if self.kueue_version else None
+
+    def _workload_of(self, key: JobKey) -> Manifest | None:
+        found = self._workloads.of_job(key) if self._workloads is not None else ()
+        return next((workload for workload in found if controller_uid(workload) == self._uid_of(key)), None)
+
+    def _queue_objects(self, job: Manifest) -> tuple[Manifest, ...]:
+        if not self.kueue_version or QUEUE_NAME not in job["metadata"].get("labels", {}):
+            return ()
+        resources = queue_resources(self.kueue_version)
+        return tuple(found for resource in resources for found in self._stores[resource].items())
+
     def _turn_for(self, resource: Resource, ref: ObjectRef) -> AbstractAsyncContextManager[None]:
         known = None if resource in UNREAD else self._store(resource).get((ref.namespace, ref.name))
         return self._turn(known or {"metadata": vars(ref)})
@@ -314,8 +396,7 @@ class KubeCluster:
         return self._writes.slot(meta["namespace"], job.name if job is not None else meta["name"])
 
     def _uid_of(self, key: JobKey) -> str | None:
-        job = self._jobs.store.get((key.namespace, key.name))
-        return job["metadata"]["uid"] if job is not None else None
+        return self._jobs.store.uid_of((key.namespace, key.name))
 
     def _pods_of(self, key: JobKey) -> tuple[Manifest, ...]:
         """Return the pods that the job owns: agents in pods of another owner must not be called."""

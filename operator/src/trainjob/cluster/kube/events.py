@@ -18,6 +18,7 @@ from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.informer import Backoff
 from trainjob.cluster.kube.resources import EVENTS
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Manifest, NotFound, Unavailable
+from trainjob.core.pods import read_time
 from trainjob.core.wording import printable
 
 # Event objects.
@@ -30,7 +31,7 @@ LONGEST_NAME = 253
 COMPONENT = "trainjob-controller"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # thousands are remembered
 class Series:
     """The identity of an event: equal events are counted in one Event object.
 
@@ -111,6 +112,13 @@ def build_repetition(count: int, last: datetime) -> dict[str, Any]:
     return {"count": count, "lastTimestamp": write_time(last)}
 
 
+def event_time(event: Manifest) -> datetime:
+    """Return when an Event of any component last happened; the year 1970 where it doesn't say."""
+    times = (event.get(each) for each in ("lastTimestamp", "eventTime", "firstTimestamp"))
+    created = (event.get("metadata") or {}).get("creationTimestamp")
+    return next(filter(None, map(read_time, (*times, created))), datetime.fromtimestamp(0, UTC))
+
+
 def write_time(time: datetime) -> str:
     """Return a time in Kubernetes' format, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -138,7 +146,7 @@ class _Waiting:
     count: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Posted:
     """The Event object of a series."""
 

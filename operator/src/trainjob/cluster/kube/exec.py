@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +18,10 @@ from trainjob.cluster.kube.responses import error_of, unreachable
 from trainjob.cluster.protocol import RequestFailure
 
 _SECONDS = 30.0
-"""Timeout of the connection, and then of the program."""
+"""Timeout of the connection, and then of a program that `execute` runs."""
+
+_OUTPUT, _COMPLAINT, _STATUS = 1, 2, 3
+"""Channels of the protocol `v4.channel.k8s.io`: the first byte of each message."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Executed:
     """The result of a program.
 
     Attributes:
-        code: the program's exit code; None where it could not be started.
+        code: the program's exit code; None where it could not be started, or the connection broke off.
         output: what it printed.
         complaint: what it printed on stderr, or why it could not be started.
     """
@@ -41,24 +47,104 @@ async def execute(
     Raises:
         ClusterError: the API server refuses it, there was no response, or the connection broke off.
     """
+    running = await start(access, namespace, pod, container, command)
+    return await asyncio.to_thread(_run_to_end, running)
+
+
+async def start(
+    access: Access, namespace: str, pod: str, container: str, command: Sequence[str]
+) -> RunningProgram:
+    """Start a program, whose output is read while it runs.
+
+    Raises:
+        ClusterError: the API server refuses it, or there was no response.
+    """
     token = await Token(access.read_token, asyncio.get_running_loop().time).current()
     headers = {"authorization": token} if token else {}
     query = [("command", word) for word in command]
     query += [("container", container), ("stdout", "true"), ("stderr", "true")]
     url = access.server + PODS.path(namespace, pod, "exec")
     request = RequestFailure("create", "pods/exec", pod, access.server)
-    output, complaint, status = await asyncio.to_thread(_run, access, url, query, headers, request)
-    return _executed(output, complaint, _parsed(status))
+    return RunningProgram(await asyncio.to_thread(_connect, access, url, query, headers, request), request)
 
 
-def _run(
+class RunningProgram:
+    """A program in a container; `close` it at the end. Its methods block.
+
+    Args:
+        connection: the open WebSocket.
+        request: for errors.
+    """
+
+    def __init__(self, connection: Any, request: RequestFailure) -> None:
+        self._connection, self.request = connection, request
+        self._texts = {_COMPLAINT: bytearray(), _STATUS: bytearray()}
+        self._is_over = False
+
+    def read(self) -> bytes:
+        """Return the next piece of its output, of any size; an empty one at its end.
+
+        Raises:
+            ClusterError: the connection broke off, or was silent for too long.
+        """
+        import websocket  # noqa: PLC0415 - slow, and not in the controller's image
+
+        try:
+            while not self._is_over:
+                kind, frame = self._connection.recv_data_frame(control_frame=True)
+                if kind == websocket.ABNF.OPCODE_CLOSE:
+                    self._is_over = True
+                elif kind in (websocket.ABNF.OPCODE_BINARY, websocket.ABNF.OPCODE_TEXT) and frame.data:
+                    channel, content = frame.data[0], bytes(frame.data[1:])
+                    if channel == _OUTPUT and content:
+                        return content
+                    if channel in self._texts:
+                        self._texts[channel] += content
+        except (websocket.WebSocketException, OSError, ValueError) as error:
+            self._is_over = True
+            if not self._texts[_STATUS]:
+                raise unreachable(self.request, str(error) or type(error).__name__) from error
+        return b""
+
+    def stop(self) -> None:
+        """End the connection, and so a `read` of another thread; the program ends when it writes."""
+        connected = self._connection.sock
+        if connected is not None:
+            with suppress(OSError):  # it has ended already
+                # Not the method of TLS sockets, which changes what the reading thread uses.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    @property
+    def result(self) -> Executed:
+        """Return how it ended, without its output; call it at the end."""
+        complaint, status = (self._texts[each].decode(errors="replace") for each in (_COMPLAINT, _STATUS))
+        return _executed("", complaint, _parsed(status))
+
+    def close(self) -> None:
+        """Release the connection, once nothing reads it any more."""
+        self._connection.shutdown()  # after the server's close frame, `close` leaves the socket open
+
+
+def _run_to_end(running: RunningProgram) -> Executed:
+    until, output = time.monotonic() + _SECONDS, bytearray()
+    try:
+        while piece := running.read():
+            output += piece
+            if time.monotonic() > until:
+                raise unreachable(running.request, f"no end of the program within {_SECONDS:g} s")
+    finally:
+        running.close()
+    result = running.result
+    return Executed(result.code, output.decode(errors="replace"), result.complaint)
+
+
+def _connect(
     access: Access,
     url: str,
     query: Sequence[tuple[str, str]],
     headers: Mapping[str, str],
     request: RequestFailure,
-) -> tuple[str, str, str]:
-    """Return what the program printed on its two streams, and how it ended."""
+) -> Any:
     import websocket  # noqa: PLC0415 - slow, and not in the controller's image
     from kubernetes.client import Configuration  # noqa: PLC0415
     from kubernetes.stream import ws_client  # noqa: PLC0415
@@ -73,22 +159,12 @@ def _run(
     configuration.proxy = access.proxy
     websocket.setdefaulttimeout(_SECONDS)
     try:
-        stream = ws_client.WSClient(
-            configuration, ws_client.get_websocket_url(url, query), dict(headers), capture_all=False
-        )
-        try:
-            stream.run_forever(timeout=_SECONDS)
-            if stream.is_open():
-                raise unreachable(request, f"no end of the program within {_SECONDS:g} s")
-            output, complaint, status = (str(stream.read_channel(number)) for number in (1, 2, 3))
-        finally:
-            stream.close()
-            stream.sock.shutdown()  # after the server's close frame, `close` leaves the socket open
+        # Not its class for streams: that waits for the socket while TLS has received the data already.
+        return ws_client.create_websocket(configuration, ws_client.get_websocket_url(url, query), headers)
     except websocket.WebSocketBadStatusException as error:
         raise error_of(error.status_code, error.resp_body or b"", request=request) from error
     except (websocket.WebSocketException, OSError) as error:
         raise unreachable(request, str(error) or type(error).__name__) from error
-    return output, complaint, status
 
 
 def _executed(output: str, complaint: str, status: Mapping[str, Any]) -> Executed:

@@ -456,5 +456,5 @@ class JobCache:
                 self.store.put(await self._api.get(TRAINJOBS, namespace, name))
 
     def _is_outdated(self, listed: Manifest) -> bool:
-        known = self.store.get(namespaced_name(listed))
-        return known is None or is_newer(version_of(listed), version_of(known))
+        known = self.store.version_of(namespaced_name(listed))
+        return known is None or is_newer(version_of(listed), known)

@@ -37,6 +37,17 @@ class Resource:
         return f"{root}{within}/{self.plural}{rest}"
 
 
+class Document(Resource):
+    """A document of the API server itself, such as `/version`."""
+
+    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
+        """Return its path."""
+        del namespace, name, subresource
+        return f"/{self.plural}"
+
+
+SERVER_VERSION = Document("", "", "version", "")
+
 TRAINJOBS = Resource(GROUP, VERSION, PLURAL, KIND)
 PODS = Resource("", "v1", "pods", "Pod")
 SERVICES = Resource("", "v1", "services", "Service")

@@ -9,6 +9,7 @@ from trainjob.cluster.local.launch import Launch, build_launch
 from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Machine, survey
 from trainjob.cluster.local.output import bring_back, is_taken, remove_folder, set_aside
 from trainjob.cluster.local.process import replica_log_path
+from trainjob.cluster.local.sandbox import PrivateFolder, remove_stale
 
 __all__ = [
     "CannotRunHere",
@@ -16,10 +17,12 @@ __all__ = [
     "LocalCluster",
     "LocalOptions",
     "Machine",
+    "PrivateFolder",
     "bring_back",
     "build_launch",
     "is_taken",
     "remove_folder",
+    "remove_stale",
     "replica_log_path",
     "set_aside",
     "survey",

@@ -66,6 +66,8 @@ class LocalCluster:
         CannotRunHere: no folder for temporary files can be created.
     """
 
+    pods_wait_for_secrets = False
+
     def __init__(
         self,
         job: Manifest,
@@ -237,6 +239,20 @@ class LocalCluster:
     async def set_labels(self, ref: ObjectRef, labels: Mapping[str, str | None]) -> None:
         """Set these labels, and remove those given as None; others stay. Raises as `delete` does."""
         self._store.set_labels(ref, labels)
+
+    async def patch(
+        self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
+    ) -> None:
+        """Refuse: no object here is shared with another controller.
+
+        Raises:
+            Refused: always.
+        """
+        del resource_version, patch, subresource
+        raise Refused("Invalid", f"{ref.kind} can't be patched on this machine")
+
+    async def release(self, key: JobKey) -> None:
+        """Do nothing: no object has a finalizer here."""
 
     async def write_status(self, key: JobKey, uid: str, resource_version: str, status: Manifest) -> None:
         """Replace the job's status.

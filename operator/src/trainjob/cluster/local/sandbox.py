@@ -1,9 +1,13 @@
 """The resources that the pods of one run share: ports, GPUs, the output and a folder for private files."""
 
 import base64
+import fcntl
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +26,62 @@ from trainjob.cluster.protocol import Manifest
 from trainjob.core.agent import TOKEN
 from trainjob.core.manifests import count_gpus
 from trainjob.core.names import LABEL_INDEX, LABEL_ROLE
+
+# Folders of one process, which the next run removes if that process was killed.
+
+
+_PREFIX = "trainjob-"
+_IN_USE = ".in-use"
+
+
+class PrivateFolder:
+    """A new folder that only this user can enter.
+
+    The lock on a file in it shows that it is in use: by this process, or by one that has inherited `fd`. The
+    system releases the lock with the last of them, however they end.
+
+    Args:
+        parent: where to create it; what killed processes have left there is removed.
+
+    Attributes:
+        path: the folder.
+        fd: the descriptor that holds the lock.
+
+    Raises:
+        OSError: it can't be created.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        remove_stale(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        unlocked = self.path / f"{_IN_USE}.new"
+        self.fd = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # a file system without locks: nobody else can lock it either
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(self.path / _IN_USE)  # it is never seen unlocked while this process lives
+
+    def remove(self) -> None:
+        """Remove the folder; more calls do nothing."""
+        if self.fd >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self.fd)
+            self.fd = -1
+
+
+def remove_stale(parent: Path) -> None:
+    """Remove this user's private folders whose processes are gone."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    with (folder / _IN_USE).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises BlockingIOError while it is in use
+        if os.path.samestat(os.fstat(lock.fileno()), (folder / _IN_USE).stat()):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Sandbox:
@@ -53,8 +113,12 @@ class Sandbox:
         self._book = PortBook(base_port)
         self._has_begun = False
         self._lock: OutputLock | None = None
-        self._private = _create_private_folder()
-        self._machine = replace(machine, bundles=self._private / "bundles")
+        try:
+            self._private = PrivateFolder(Path(tempfile.gettempdir()))
+        except OSError as error:
+            message = f"can't create a temporary folder: {error}; set TMPDIR to one with space"
+            raise CannotRunHere([message]) from error
+        self._machine = replace(machine, bundles=self._private.path / "bundles")
 
     def admit_all(self, pods: list[Manifest]) -> tuple[str, ...]:
         """Assign GPUs and ports, create the output folder and lock it against other runs.
@@ -119,7 +183,7 @@ class Sandbox:
 
     def private_folder(self, pod: Manifest) -> Path:
         """Return the pod's own folder, which `LocalPod` creates."""
-        return self._private / str(pod["metadata"]["name"])
+        return self._private.path / str(pod["metadata"]["name"])
 
     def ports_of(self, pod: Manifest) -> ReplicaPorts:
         """Return the ports of an admitted pod's hostname."""
@@ -128,13 +192,13 @@ class Sandbox:
     @property
     def held(self) -> tuple[int, ...]:
         """Return the descriptors that a pod's launcher must keep open while it runs."""
-        return (self._lock.fd,) if self._lock is not None else ()
+        return (self._private.fd, *((self._lock.fd,) if self._lock is not None else ()))
 
     def leave(self) -> None:
         """Release the output for other runs, and remove private files; more calls do nothing."""
         if self._lock is not None:
             self._lock.release()
-        shutil.rmtree(self._private, ignore_errors=True)
+        self._private.remove()
 
     def _share_gpus(self, pods: Iterable[Manifest]) -> None:
         wanted = {hostname_of(pod): count_gpus(pod) for pod in pods}
@@ -156,11 +220,3 @@ def replica_name(pod: Manifest) -> str:
     if LABEL_ROLE in labels and LABEL_INDEX in labels:
         return f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
     return str(pod["metadata"]["name"])
-
-
-def _create_private_folder() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="trainjob-"))
-    except OSError as error:
-        message = f"can't create a temporary folder: {error}; set TMPDIR to one with space"
-        raise CannotRunHere([message]) from error

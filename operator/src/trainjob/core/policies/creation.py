@@ -21,13 +21,14 @@ from trainjob.core.actions import (
 )
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.delays import RECHECK, restart_delay, soonest, time_left
+from trainjob.core.failure import awaited_pods, lost_nodes, time_to_end
 from trainjob.core.manifests import build_claim, build_network_policy, build_service
 from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.policies.elastic_policy import patience_left
 from trainjob.core.policies.startup_policy import pause_left, start_time_left
-from trainjob.core.policies.success_policy import EvaluatorStep, evaluator_step
+from trainjob.core.policies.success_policy import EvaluatorStep, avoids_for_nothing, evaluator_step
 from trainjob.core.wording import count_roles, quoted
 
 SLOW_TO_END = timedelta(seconds=60)
@@ -36,23 +37,35 @@ SLOW_TO_END = timedelta(seconds=60)
 SLOW_TO_START = timedelta(seconds=60)
 """The same for the start of a pod that waits for the job's code."""
 
-OVERDUE = timedelta(seconds=10)
-"""How late after its grace period the end of a pod may be reported; after that its node is unreachable."""
-
 POD_OVERDUE = "PodOverdue"
 
 
 def incomplete(observed: Observed, now: datetime) -> Plan:
     """Create the job's missing objects, and report whether all its training replicas run."""
-    if observed.status.start_time is None:
-        message = f"starting {count_roles(replica_counts(observed.job.spec))}"
-        begun = replace(observed, status=transitions.start(observed, message, now))
-        first = incomplete(begun, now)
-        return replace(first, events=(Event("Normal", "Created", message), *first.events))
+    if observed.status.start_time is not None:
+        return _complete(observed, now)
+    message = f"starting {count_roles(replica_counts(observed.job.spec))}"
+    begun = replace(observed, status=transitions.start(observed, message, now))
+    first = _complete(begun, now, is_new=True)
+    return replace(first, events=(Event("Normal", "Created", message), *first.events))
+
+
+def _complete(observed: Observed, now: datetime, *, is_new: bool = False) -> Plan:
+    """Create what is missing.
+
+    Args:
+        observed: the job, whose start is part of its status.
+        now: the current time.
+        is_new: whether the start isn't recorded yet. Then pods may be there before their token: they are
+            created at once, and the controller may have died in between.
+    """
     obstacle = _obstacle(observed, now)
     if obstacle is not None:
-        return obstacle
-    left_over = stop_pods(observed, observed.stale_pods)
+        return replace(obstacle, actions=stop_pods(observed, _too_early(observed)))
+    refusal, lost = observed.training_refusal, lost_nodes(observed, now)
+    early = _too_early(observed) if refusal is not None and not refusal.role else ()
+    misplaced = avoids_for_nothing(observed.training_pods, lost)
+    left_over = stop_pods(observed, (*observed.stale_pods, *early, *misplaced))
     leaving = _in_the_way(observed, now)
     if leaving:
         return replace(_leaving(observed, leaving, now), actions=left_over)
@@ -61,10 +74,9 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
         return Plan(observed.status, left_over, requeue=delay)
     replicas = training_replicas(observed.job.spec)
     evaluator = evaluator_step(observed, now)
-    pods = _missing_pods(observed, replicas)
-    agents = create_agent_objects(observed) if pods or evaluator.creating else ()
+    pods = _missing_pods(observed, replicas, lost)
+    agents = create_agent_objects(observed) if pods or evaluator.creating or is_new else ()
     creations = (*_missing_dependents(observed), *agents, *pods, *evaluator.actions)
-    refusal = observed.training_refusal
     if refusal is not None and refusal.patience_left(now) > timedelta(0):
         # Otherwise every event of an existing pod would retry all the missing ones.
         creations = tuple(action for action in creations if not isinstance(action, Creation))
@@ -83,6 +95,16 @@ def incomplete(observed: Observed, now: datetime) -> Plan:
     )
 
 
+def _too_early(observed: Observed) -> tuple[Pod, ...]:
+    """Return the pods that were created at once with what they need, which the cluster has refused.
+
+    None of their containers has started: their token comes last.
+    """
+    if not observed.in_place:
+        return ()
+    return tuple(p for p in observed.pods if p.state in (PodState.PENDING, PodState.STARTING))
+
+
 def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
     """Return the time until the next decision about training replicas that are starting, or None."""
     times = (
@@ -95,24 +117,13 @@ def _time_to_meet(observed: Observed, now: datetime) -> timedelta | None:
 
 
 def _in_the_way(observed: Observed, now: datetime) -> list[Pod]:
-    """Return the earlier pods that a successor waits for: in place, only those of its own replica.
-
-    An overdue pod is on an unreachable node. Where the output is fenced, it can do no harm; elsewhere the job
-    waits until the pod has ended, or its object is gone.
-    """
-    stale = [p for p in observed.stale_pods if not p.ended]
-    if observed.is_fenced:
-        stale = [p for p in stale if _time_to_end(p, now) > timedelta(0)]
+    """Return the earlier pods that a successor waits for: in place, only those of its own replica."""
+    stale = [p for p in awaited_pods(observed, now) if p in observed.stale_pods]
     if not observed.in_place:
         return stale
     present = {p.replica for p in observed.training_pods}
     wanted = set(desired_replicas(observed.job.spec)) - present
     return [p for p in stale if p.replica in wanted]
-
-
-def _time_to_end(pod: Pod, now: datetime) -> timedelta:
-    """Return how long to wait for this pod's end; without limit while it is not being deleted."""
-    return pod.due_at + OVERDUE - now if pod.due_at is not None else timedelta.max
 
 
 def _obstacle(observed: Observed, now: datetime) -> Plan | None:
@@ -134,7 +145,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
     if observed.pods_of_others and not observed.training_pods:
         # They may answer at the addresses of this job, and may still write into its output.
         other = observed.pods_of_others[0]
-        if _time_to_end(other, now) <= timedelta(0):
+        if time_to_end(other, now) <= timedelta(0):
             return _overdue(observed, other, "an earlier job of this name", now)
         message = f"waiting for pod {other.name} of an earlier job of this name to end"
         return _held_up(observed, "PodConflict", message, now)
@@ -152,11 +163,11 @@ def _describe(refusal: Refusal) -> str:
 def _leaving(observed: Observed, pods: list[Pod], now: datetime) -> Plan:
     """Wait for pods of the previous attempt; name one that takes long, since its node may be gone."""
     since, pod = min(((p.deleted_at or now, p) for p in pods), key=lambda each: (each[0], each[1].replica))
-    overdue = [p for p in pods if _time_to_end(p, now) <= timedelta(0)]
+    overdue = [p for p in pods if time_to_end(p, now) <= timedelta(0)]
     if overdue:
         last = min(overdue, key=lambda p: (p.due_at, p.replica))
         return _overdue(observed, last, f"{last.replica.title} of the attempt before", now)
-    due = min(_time_to_end(p, now) for p in pods)
+    due = min(time_to_end(p, now) for p in pods)
     left = time_left(since, SLOW_TO_END, now)
     if left > timedelta(0):
         return Plan(observed.status, requeue=min(left, due))
@@ -223,11 +234,13 @@ def _restoration_events(actions: Iterable[Action]) -> Iterable[Event]:
             yield Event("Warning", "PutRight", f"{what} was changed; it is restored")
 
 
-def _missing_pods(observed: Observed, replicas: Iterable[Replica]) -> tuple[Action, ...]:
+def _missing_pods(
+    observed: Observed, replicas: Iterable[Replica], lost: frozenset[str]
+) -> tuple[Action, ...]:
     present = {p.replica for p in observed.training_pods}
     attempt, source = observed.attempt, observed.agent_source
     return tuple(
-        CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt, source=source)
+        CreatePod(observed.job, replica, incarnation=attempt, attempt=attempt, source=source, avoided=lost)
         for replica in replicas
         if replica not in present
     )

@@ -17,6 +17,7 @@ from trainjob.core.failure import (
     Failure,
     alike,
     bad_pods,
+    checkpoint_step,
     describe_child,
     first_failure,
     is_mistake_at_start,
@@ -112,7 +113,9 @@ def _what_next(observed: Observed, failure: Failure) -> str:
     count = _count(spent + 1, allowed) if failure.cause.counted else _NOT_COUNTED
     if trains_without(observed, failure.replica):
         return f"the others train on until it is back ({count})"
-    return f"restarting{origin(observed)} ({count})"
+    saves = observed.in_place and failure.pod is not None and failure.pod.deleted
+    start = "" if saves and checkpoint_step(observed) is None else origin(observed)  # it saves before it ends
+    return f"restarting{start} ({count})"
 
 
 _NOT_COUNTED = "not counted against maxRestarts"

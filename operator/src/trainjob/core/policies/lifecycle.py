@@ -9,6 +9,7 @@ from trainjob.core import transitions
 from trainjob.core.actions import Delete, Event, Plan, stop_pods
 from trainjob.core.conditions import (
     FAILURE_TARGET,
+    QUEUED,
     RUNNING,
     SUSPENDED,
     active_since,
@@ -17,7 +18,7 @@ from trainjob.core.conditions import (
     is_true,
 )
 from trainjob.core.delays import time_left
-from trainjob.core.failure import describe_resume
+from trainjob.core.failure import awaited_pods, describe_resume, end_due
 from trainjob.core.names import ObjectRef
 from trainjob.core.observed import Observed
 from trainjob.core.wording import listed
@@ -102,8 +103,9 @@ def failing(observed: Observed, now: datetime) -> Plan | None:
         if leaving:
             others = tuple(p for p in running if p not in leaving)
             return Plan(observed.status, stop_pods(observed, others), requeue=left)
-    if running:
-        return Plan(observed.status, stop_pods(observed, running))
+    awaited = awaited_pods(observed, now)
+    if awaited:
+        return Plan(observed.status, stop_pods(observed, running), requeue=end_due(awaited, now))
     return Plan(
         transitions.fail(observed, target.reason, target.message, now),
         events=(Event("Warning", "Failed", target.message),),
@@ -117,10 +119,10 @@ REASON = "DeadlineExceeded"
 
 
 def time_left_of_deadline(observed: Observed, now: datetime) -> timedelta | None:
-    """Return the time until the job's deadline, or None when it has none or hasn't started."""
+    """Return the time until the job's deadline, or None when it has none, hasn't started or is queued."""
     seconds = observed.parsed.spec.active_deadline_seconds if observed.parsed else None
     started = observed.status.start_time
-    if seconds is None or started is None:
+    if seconds is None or started is None or is_true(observed.status, QUEUED):
         return None
     return active_since(observed.status, started) + timedelta(seconds=seconds) - now
 
@@ -141,12 +143,12 @@ def suspended(observed: Observed, now: datetime) -> Plan | None:
     """Stop the pods of a suspended job, or start a new attempt of a resumed one."""
     if not observed.job.spec.suspend:
         return _resumed(observed, now)
-    running = observed.unfinished_pods
+    running, awaited = observed.unfinished_pods, awaited_pods(observed, now)
     message = "suspended; set spec.suspend to false to continue"
-    status = transitions.suspend(observed, message, now, reached=not running)
+    status = transitions.suspend(observed, message, now, reached=not awaited)
     if is_true(status, SUSPENDED) and not is_true(observed.status, SUSPENDED):
         return Plan(status, events=(Event("Normal", "Suspended", message),))
-    return Plan(status, stop_pods(observed, running))
+    return Plan(status, stop_pods(observed, running), requeue=end_due(awaited, now))
 
 
 def _resumed(observed: Observed, now: datetime) -> Plan | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -9,8 +10,9 @@ from trainjob.core import transitions
 from trainjob.core.actions import Action, CreatePod, Event, Plan, create_agent_objects, stop_pods
 from trainjob.core.conditions import SUCCESS_CRITERIA_MET, active_since, find_condition, is_true
 from trainjob.core.delays import restart_delay, soonest, time_left
-from trainjob.core.failure import describe_pod
-from trainjob.core.names import EVALUATOR, Replica, finishing_roles, leader
+from trainjob.core.exits import OUTPUT_FINISHED
+from trainjob.core.failure import awaited_pods, describe_pod, end_due, is_unreachable, lost_nodes
+from trainjob.core.names import EVALUATOR, LABEL_RESTORED, Replica, finishing_roles, leader
 from trainjob.core.observed import Observed
 from trainjob.core.pods import Pod, PodState
 from trainjob.core.wording import quoted
@@ -50,25 +52,32 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
     older = stop_pods(observed, tuple(p for p in pods if p is not newest))
     if newest.state is PodState.SUCCEEDED and not newest.deleted:
         return EvaluatorStep(older, done=True)
-    if newest.state is not PodState.FAILED and not newest.deleting:
-        return EvaluatorStep(older)
-    restarts = newest.incarnation - 1
-    if restarts >= observed.job.spec.max_restarts and not (newest.deleted or newest.disrupted):
+    lost = is_unreachable(observed, newest, now)
+    if newest.state is not PodState.FAILED and not newest.deleting and not lost:
+        misplaced = avoids_for_nothing([newest], lost_nodes(observed, now))
+        return EvaluatorStep((*older, *stop_pods(observed, misplaced)))
+    is_own_fault = not (newest.deleted or newest.disrupted or lost)
+    if newest.incarnation > observed.job.spec.max_restarts and is_own_fault:
         cause = describe_pod(observed, newest).cause.text
         return EvaluatorStep(older, done=True, problem=f"the evaluator {cause}")
     left = _pause_left(newest, now)
     if left > timedelta(0):
         return EvaluatorStep(older, requeue=left)
     step = _create(observed, newest.incarnation + 1, now, after=(*older, *stop_pods(observed, (newest,))))
-    return replace(step, events=(_restarted(observed, newest),)) if step.creating else step
+    return replace(step, events=(_restarted(observed, newest, is_own_fault),)) if step.creating else step
 
 
-def _restarted(observed: Observed, gone: Pod) -> Event:
+def _restarted(observed: Observed, gone: Pod, is_own_fault: bool) -> Event:
     failure = describe_pod(observed, gone)
-    count = f"restart {gone.incarnation} of {observed.job.spec.max_restarts}"
-    if gone.deleted or gone.disrupted:
-        count = "not counted against maxRestarts"
+    count = "not counted against maxRestarts"
+    if is_own_fault:
+        count = f"restart {gone.incarnation} of {observed.job.spec.max_restarts}"
     return Event("Warning", "EvaluatorRestarted", f"{failure.sentence}; it starts again ({count})")
+
+
+def avoids_for_nothing(pods: Iterable[Pod], lost: frozenset[str]) -> tuple[Pod, ...]:
+    """Return the pods without a node that avoid one which is back: perhaps the only one with room."""
+    return tuple(p for p in pods if p.state is PodState.PENDING and not p.deleting and p.avoided - lost)
 
 
 def _pause_left(pod: Pod, now: datetime) -> timedelta:
@@ -85,6 +94,7 @@ def _create(
         incarnation=incarnation,
         attempt=incarnation,
         source=observed.agent_source,
+        avoided=lost_nodes(observed, now),
     )
     actions = (*after, pod)
     refusal = observed.refusal
@@ -106,7 +116,10 @@ NO_STEPS = (
 
 
 def succeeded(observed: Observed, now: datetime) -> Plan | None:
-    """Complete a job whose training replicas have all succeeded, after the evaluator or its timeout."""
+    """Complete a job whose training replicas have all succeeded, after the evaluator or its timeout.
+
+    So does a job from a backup whose output holds its finished training: nothing is trained again.
+    """
     if not is_true(observed.status, SUCCESS_CRITERIA_MET):
         return _training_finished(observed, now)
     step = evaluator_step(observed, now)
@@ -117,8 +130,10 @@ def succeeded(observed: Observed, now: datetime) -> Plan | None:
         requeue = soonest(left, step.requeue)
         agents = create_agent_objects(observed) if step.creating else ()
         return Plan(observed.status, (*stops, *agents, *step.actions), step.events, requeue=requeue)
-    if observed.unfinished_pods:
-        return Plan(observed.status, stop_pods(observed, observed.unfinished_pods))
+    awaited = awaited_pods(observed, now)
+    if awaited:
+        stops = stop_pods(observed, observed.unfinished_pods)
+        return Plan(observed.status, stops, requeue=end_due(awaited, now))
     message = _outcome(observed, step, timed_out=not step.done)
     return Plan(transitions.complete(observed, message, now), events=(Event("Normal", "Complete", message),))
 
@@ -127,7 +142,7 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
     roles = finishing_roles(observed.job.spec)
     replicas = {r for r in observed.training_replicas if r.role in roles}
     ended = {p.replica for p in observed.training_pods if p.state is PodState.SUCCEEDED and not p.deleted}
-    if not replicas <= ended:
+    if not replicas <= ended and not _had_finished(observed):
         return None
     scoring = bool(observed.job.spec.evaluator.replicas) and _has_reported(observed)
     message = _training_done(observed) + ("; the evaluator scores the final checkpoint" if scoring else "")
@@ -135,6 +150,12 @@ def _training_finished(observed: Observed, now: datetime) -> Plan | None:
         transitions.meet_success_criteria(observed, message, now),
         events=(Event("Normal", "TrainingFinished", message),),
     )
+
+
+def _had_finished(observed: Observed) -> bool:
+    """Return whether a job from a backup has found its own finished training in its output."""
+    codes = {pod.exit_code for pod in observed.training_pods}
+    return LABEL_RESTORED in observed.meta.labels and OUTPUT_FINISHED in codes
 
 
 def _evaluator_time_left(observed: Observed, now: datetime) -> timedelta:
@@ -160,6 +181,8 @@ def _outcome(observed: Observed, step: EvaluatorStep, *, timed_out: bool) -> str
 
 def _training_done(observed: Observed) -> str:
     report = observed.report_of(leader(observed.job.spec))
+    if _had_finished(observed):
+        return "training had finished before the job was restored from a backup"
     if not _has_reported(observed):
         return f"training has finished, but {NO_STEPS}"
     if report is None or not report.stopped_early:

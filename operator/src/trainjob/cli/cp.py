@@ -1,0 +1,110 @@
+"""`trainjob cp`: copies files of a job's output to this machine, from a cluster or from a run here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly, like_ctrl_c, print_lines
+from trainjob.cli.options import Duration, cluster_options
+from trainjob.cli.screen import ProgressLine
+from trainjob.client.connection import ClusterOptions
+from trainjob.client.handle import find_handle
+from trainjob.client.output import Copied, open_output
+from trainjob.client.presenter import format_size
+from trainjob.client.problems import ClusterProblem, TimeIsOver
+
+_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_DRAWINGS = 0.2
+
+
+class CopyProgress:
+    """Shows how much is copied: on a terminal in one line, elsewhere every ten seconds."""
+
+    def __init__(self) -> None:
+        self._line = ProgressLine()
+        self._pause = _SECONDS_BETWEEN_DRAWINGS if self._line.redraws else _SECONDS_BETWEEN_LINES
+        self._shown_at = time.monotonic()
+
+    def __call__(self, done: Copied, total: Copied) -> None:
+        """Take what is copied so far, and what there is."""
+        if time.monotonic() - self._shown_at >= self._pause:
+            self._shown_at = time.monotonic()
+            self.note(describe_progress(done, total))
+
+    def note(self, text: str) -> None:
+        """Show a sentence."""
+        self._line.problem(text)
+
+    def clear(self) -> None:
+        """Erase the line before other output."""
+        self._line.clear()
+
+
+def describe_progress(done: Copied, total: Copied) -> str:
+    """Return `3 of 12 files, 1.5 of 20 MB`."""
+    return f"{done.files} of {count_files(total)}, {format_size(done.size)} of {format_size(total.size)}"
+
+
+def count_files(copied: Copied) -> str:
+    """Return `1 file`, or `12 files`."""
+    return f"{copied.files} file{'' if copied.files == 1 else 's'}"
+
+
+_EXITS = {
+    Exit.GOOD: "copied",
+    Exit.FAILED: "there is no such path, TARGET exists or can't be written, or the output can't be read",
+    Exit.USAGE: "NAME:PATH is none",
+    Exit.NO_JOB: "there is no such job",
+    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.TIMEOUT: "not copied after --timeout",
+    Exit.INTERRUPTED: "interrupted by Ctrl-C",
+}
+
+
+@click.command(epilog=describe_exits(_EXITS), short_help="Copy a job's model, checkpoints or logs here.")
+@click.argument("source", metavar="NAME:PATH")
+@click.argument("target", metavar="TARGET", type=click.Path(path_type=Path))
+@click.option("--timeout", type=Duration(), help="Take no longer than this, such as 90s, 15m or 1h30m.")
+@cluster_options
+@ends_quietly
+def cp(source: str, target: Path, timeout: float | None, where: ClusterOptions) -> None:
+    """Copy a file or folder of the output of the TrainJob NAME to TARGET, which must not exist.
+
+    PATH is relative to the job's output: model, checkpoints, logs; without one all of the output is copied.
+    TARGET appears when it is complete. NAME is a run on this machine, or else a job in the cluster.
+
+    In a cluster a pod with the job's image mounts the output read-only, as long as the command runs, and at
+    most an hour. The files come through the API server.
+    """
+    name, colon, path = source.partition(":")
+    if not name or not colon:
+        raise click.UsageError(f"{source!r} names no files of a job: write NAME:PATH, such as digits:model")
+    progress = CopyProgress()
+
+    async def work() -> Copied:
+        with like_ctrl_c():
+            async with (
+                asyncio.timeout(timeout),
+                find_handle(name, where, on_problem=progress.note) as handle,
+                open_output(handle, await handle.view(), progress.note) as output,
+            ):
+                return await output.copy(path, target, progress)
+
+    try:
+        copied = asyncio.run(work())
+    except FileExistsError as error:
+        raise ClusterProblem(str(error)) from error
+    except TimeoutError as error:
+        raise TimeIsOver(f"{source} is not copied after {timeout or 0:g} s; nothing of it is kept") from error
+    except OSError as error:
+        raise ClusterProblem(f"{target} can't be written: {error.strerror or error}") from error
+    finally:
+        progress.clear()
+    print_lines((f"left out: {each}" for each in copied.left_out), err=True)
+    print_lines([f"{target}: {count_files(copied)}, {format_size(copied.size)}"], err=False)
+    sys.exit(Exit.GOOD)

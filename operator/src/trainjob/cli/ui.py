@@ -1,0 +1,56 @@
+"""`trainjob ui`: a web page with all jobs, for this machine only."""
+
+from __future__ import annotations
+
+import asyncio
+import webbrowser
+from contextlib import AsyncExitStack
+
+import click
+
+from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.options import cluster_options
+from trainjob.client.connection import ClusterOptions, connected
+
+_EXITS = {
+    Exit.USAGE: "the command line is wrong, or the port is in use",
+    Exit.NO_CLUSTER: "with options for a cluster: there is no such kubeconfig or context",
+    Exit.INTERRUPTED: "ended by Ctrl-C",
+}
+
+
+@click.command(
+    epilog=describe_exits(_EXITS), short_help="Show all jobs on a web page, for this machine only."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; without it, any free one."
+)
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="The cluster's jobs of all namespaces.")
+@cluster_options
+@ends_quietly
+def ui(port: int, opens: bool, all_namespaces: bool, where: ClusterOptions) -> None:
+    """Serve a page with the runs on this machine and the jobs of the cluster, until Ctrl-C.
+
+    It shows state, figures, curves, events and logs as they change, and changes nothing. Only this machine
+    can reach it, and only with the address that is printed.
+    """
+    # The server is slow to import: not for --help.
+    from trainjob.client.web.live_jobs import LiveJobs  # noqa: PLC0415
+    from trainjob.client.web.server import serve  # noqa: PLC0415
+
+    async def work() -> None:
+        jobs = LiveJobs(where, all_namespaces=all_namespaces)
+        async with AsyncExitStack() as stack:
+            if where != ClusterOptions() or all_namespaces:
+                await stack.enter_async_context(connected(where))  # a wrong name ends the command
+            try:
+                address = await stack.enter_async_context(serve(jobs, port))
+            except OSError as error:
+                raise click.UsageError(f"port {port} of 127.0.0.1 can't be used: {error.strerror}") from error
+            click.echo(f"{address}\nCtrl-C ends the page; the jobs continue.")
+            if opens:
+                webbrowser.open(address)
+            await jobs.run()
+
+    asyncio.run(work())

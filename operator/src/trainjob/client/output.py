@@ -1,0 +1,571 @@
+"""The output of a job: its files are copied and read, wherever they are.
+
+Of a job in a cluster a short-lived pod mounts the output read-only. `output_archive.py` runs in it, and sends
+the files as a tar stream through the API server; for a run on this machine it runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trainjob.api import InvalidTrainJob, parse
+from trainjob.client import output_archive
+from trainjob.client.handle import ClusterJob
+from trainjob.client.history import History, read_history
+from trainjob.client.jobs import follow
+from trainjob.client.output_archive import BLOCK, END, FILES, OFFSET
+from trainjob.client.presenter import describe_state
+from trainjob.client.problems import ClusterProblem, describe_problem, explain, is_missing
+from trainjob.client.view import JobView, manifest_of
+from trainjob.cluster.kube.events import event_time
+from trainjob.cluster.kube.exec import Executed, start
+from trainjob.cluster.kube.informer import Gone, Scope, Seen
+from trainjob.cluster.kube.resources import EVENTS, PODS
+from trainjob.cluster.protocol import ClusterError, Manifest
+from trainjob.core.manifests import READER_CONTAINER, build_output_reader
+from trainjob.core.names import has_own_volumes, root_folder
+from trainjob.core.pods import container_state, waiting_reason
+from trainjob.core.wording import last_line, printable, quoted
+
+if TYPE_CHECKING:
+    from trainjob.client.handle import JobHandle
+    from trainjob.cluster.kube.client import ApiClient
+
+
+class NoSuchPath(ClusterProblem):
+    """The output doesn't have the path.
+
+    Attributes:
+        there: paths that exist instead; folders end with a slash.
+    """
+
+    def __init__(self, name: str, path: str, there: tuple[str, ...]) -> None:
+        self.there = there
+        near = get_close_matches(path, [each.rstrip("/") for each in there], n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        shown = ", ".join(there) or "nothing"
+        super().__init__(printable(f"the output of {name} has no {path}{meant}; it has {shown}"))
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Files that were copied, so far or in all.
+
+    Attributes:
+        files: how many.
+        size: bytes.
+        left_out: one phrase for each path that can't be copied.
+    """
+
+    files: int = 0
+    size: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+Progress = Callable[[Copied, Copied], None]
+"""Is called with what is copied so far and what there is, in a thread."""
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+# Receiving an archive. A training can write anything into its output: names are checked here, and no link is
+# ever made.
+
+
+class UnsafeArchive(ClusterProblem):
+    """The archive isn't one of `output_archive.py`; nothing of it is kept."""
+
+
+class Program(Protocol):
+    """The running `output_archive.py`; its methods block."""
+
+    def read(self) -> bytes:
+        """Return the next piece of its output, of any size; an empty one at its end."""
+
+    def stop(self) -> None:
+        """End it, and the `read` of another thread."""
+
+    def close(self) -> None:
+        """Release what it uses, once nothing reads it any more."""
+
+    @property
+    def result(self) -> Executed:
+        """Return how it ended."""
+
+
+class _Pieces:
+    """A program's output as tarfile reads it, after the first line."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._rest = program, b""
+
+    def line(self) -> bytes:
+        while b"\n" not in self._rest and len(self._rest) < BLOCK and (piece := self._program.read()):
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def read(self, size: int) -> bytes:
+        del size  # tarfile cuts it
+        rest, self._rest = self._rest, b""
+        return rest or self._program.read()
+
+
+def receive(name: str, program: Program, into: Path, progress: Progress = _ignore) -> Copied:
+    """Write the files that a program sends into a folder.
+
+    Args:
+        name: of the job, for messages.
+        program: just started.
+        into: a folder that only this process writes into.
+        progress: is called after each piece.
+
+    Raises:
+        NoSuchPath: there is no such path.
+        ClusterProblem: the program failed, the connection broke off, or the archive is unsafe.
+        OSError: a file can't be written.
+    """
+    pieces = _Pieces(program)
+    line = pieces.line()
+    try:
+        header = json.loads(line)
+        if header.get("missing") == "":
+            raise ClusterProblem(f"{name} has no output yet")
+        if "missing" in header:
+            raise NoSuchPath(name, str(header["missing"]), tuple(map(str, header.get("there", ()))))
+        total = Copied(int(header["files"]), int(header["bytes"]))
+        copied = unpack(pieces, into, total, progress)
+    except (ValueError, TypeError, KeyError, AttributeError, tarfile.TarError) as error:
+        while pieces.read(BLOCK):
+            pass
+        raise ClusterProblem(_describe_failure(name, program.result, error)) from error
+    while pieces.read(BLOCK):
+        pass
+    result = program.result
+    if result.code != 0 or copied is None:
+        raise ClusterProblem(_describe_failure(name, result, None))
+    return copied
+
+
+def _describe_failure(name: str, result: Executed, error: Exception | None) -> str:
+    complaint = quoted(last_line(result.complaint))
+    if result.code is None:
+        return f"the output of {name} can't be read: {complaint}"
+    if result.code:
+        return f"the output of {name} can't be read: {complaint}; try again, if it has just changed"
+    return f"the output of {name} was not received whole ({error or 'its end is missing'}); try again"
+
+
+def unpack(stream: _Pieces, into: Path, total: Copied, progress: Progress = _ignore) -> Copied | None:
+    """Write the archive's files; return what was copied, None if the archive's end is missing.
+
+    Raises:
+        UnsafeArchive: a member is none that `output_archive.py` writes.
+        tarfile.TarError: it is no archive, or ends in the middle of a file.
+    """
+    files = size = 0
+    with tarfile.open(fileobj=stream, mode="r|", bufsize=BLOCK) as archive:  # type: ignore[call-overload]
+        for member in archive:
+            content = archive.extractfile(member) if member.type == tarfile.REGTYPE else None
+            if member.name == END and content is not None:
+                end = json.loads(content.read(BLOCK))
+                return Copied(files, size, tuple(map(str, end["leftOut"]))) if end["files"] == files else None
+            path = safe_path(into, member.name)
+            if member.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+                continue
+            if content is None:
+                raise UnsafeArchive(f"{printable(member.name)!r} is neither a file nor a folder")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            offset = int(member.pax_headers.get(OFFSET, 0))
+            with path.open("r+b" if offset else "wb") as file:
+                if file.seek(0, 2) != offset:
+                    raise UnsafeArchive(f"{printable(member.name)!r} doesn't continue the file that is there")
+                while piece := content.read(BLOCK):
+                    file.write(piece)
+                    size += len(piece)
+                    progress(Copied(files, size), total)
+            os.utime(path, (member.mtime, member.mtime))
+            files += 1
+            progress(Copied(files, size), total)
+    return None
+
+
+def safe_path(into: Path, name: str) -> Path:
+    """Return the path of a member below `into`.
+
+    Raises:
+        UnsafeArchive: it would lie elsewhere.
+    """
+    parts = name.removeprefix(FILES).split("/")
+    if not name.startswith(FILES) or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise UnsafeArchive(f"{printable(name)!r} is no path in a job's output")
+    return into.joinpath(*parts)
+
+
+# One job's output.
+
+
+_EVENTS_AND_LINES = r"events\.out\.tfevents\.[^/]*$|\.jsonl$"
+_FOR_TENSORBOARD = r"events\.out\.tfevents\.[^/]*$|/plugins/"
+
+
+class Output:
+    """The output of a job, from `open_output`.
+
+    Args:
+        name: of the job.
+        run: starts `output_archive.py` with a request.
+        folder: where it is, on this machine.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Mapping[str, Any]], Awaitable[Program]],
+        folder: Path | None = None,
+    ) -> None:
+        self._name, self._run, self._folder = name, run, folder
+
+    async def copy(self, path: str, target: Path, progress: Progress = _ignore) -> Copied:
+        """Copy a file or folder to `target`, which appears when it is complete.
+
+        Args:
+            path: relative to the output; empty for all of it.
+            target: a new file or folder.
+            progress: see `Progress`.
+
+        Raises:
+            FileExistsError: the target exists.
+            NoSuchPath: the output has no such path.
+            ClusterProblem: it can't be read.
+            OSError: it can't be written.
+        """
+        inner = path.strip("/")
+        if path.startswith("/") or not {".", ".."}.isdisjoint(inner.split("/")):
+            raise ClusterProblem(
+                f"{path} is no path in the output of {self._name}: write it as model, or logs"
+            )
+        with _new(target) as (folder, put_in_place):
+            copied = await self._fetch({"paths": [inner]}, folder, progress)
+            put_in_place(folder / inner)
+        return copied
+
+    async def model(self, target: Path, progress: Progress = _ignore) -> Copied:
+        """Copy what `train_and_evaluate` has exported, or the `.keras` files that a script has saved itself.
+
+        Raises:
+            FileExistsError, ClusterProblem, OSError: see `copy`.
+        """
+        try:
+            return await self.copy("model", target, progress)
+        except NoSuchPath as missing:
+            saved = [path for path in missing.there if path.endswith(".keras")]
+        if not saved:
+            raise ClusterProblem(
+                f"{self._name} has left no model: train_and_evaluate leaves one at its end, a script or "
+                "function saves its own: model.save(os.environ['TRAINJOB_OUTPUT_DIR'] + '/model.keras')"
+            )
+        with _new(target) as (folder, put_in_place):
+            copied = await self._fetch({"paths": saved}, folder, progress)
+            put_in_place(folder)
+        return copied
+
+    async def history(self) -> History:
+        """Return the metrics over the steps: see `read_history`."""
+        if self._folder is not None:
+            return read_history(self._folder)
+        paths = ["logs/train", "logs/history.jsonl", "evaluator/evaluations.jsonl"]
+        with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
+            await self._fetch({"paths": paths, "optional": True, "pattern": _EVENTS_AND_LINES}, Path(folder))
+            return read_history(Path(folder))
+
+    async def result(self) -> Any:
+        """Return what the job's function has returned.
+
+        Raises:
+            NoSuchPath: there is no result.
+        """
+        with tempfile.TemporaryDirectory(prefix="trainjob-") as folder:
+            await self._fetch({"paths": ["result.json"]}, Path(folder))
+            return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
+
+    async def update(self, folder: Path) -> Copied:
+        """Add to a folder what TensorBoard shows and what isn't in it yet; files grow in place."""
+        request = {"paths": [""], "pattern": _FOR_TENSORBOARD, "sizes": _sizes(folder)}
+        return await self._fetch(request, folder)
+
+    async def _fetch(self, request: Mapping[str, Any], into: Path, progress: Progress = _ignore) -> Copied:
+        program = await self._run(request)
+        receiving = asyncio.ensure_future(asyncio.to_thread(receive, self._name, program, into, progress))
+        try:
+            return await asyncio.shield(receiving)
+        except ClusterError as error:
+            raise explain(error) from error
+        finally:
+            program.stop()
+            await asyncio.gather(receiving, return_exceptions=True)  # its files are removed only then
+            program.close()
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+@contextmanager
+def _new(target: Path) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+    """Give a folder beside the target, and what moves its content there; nothing of it stays.
+
+    Raises:
+        FileExistsError: the target exists.
+        NotADirectoryError: what would be its folder is a file.
+    """
+
+    def put_in_place(path: Path) -> None:
+        _refuse_existing(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+
+    _refuse_existing(target)
+    beside = next(folder for folder in target.absolute().parents if folder.exists())
+    if not beside.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(beside))
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=beside) as private:
+        folder = Path(private) / "files"
+        folder.mkdir()
+        yield folder, put_in_place
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise FileExistsError(f"{target} exists already: remove it, or name another one")
+
+
+@asynccontextmanager
+async def open_output(
+    handle: JobHandle, job: JobView, note: Callable[[str], None] = _ignore
+) -> AsyncIterator[Output]:
+    """Open the output of a job for an `async with` block, with which the pod that reads it in a cluster ends.
+
+    Args:
+        handle: of the job.
+        job: as it is now.
+        note: receives a sentence about what is waited for.
+
+    Raises:
+        ClusterProblem: it can't be read; the message says why.
+    """
+    if job.folder:
+        folder = Path(job.folder)
+
+        async def run_here(request: Mapping[str, Any]) -> Program:
+            return _LocalProgram(folder, request)
+
+        yield Output(job.name, run_here, folder)
+        return
+    assert isinstance(handle, ClusterJob)  # noqa: S101 - it has no folder
+    async with _reader_of(handle.api, job, note) as run_there:
+        yield Output(job.name, run_there)
+
+
+class _LocalProgram:
+    """The program as a process of this machine."""
+
+    def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
+        words = [sys.executable, "-I", "-S", output_archive.__file__, str(folder), json.dumps(request)]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def read(self) -> bytes:
+        assert self._process.stdout is not None  # noqa: S101 - a pipe
+        return self._process.stdout.read(BLOCK)
+
+    def stop(self) -> None:
+        self._process.kill()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    @property
+    def result(self) -> Executed:
+        assert self._process.stderr is not None  # noqa: S101 - a pipe
+        complaint = self._process.stderr.read()
+        return Executed(self._process.wait(), "", complaint.decode(errors="replace"))
+
+
+# The pod that reads the output of a job in a cluster.
+
+
+_START_SECONDS = 300.0
+"""Its image may have to be pulled, and a node to be added."""
+
+_DELETE_SECONDS = 10.0
+
+_FINAL = (
+    *("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+    *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"),
+)
+"""Reasons for which a container waits, after which waiting seldom helps."""
+
+_NEEDED = (
+    "to read a job's output you need create, list, watch and delete of pods, and create and get of pods/exec"
+)
+
+
+@asynccontextmanager
+async def _reader_of(
+    api: ApiClient, job: JobView, note: Callable[[str], None]
+) -> AsyncIterator[Callable[[Mapping[str, Any]], Awaitable[Program]]]:
+    """Create the pod, give what starts the program in it, and delete the pod."""
+    pod, root = plan_reader(job, token_hex(4))
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    interpreter = pod["spec"]["containers"][0]["command"][0]
+    source = inspect.getsource(output_archive)
+
+    async def run_there(request: Mapping[str, Any]) -> Program:
+        command = [interpreter, "-I", "-S", "-c", source, root, json.dumps(request)]
+        try:
+            return await start(api.access, namespace, name, READER_CONTAINER, command)
+        except ClusterError as error:
+            raise _explained(error) from error
+
+    try:
+        try:
+            await api.create(PODS, pod)
+            await _until_it_runs(api, namespace, name, note)
+        except ClusterError as error:
+            raise _explained(error) from error
+        yield run_there
+    finally:
+        await _delete(api, namespace, name, note)
+
+
+def plan_reader(job: JobView, suffix: str) -> tuple[Manifest, str]:
+    """Return the pod to create, and the job's output folder in it.
+
+    Raises:
+        ClusterProblem: there is no output to read.
+    """
+    try:
+        spec = parse(manifest_of(job), has_begun=True)
+    except InvalidTrainJob as invalid:
+        raise ClusterProblem(
+            f"{job.name} has no output: its spec is invalid ({invalid.errors[0]})"
+        ) from invalid
+    if has_own_volumes(spec):
+        raise ClusterProblem(
+            f"the output of {job.name} is in a volume of each pod's own, which is deleted with the pod: only "
+            "spec.output.claim, nfs or csi keep it"
+        )
+    if job.status.start_time is None:
+        raise ClusterProblem(f"{job.name} has no output yet: {describe_state(job)}")
+    return build_output_reader(spec, suffix), root_folder(spec)
+
+
+def _explained(error: ClusterError) -> ClusterProblem:
+    problem, failure = explain(error), error.failure
+    if failure.code == 403 and "cannot" in failure.message:
+        return type(problem)(f"{problem}; {_NEEDED}")
+    if failure.code in (400, 403, 422) and failure.resource == PODS.plural:
+        return ClusterProblem(f"the pod that reads the output is refused: {failure.message}")
+    if is_missing(error):
+        return ClusterProblem("the pod that reads the output is gone: somebody has deleted it")
+    return problem
+
+
+async def _until_it_runs(api: ApiClient, namespace: str, name: str, note: Callable[[str], None]) -> None:
+    """Wait until the pod runs.
+
+    Raises:
+        ClusterProblem: it ended, or can't start.
+        ClusterError: a request failed permanently.
+    """
+    why = "it has not been looked at yet"
+    try:
+        async with (
+            asyncio.timeout(_START_SECONDS),
+            aclosing(follow(api, Scope(PODS, namespace, fields=f"metadata.name={name}"))) as changes,
+        ):
+            async for change in changes:
+                if isinstance(change, Gone):
+                    raise ClusterProblem("the pod that reads the output is gone: somebody has deleted it")
+                if not isinstance(change, Seen):
+                    continue
+                before, (why, is_final) = why, why_not_running(change.manifest)
+                if not why:
+                    return
+                if is_final:
+                    raise ClusterProblem(f"the pod {name}, which reads the output, can't start: {why}")
+                if why not in (before, _STARTING):
+                    note(f"waiting for the pod that reads the output: {why}")
+    except TimeoutError:
+        event = await _last_warning(api, namespace, name)
+        raise ClusterProblem(
+            f"the pod {name}, which reads the output, didn't start within {_START_SECONDS / 60:g} minutes: "
+            f"{event or why}"
+        ) from None
+
+
+_STARTING = "it is starting"
+
+
+def why_not_running(pod: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return why a pod doesn't run, empty if it does, and whether it never will."""
+    status = pod.get("status") or {}
+    state = container_state(status, READER_CONTAINER)
+    if "running" in state:
+        return "", False
+    if "terminated" in state or status.get("phase") in ("Failed", "Succeeded"):
+        ended = state.get("terminated") or {}
+        reason = str(status.get("reason") or ended.get("reason") or "it has ended")
+        message = quoted(str(status.get("message") or ended.get("message") or ""))
+        return f"{reason}: {message}" if message else reason, True
+    waiting = waiting_reason(status, state)
+    if waiting is None:
+        return _STARTING, False
+    reason, message = waiting
+    return f"{reason}: {message}" if message else reason, reason in _FINAL
+
+
+async def _last_warning(api: ApiClient, namespace: str, pod: str) -> str:
+    """Return the last warning about the pod, such as one about its volume, or nothing."""
+    try:
+        events = (await api.list(EVENTS, namespace, fields=f"involvedObject.name={pod}")).get("items") or ()
+    except ClusterError:
+        return ""
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    warnings.sort(key=event_time)
+    return f"{warnings[-1].get('reason')}: {quoted(str(warnings[-1].get('message')))}" if warnings else ""
+
+
+async def _delete(api: ApiClient, namespace: str, name: str, note: Callable[[str], None]) -> None:
+    """Delete the pod, if it was created."""
+    try:
+        async with asyncio.timeout(_DELETE_SECONDS):
+            await api.delete(PODS, namespace, name, uid="")  # no other pod has its random name
+    except TimeoutError:
+        why = "the API server doesn't answer"
+    except ClusterError as error:
+        if error.failure.code == 404:
+            return
+        why = describe_problem(error)
+    else:
+        return
+    note(f"the pod {name} can't be deleted ({why}); it ends by itself within an hour")

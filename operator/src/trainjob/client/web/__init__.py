@@ -1,0 +1,1 @@
+"""The web page of `trainjob ui`: all jobs, read-only, on this machine only."""

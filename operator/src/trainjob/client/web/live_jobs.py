@@ -1,0 +1,315 @@
+"""All jobs that the page shows, kept up to date: the runs on this machine, and the jobs of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainjob.client.connection import ClusterOptions, connected, has_cluster
+from trainjob.client.display import History as Display
+from trainjob.client.handle import ClusterJob, JobHandle
+from trainjob.client.history import History, history_state, read_history
+from trainjob.client.job_logs import Wanted, newest_pods, own_pods
+from trainjob.client.jobs import follow, job_scope, pod_scope
+from trainjob.client.presenter import results_on_cluster
+from trainjob.client.problems import ClusterProblem, NoJob, describe_problem
+from trainjob.client.run_record import Run, all_runs, index_name, index_state
+from trainjob.client.runs import LocalJob, results_in
+from trainjob.client.view import JobView, read_job
+from trainjob.client.web.job_data import Samples, describe_details, describe_row, read_event
+from trainjob.cluster.kube.informer import Failed, Gone, Listed, Scope, Seen
+from trainjob.cluster.kube.resources import EVENTS
+from trainjob.cluster.protocol import ClusterError, Manifest
+
+if TYPE_CHECKING:
+    from trainjob.cluster.kube.client import ApiClient
+
+_SCAN_SECONDS = 1.0
+"""Between two looks for new runs."""
+
+_RETRY_SECONDS = 10.0
+"""Before a cluster that refused is asked again."""
+
+_PROBLEM_SECONDS = 30.0
+"""A problem that hasn't come again for so long is over."""
+
+
+@dataclass
+class LiveJob:
+    """One job as it was seen last.
+
+    Attributes:
+        key: its name on the page, which a later run of the same folder keeps.
+        handle: for its logs.
+        view: its latest state.
+        began: when the run began, or the job was created.
+        folder: of a run here.
+    """
+
+    key: str
+    handle: JobHandle
+    view: JobView
+    began: datetime | None
+    folder: Path | None = None
+    display: Display = field(default_factory=Display)
+    _samples: Samples = field(default_factory=Samples)
+    _read: tuple[object, History] = (None, {})
+
+    def see(self, view: JobView) -> None:
+        """Take a newer state."""
+        self.view = view
+        self.display.observe(view)
+        if self.folder is None:
+            self._samples.add(view)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Return its row in the list."""
+        return describe_row(self.key, self.view, self.handle.place, self.began)
+
+    async def details(self, objects: ClusterObjects | None) -> dict[str, Any]:
+        """Return what the page shows of it; `objects` of a job in a cluster."""
+        job, row = self.view, self.row
+        if (folder := self.folder) is not None:
+            curves, results = await asyncio.to_thread(lambda: (self._read_curves(folder), results_in(folder)))
+            return describe_details(job, row, self.display, curves, events=job.events, results=results)
+        events = map(read_event, objects.events.values()) if objects is not None else ()
+        pods = objects.pods.values() if objects is not None else ()
+        return describe_details(
+            job,
+            row,
+            self.display,
+            self._samples.curves,
+            pods=newest_pods(own_pods(pods, job.uid), Wanted()),
+            events=events,
+            results=results_on_cluster(job),
+            notes=(_SAMPLED, *(objects.problems.values() if objects is not None else ())),
+        )
+
+    def _read_curves(self, folder: Path) -> History:
+        state = history_state(folder)
+        if self._read[0] != state:
+            with suppress(OSError, ValueError):  # a folder that is being removed, a file that is no text
+                self._read = state, read_history(folder)
+        return self._read[1]
+
+
+_SAMPLED = (
+    "The curves of a job in a cluster are what its status has said since `trainjob ui` was started; "
+    "TensorBoard has all of them."
+)
+
+
+class ClusterObjects:
+    """The pods of one job in a cluster, and the events about it; they need permissions of their own.
+
+    Attributes:
+        pods: by uid.
+        events: by uid.
+        problems: why one of the two can't be shown.
+    """
+
+    def __init__(self, api: ApiClient, job: JobView, on_change: Callable[[], None]) -> None:
+        self._api, self._on_change = api, on_change
+        self._pods_of = pod_scope(job.namespace, job.name)
+        self._events_of = Scope(EVENTS, job.namespace, fields=f"involvedObject.uid={job.uid}")
+        self.pods: dict[str, Manifest] = {}
+        self.events: dict[str, Manifest] = {}
+        self.problems: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Keep them up to date."""
+        await asyncio.gather(
+            self._follow("pods", self._pods_of, self.pods),
+            self._follow("events", self._events_of, self.events),
+        )
+
+    async def _follow(self, what: str, scope: Scope, objects: dict[str, Manifest]) -> None:
+        try:
+            async with aclosing(follow(self._api, scope)) as changes:
+                async for change in changes:
+                    if isinstance(change, Seen):
+                        objects[change.manifest["metadata"]["uid"]] = change.manifest
+                    elif isinstance(change, Gone):
+                        objects.pop(change.manifest["metadata"]["uid"], None)
+                    self._on_change()
+        except ClusterError as error:
+            self.problems[what] = f"Its {what} aren't shown: {describe_problem(error)}"
+            self._on_change()
+
+
+class LiveJobs:
+    """All jobs, kept up to date while `run` runs.
+
+    Args:
+        where: the options for a cluster. Without any, a cluster is shown if there is a kubeconfig.
+        all_namespaces: the cluster's jobs of all namespaces.
+
+    Attributes:
+        version: grows with each change.
+        jobs: by key.
+    """
+
+    def __init__(self, where: ClusterOptions, *, all_namespaces: bool = False) -> None:
+        self._where, self._all_namespaces = where, all_namespaces
+        self._changed = asyncio.Event()
+        self._following = set[str]()
+        self._is_stale = True
+        self._problem, self._problem_until = "", 0.0
+        self._api: ApiClient | None = None
+        self.version = 0
+        self.jobs: dict[str, LiveJob] = {}
+
+    @property
+    def problem(self) -> str:
+        """Return why the cluster's jobs may be out of date, or an empty string."""
+        return self._problem if asyncio.get_running_loop().time() < self._problem_until else ""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the row of each job: those that go on, then the latest."""
+        jobs = sorted(self.jobs.values(), key=lambda job: job.began or _LONG_AGO, reverse=True)
+        return [job.row for job in sorted(jobs, key=lambda job: job.view.is_over)]
+
+    async def later_than(self, version: int) -> int:
+        """Return the version once it is another one."""
+        while self.version == version:
+            await self._changed.wait()
+        return self.version
+
+    async def run(self) -> None:
+        """Follow all jobs; ends by being cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_runs(group))
+            group.create_task(self._watch_cluster())
+
+    @asynccontextmanager
+    async def objects_of(self, key: str) -> AsyncGenerator[ClusterObjects | None]:
+        """Follow the pods and events of a job in a cluster, while in the context."""
+        job, api = self.jobs.get(key), self._api
+        if job is None or job.folder is not None or api is None:
+            yield None
+            return
+        objects = ClusterObjects(api, job.view, self._change)
+        following = asyncio.ensure_future(objects.run())
+        try:
+            yield objects
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    def _change(self) -> None:
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _keep(self, kind: str, keys: Iterable[str]) -> None:
+        """Forget the other jobs of this kind."""
+        for key in {key for key in self.jobs if key.startswith(kind)} - set(keys):
+            del self.jobs[key]
+        self._change()
+
+    # Runs on this machine.
+
+    async def _watch_runs(self, group: asyncio.TaskGroup) -> None:
+        seen: object = None
+        while True:
+            state = await asyncio.to_thread(index_state)
+            if state != seen or self._is_stale:
+                seen, self._is_stale = state, False
+                self._take(await asyncio.to_thread(all_runs), group)
+            await asyncio.sleep(_SCAN_SECONDS)
+
+    def _take(self, runs: Iterable[Run], group: asyncio.TaskGroup) -> None:
+        found = {_run_key(run): run for run in runs}
+        for key, run in found.items():
+            if key in self._following:
+                continue
+            self._see_run(key, run, run.view)
+            if run.is_running:
+                self._following.add(key)
+                group.create_task(self._follow_run(key, run))
+        self._keep(_RUN, found)
+
+    def _see_run(self, key: str, run: Run, view: JobView) -> None:
+        known = self.jobs.get(key)
+        if known is None or known.began != run.record.began:
+            known = self.jobs[key] = LiveJob(key, LocalJob(run), view, run.record.began, run.folder)
+        known.see(view)
+        self._change()
+
+    async def _follow_run(self, key: str, run: Run) -> None:
+        try:
+            async with aclosing(LocalJob(run).changes()) as changes:
+                async for view in changes:
+                    self._see_run(key, run, view)
+        except NoJob:
+            self.jobs.pop(key, None)
+            self._change()
+        finally:
+            self._following.discard(key)
+            self._is_stale = True  # another run may have taken the folder
+
+    # Jobs of the cluster.
+
+    async def _watch_cluster(self) -> None:
+        is_asked_for = self._where != ClusterOptions() or self._all_namespaces
+        while True:
+            try:
+                if is_asked_for or has_cluster(self._where):
+                    async with connected(self._where) as cluster:
+                        self._api = cluster.api
+                        await self._follow_jobs(None if self._all_namespaces else cluster.namespace)
+            except ClusterProblem as problem:
+                self._report(str(problem))
+            finally:
+                self._api = None
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _follow_jobs(self, namespace: str | None) -> None:
+        assert self._api is not None  # noqa: S101 - the caller has just connected
+        async with aclosing(follow(self._api, job_scope(namespace))) as changes:
+            async for change in changes:
+                match change:
+                    case Seen(manifest):
+                        self._see_job(self._api, read_job(manifest))
+                    case Gone(manifest):
+                        self.jobs.pop(_job_key(read_job(manifest)), None)
+                        self._change()
+                    case Listed(_, objects):
+                        self._problem = ""
+                        self._keep(_JOB, (f"{_JOB}{inside}/{name}" for (inside, name), _ in objects))
+                    case Failed(error):
+                        self._report(f"{describe_problem(error)}; trying again")
+
+    def _see_job(self, api: ApiClient, view: JobView) -> None:
+        key = _job_key(view)
+        known = self.jobs.get(key)
+        handle = ClusterJob(api, view.namespace, view.name)
+        if known is None or known.view.uid != view.uid:
+            known = self.jobs[key] = LiveJob(key, handle, view, view.created_at)
+        known.handle = handle  # the connection may be a new one
+        known.see(view)
+        self._change()
+
+    def _report(self, problem: str) -> None:
+        self._problem = problem
+        self._problem_until = asyncio.get_running_loop().time() + _PROBLEM_SECONDS
+        self._change()
+
+
+_RUN, _JOB = "run/", "job/"
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
+
+
+def _run_key(run: Run) -> str:
+    return _RUN + index_name(run.folder)
+
+
+def _job_key(view: JobView) -> str:
+    return f"{_JOB}{view.namespace}/{view.name}"

@@ -1,0 +1,256 @@
+"""The web server of `trainjob ui`: a page, and a stream of what it shows.
+
+It listens on 127.0.0.1 and only reads. A machine may have several users, and a browser opens pages of
+anybody: every request needs the cookie that the printed address sets, and a `Host` that is this machine, so
+that no name of another site can lead here (DNS rebinding). The page loads nothing from elsewhere and runs no
+script but its own, whatever the texts of jobs are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+
+from trainjob.client.job_logs import Wanted
+from trainjob.client.log_lines import is_harmless
+from trainjob.client.problems import ClusterProblem
+from trainjob.client.web.live_jobs import LiveJob, LiveJobs
+from trainjob.core.agent_reports import read_replica
+from trainjob.core.wording import printable
+
+HOST = "127.0.0.1"
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+_NAMES = frozenset({HOST, "localhost"})
+_TOKEN = "token"  # noqa: S105 - the name of a parameter
+
+_REFRESH_SECONDS = 0.4
+"""Between two messages about the same."""
+
+_LOG_SECONDS = 0.15
+_TAIL, _SHARED_TAIL = 2000, 200
+"""Lines before the end of one replica's log, and of each replica's."""
+
+_ALIVE_SECONDS = 15.0
+
+
+@asynccontextmanager
+async def serve(jobs: LiveJobs, port: int = 0, token: str | None = None) -> AsyncGenerator[str]:
+    """Serve while in the context, and yield the address to open.
+
+    Args:
+        jobs: what is shown; the caller keeps them up to date.
+        port: of 127.0.0.1; 0: a free one.
+        token: what the address has; None: a new one.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    token = token or secrets.token_urlsafe(24)
+    app = web.Application(middlewares=[_guard(token)])
+    for path, (name, kind) in _FILES.items():
+        app.router.add_get(path, _file(name, kind), allow_head=False)
+    app.router.add_get("/stream", _streaming(jobs), allow_head=False)
+    app.on_response_prepare.append(_add_headers)
+    # A reader that leaves ends its stream.
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, HOST, port)
+        await site.start()
+        yield f"http://{HOST}:{runner.addresses[0][1]}/?{_TOKEN}={token}"
+    finally:
+        await runner.cleanup()
+
+
+# Who may read.
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _guard(token: str) -> Any:
+    """Return the middleware that lets in who has the printed address, with this token."""
+
+    def is_right(given: str) -> bool:
+        return secrets.compare_digest(given.encode(errors="replace"), token.encode())
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if re.sub(r":\d+$", "", request.host) not in _NAMES:
+            raise web.HTTPForbidden(text=f"open http://{HOST} or http://localhost\n")
+        cookie = _cookie(request)
+        if is_right(request.query.get(_TOKEN, "")):
+            # Out of the address, which people copy and browsers remember.
+            answer = web.HTTPSeeOther("/")
+            answer.set_cookie(cookie, token, httponly=True, samesite="Lax", path="/")
+            raise answer
+        if not is_right(request.cookies.get(cookie, "")):
+            raise web.HTTPForbidden(text="open the whole address that `trainjob ui` has printed\n")
+        return await handler(request)
+
+    return check
+
+
+def _cookie(request: web.Request) -> str:
+    """Return the cookie's name; it has the port, because cookies are for all ports of a machine."""
+    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    return f"trainjob-ui-{address[1] if address else 0}"
+
+
+async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+
+
+def _file(name: str, kind: str) -> Handler:
+    content = (files("trainjob.client.web") / name).read_bytes()
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=content, content_type=kind, charset="utf-8")
+
+    return answer
+
+
+# The stream: server-sent events of one connection. `jobs` has all rows; `job` has the details of the job that
+# was asked for, or null if there is none; `log` has lines of its log, and `log-start` comes before the first.
+
+
+def _streaming(jobs: LiveJobs) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        stream = _Stream(jobs, response, request.query.get("job", ""), request.query.get("replica", ""))
+        await stream.run()
+        return response
+
+    return answer
+
+
+class _Stream:
+    """One connection of a page.
+
+    Args:
+        jobs: what is shown.
+        response: where the events go.
+        key: of the job that is chosen, or an empty string.
+        replica: whose log is shown; empty: those of all.
+    """
+
+    def __init__(self, jobs: LiveJobs, response: web.StreamResponse, key: str, replica: str) -> None:
+        self._jobs, self._response, self._key, self._replica = jobs, response, key, replica
+
+    async def run(self) -> None:
+        """Send until the reader leaves."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send_rows())
+                group.create_task(self._stay_alive())
+                if self._key:
+                    group.create_task(self._send_details())
+                    group.create_task(self._send_logs())
+        except* ConnectionError:
+            pass
+
+    async def _send(self, event: str, data: Any) -> None:
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+        await self._response.write(f"event: {event}\ndata: {text}\n\n".encode())
+
+    async def _stay_alive(self) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_SECONDS)
+            await self._response.write(b": alive\n\n")
+            await self._send_all()
+
+    async def _send_rows(self) -> None:
+        version = -1
+        while True:
+            version = await self._jobs.later_than(version)
+            await self._send_all()
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def _send_all(self) -> None:
+        await self._send("jobs", {"rows": self._jobs.rows, "problem": printable(self._jobs.problem)})
+
+    async def _send_details(self) -> None:
+        sent: object = self
+        while True:
+            uid = self._uid
+            async with self._jobs.objects_of(self._key) as objects:
+                version = -1
+                while uid == self._uid:
+                    version = await self._jobs.later_than(version)
+                    job = self._job
+                    details = await job.details(objects) if job is not None else None
+                    if details != sent:
+                        await self._send("job", details)
+                    sent = details
+                    await asyncio.sleep(_REFRESH_SECONDS)
+
+    @property
+    def _job(self) -> LiveJob | None:
+        return self._jobs.jobs.get(self._key)
+
+    @property
+    def _uid(self) -> str | None:
+        return self._job.view.uid if self._job is not None else None
+
+    # The log: its last lines, what is added, and again from there if the job runs once more.
+
+    async def _send_logs(self) -> None:
+        done: LiveJob | None = None
+        while True:
+            version = -1
+            while (job := self._job) is None or job is done:
+                version = await self._jobs.later_than(version)
+            await self._send("log-start", None)
+            await self._send_log(job)
+            done = job
+
+    async def _send_log(self, job: LiveJob) -> None:
+        one = read_replica(self._replica) if self._replica else None
+        wanted = Wanted(one.role, one.index) if one is not None else Wanted()
+        waiting: list[tuple[str, str, bool]] = []
+
+        async def flush() -> None:
+            if waiting:
+                sent, waiting[:] = waiting[:], []
+                await self._send("log", sent)
+
+        async def keep_flushing() -> None:
+            while True:
+                await asyncio.sleep(_LOG_SECONDS)
+                await flush()
+
+        flushing = asyncio.ensure_future(keep_flushing())
+        try:
+            lines = job.handle.log_lines(wanted, follow=True, tail=_SHARED_TAIL if one is None else _TAIL)
+            async with aclosing(lines):
+                async for replica, line in lines:
+                    waiting.append((replica, printable(line), is_harmless(line)))
+        except ClusterProblem as problem:
+            waiting.append(("", printable(str(problem)), False))
+        finally:
+            flushing.cancel()
+        await flush()

@@ -1,0 +1,276 @@
+"""Jobs in a Kueue queue: they have pods only while Kueue admits them.
+
+Kueue learns of a job by its Workload, which this controller writes and keeps true. The steps and conditions
+are those of the jobs that Kueue itself integrates (its package `pkg/controller/jobframework`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from trainjob.api import TrainJobStatus
+from trainjob.core import transitions
+from trainjob.core.actions import Action, Create, Delete, Event, Patch, Plan, stop_pods
+from trainjob.core.conditions import COMPLETE, QUEUED, RUNNING, SUCCESS_CRITERIA_MET, is_finished, is_true
+from trainjob.core.delays import RECHECK
+from trainjob.core.failure import describe_resume
+from trainjob.core.names import EVALUATOR, ObjectRef, replica_counts
+from trainjob.core.observed import Observed, Refusal
+from trainjob.core.wording import quoted, reason_word
+from trainjob.core.workload import (
+    ADMITTED,
+    EVICTED,
+    FINALIZER,
+    FINISHED,
+    INACTIVE,
+    PODS_READY,
+    QUOTA_RESERVED,
+    REQUEUED,
+    Workload,
+    build_pod_sets,
+    build_priority,
+    build_workload,
+)
+
+# The policy: whether the job may have pods.
+
+
+def queued(observed: Observed, now: datetime) -> Plan | None:
+    """Hold a job that isn't admitted, and take its pods away when Kueue evicts it."""
+    waits = is_true(observed.status, QUEUED)
+    if not _is_held(observed):
+        return _admitted(observed, now) if waits else None
+    refusal = _workload_refusal(observed)
+    if refusal is not None and refusal.permanent:
+        message = f"the cluster refuses {refusal.what}: {quoted(refusal.message)}"
+        return Plan(transitions.target_failure(observed, "InvalidTemplate", message, now))
+    reason, message = _why_held(observed)
+    if not waits and observed.status.start_time is not None:
+        message += f"; {describe_resume(observed)} once it is admitted again"
+    event = Event("Warning", reason, message) if reason == EVICTED else Event("Normal", "Queued", message)
+    return Plan(
+        transitions.queue(observed, reason, message, now),
+        stop_pods(observed, observed.unfinished_pods),
+        () if waits else (event,),
+        _recheck(observed, now),
+    )
+
+
+def _is_held(observed: Observed) -> bool:
+    if not observed.queue:
+        return False
+    if not observed.settings.kueue:
+        # A controller that was installed again without Kueue leaves running jobs alone.
+        return observed.status.start_time is None or is_true(observed.status, QUEUED)
+    return observed.admission is None or bool(observed.admission.refusal)
+
+
+def _admitted(observed: Observed, now: datetime) -> Plan:
+    message = f"admitted by queue {observed.queue}" if observed.queue else "taken out of its queue"
+    if observed.status.attempt:
+        message += f"; {describe_resume(observed)}"
+    return Plan(transitions.admit(observed, message, now), events=(Event("Normal", "Admitted", message),))
+
+
+def _why_held(observed: Observed) -> tuple[str, str]:
+    """Return the reason, and a sentence for it."""
+    found, waiting = observed.workload, f"waiting in queue {observed.queue}"
+    if not observed.settings.kueue:
+        return "NoKueue", f"{waiting}, but this controller doesn't use Kueue: upgrade its release with Kueue"
+    if (refusal := _workload_refusal(observed)) is not None:
+        return "CreationRefused", f"{waiting}: the cluster refuses {refusal.what}: {quoted(refusal.message)}"
+    if found is None:
+        return "Created", f"{waiting}{_missing_class(observed)}"
+    if why := _refused(observed, found):
+        return "Refused", f"{waiting}: {why}; name another queue"
+    if found.deleting:
+        return "WorkloadDeleted", f"{waiting}: its Workload {found.name} was deleted"
+    if found.inactive:
+        return "Created", waiting  # it was suspended, and is about to be activated
+    if found.is_true(EVICTED) and (found.holds_quota or not found.active):
+        evicted = found.condition(EVICTED)
+        clause = quoted(evicted.get("message") or "")
+        return EVICTED, f"evicted by Kueue ({evicted.get('reason')}): {clause}"
+    if not found.active:
+        return "Deactivated", f"{waiting}: its Workload {found.name} was deactivated (spec.active)"
+    if found.holds_quota:
+        pending = (check for check in found.checks if check.get("state") != "Ready")
+        checks = "; ".join(
+            f"{check['name']}: {quoted(check.get('message') or 'pending')}" for check in pending
+        )
+        return "AdmissionChecks", f"{waiting}, which has quota for it: {checks or 'its flavors are unknown'}"
+    held = found.condition(FINISHED) if found.is_true(FINISHED) else found.condition(QUOTA_RESERVED)
+    message = quoted(held.get("message") or "")
+    return reason_word(held.get("reason"), "Created"), f"{waiting}: {message}" if message else waiting
+
+
+def _workload_refusal(observed: Observed) -> Refusal | None:
+    refusal = observed.refusal
+    return refusal if refusal is not None and refusal.what.startswith("Workload ") else None
+
+
+def _missing_class(observed: Observed) -> str:
+    """Return `: ` and which priority class doesn't exist, or an empty text."""
+    try:
+        build_priority(observed.job, observed.settings.kueue or "", observed.queue_objects)
+    except LookupError as error:
+        return f": {error}"
+    return ""
+
+
+def _recheck(observed: Observed, now: datetime) -> timedelta | None:
+    """Return when to look again for what no event reports: a refusal's end, a priority class, a flavor."""
+    refusal, found = _workload_refusal(observed), observed.workload
+    if refusal is not None:
+        return refusal.next_attempt(now)
+    lacks = bool(_missing_class(observed)) if found is None else found.admitted and observed.admission is None
+    return RECHECK if lacks else None
+
+
+def _refused(observed: Observed, found: Workload) -> str:
+    """Return why this controller refuses the admission by this queue, now or before; or an empty text."""
+    if observed.admission is not None and observed.admission.refusal:
+        return observed.admission.refusal
+    is_known = found.inactive not in ("", _SUSPENDED) and found.queue == observed.queue
+    return found.inactive if is_known else ""
+
+
+# The Workload, which follows each decision.
+
+
+_SUSPENDED = "suspended"
+_AT_ONCE = ("Preempted", "NodeFailures")
+"""Reasons of evictions after which Kueue may admit the job again at once."""
+
+
+def workload_actions(observed: Observed, status: TrainJobStatus, now: datetime) -> tuple[Action, ...]:
+    """Return the next write that makes the job's Workload fit this status; none if it does."""
+    if not observed.settings.kueue:
+        return ()
+    found, ends = observed.workload, is_finished(status)
+    if found is None:
+        return () if ends or not observed.queue else _creation(observed, now)
+    ref = ObjectRef("Workload", observed.meta.namespace, found.name, found.uid)
+    if found.deleting or (ends and found.is_true(FINISHED)):
+        keeps = found.deleting and observed.queue and not ends and observed.unfinished_pods
+        finalizers = [name for name in found.finalizers if name != FINALIZER]
+        if keeps or len(finalizers) == len(found.finalizers):
+            return ()
+        return (Patch(ref, found.resource_version, {"metadata": {"finalizers": finalizers}}),)
+    if not ends and not observed.queue:
+        return (Delete(ref),)
+    if observed.parsed is None and not ends:
+        return ()
+    if not ends and (changes := _spec_changes(observed, found)):
+        return (Patch(ref, found.resource_version, changes),)
+    if changes := _end(found, status, now) if ends else _status_changes(observed, found, status, now):
+        return (Patch(ref, found.resource_version, {"status": changes}, "status"),)
+    return ()
+
+
+def _creation(observed: Observed, now: datetime) -> tuple[Action, ...]:
+    refusal = _workload_refusal(observed)
+    waits = refusal is not None and refusal.patience_left(now) > timedelta(0)
+    if observed.parsed is None or observed.job.spec.suspend or waits or _missing_class(observed):
+        return ()
+    kueue = observed.settings.kueue or ""
+    return (Create(build_workload(observed.parsed, kueue, observed.queue_objects)),)
+
+
+def _spec_changes(observed: Observed, found: Workload) -> dict[str, Any]:
+    """Return a patch of what the job asks for; Kueue allows most of it only without quota."""
+    job = observed.job
+    spec: dict[str, Any] = {}
+    inactive = _SUSPENDED if job.spec.suspend else _refused(observed, found)
+    changes: dict[str, Any] = {}
+    if inactive != found.inactive:
+        changes["metadata"] = {"annotations": {INACTIVE: inactive or None}}
+        spec["active"] = not inactive
+    if not found.holds_quota and observed.parsed is not None:
+        if found.queue != observed.queue:
+            spec["queueName"] = observed.queue
+        if found.counts != replica_counts(observed.parsed.spec):
+            spec["podSets"] = build_pod_sets(observed.parsed)
+        if not _missing_class(observed):
+            wanted = build_priority(job, observed.settings.kueue or "", observed.queue_objects)
+            if found.priority != wanted:
+                spec |= {**dict.fromkeys(found.priority), **wanted}
+    return {**changes, **({"spec": spec} if spec else {})}
+
+
+def _end(found: Workload, status: TrainJobStatus, now: datetime) -> dict[str, Any]:
+    reason = "Succeeded" if is_true(status, COMPLETE) else "Failed"
+    return _with_conditions(found, now, (FINISHED, True, reason, status.message or ""))
+
+
+def _status_changes(
+    observed: Observed, found: Workload, status: TrainJobStatus, now: datetime
+) -> dict[str, Any]:
+    if found.is_true(EVICTED) and found.holds_quota:
+        return {} if observed.unfinished_pods else _give_back(found, status, now)
+    if not found.admitted:
+        return {}
+    changes: dict[str, Any] = {}
+    ready = is_true(status, RUNNING) or is_true(status, SUCCESS_CRITERIA_MET)
+    if ready != found.is_true(PODS_READY):
+        again = found.condition(PODS_READY).get("reason") == _RECOVERY
+        reason = _RECOVERY if not ready else "Recovered" if again else "Started"
+        message = "the training replicas run" if ready else "waiting for the training replicas"
+        changes |= _with_conditions(found, now, (PODS_READY, ready, reason, message))
+    if (free := _reclaimable(observed, found, status)) != found.reclaimable:
+        changes["reclaimablePods"] = [{"name": role, "count": count} for role, count in free.items()]
+    return changes
+
+
+_RECOVERY = "WaitForRecovery"
+
+
+def _give_back(found: Workload, status: TrainJobStatus, now: datetime) -> dict[str, Any]:
+    """Return the changes after which Kueue gives an evicted job's quota to others."""
+    evicted = found.condition(EVICTED)
+    reason, message = evicted.get("reason") or "Evicted", evicted.get("message") or ""
+    conditions = [
+        (QUOTA_RESERVED, False, "Pending", message),
+        (ADMITTED, False, "NoReservation", "The workload has no reservation"),
+        (REQUEUED, reason in _AT_ONCE, reason, message),
+    ]
+    if found.is_true(PODS_READY):
+        conditions.append((PODS_READY, False, "WaitForStart", "the job was evicted"))
+    changes = {"admission": None, **_with_conditions(found, now, *conditions)}
+    return changes if is_true(status, SUCCESS_CRITERIA_MET) else {**changes, "reclaimablePods": []}
+
+
+def _reclaimable(observed: Observed, found: Workload, status: TrainJobStatus) -> Mapping[str, int]:
+    """Return how many pods of each role need no quota any more; Kueue lets these numbers only grow."""
+    wanted = replica_counts(observed.job.spec)
+    assigned = observed.admission.counts if observed.admission is not None else {}
+    free: dict[str, int] = {}
+    for role, count in found.counts.items():
+        needed = wanted.get(role, 0)
+        if role != EVALUATOR and is_true(status, SUCCESS_CRITERIA_MET):
+            needed = sum(pod.replica.role == role for pod in observed.unfinished_pods)
+        is_less = needed < min(count, assigned.get(role, count))
+        free[role] = max(count - needed if is_less else 0, found.reclaimable.get(role, 0))
+    return {role: number for role, number in free.items() if number}
+
+
+def _with_conditions(found: Workload, now: datetime, *changed: tuple[str, bool, str, str]) -> dict[str, Any]:
+    """Return all conditions with these changed: a merge patch replaces the whole list."""
+    conditions = {str(c["type"]): dict(c) for c in found.conditions}
+    for kind, value, reason, message in changed:
+        text, before = str(value), conditions.get(kind, {})
+        since = before.get("lastTransitionTime") if before.get("status") == text else None
+        conditions[kind] = {
+            "type": kind,
+            "status": text,
+            "reason": reason,
+            "message": message[:_LONGEST_MESSAGE],
+            "lastTransitionTime": since or now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "observedGeneration": found.generation,
+        }
+    return {"conditions": list(conditions.values())}
+
+
+_LONGEST_MESSAGE = 32_768

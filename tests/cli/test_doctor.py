@@ -1,0 +1,187 @@
+"""`trainjob doctor`: what it asks a cluster, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from support.cli.requests import Answer, Asked
+from support.cli.server import CliServer
+from support.cli.stored_jobs import call
+from trainjob.client import doctor_looks
+from trainjob.client.doctor import PERMISSIONS, TensorFlow
+from trainjob.cluster.kube.config import Access
+
+CRD = {"metadata": {"name": "trainjobs.trainjob.dev", "annotations": {"trainjob.dev/version": "0.1.0"}}}
+DEPLOYMENT = {
+    "metadata": {"namespace": "a", "name": "b", "labels": {"app.kubernetes.io/version": "0.1.0"}},
+    "status": {"readyReplicas": 1},
+}
+CLAIM = {
+    "metadata": {"name": "training"},
+    "spec": {"accessModes": ["ReadWriteMany"]},
+    "status": {"phase": "Bound"},
+}
+ANSWERS: dict[str, dict[str, Any]] = {
+    "version": {"gitVersion": "v1.34.1"},
+    "customresourcedefinitions": CRD,
+    "deployments": {"items": [DEPLOYMENT]},
+    "storageclasses": {"items": [{"metadata": {"name": "s"}, "provisioner": "rancher.io/local-path"}]},
+    "persistentvolumeclaims": {"items": [CLAIM]},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No TensorFlow is imported: tests/client/test_doctor.py has its cases."""
+    found = TensorFlow(version="2.21.0", keras="3.15.1", seconds=4.2)
+    monkeypatch.setattr(doctor_looks, "look_for_tensorflow", lambda _python: found)
+
+
+def serve(api: CliServer, answers: Mapping[str, dict[str, Any]] = ANSWERS, *, denied: str = "") -> None:
+    def answer(asked: Asked) -> None:
+        if asked.plural == "selfsubjectaccessreviews":
+            attributes = (asked.body or {})["spec"]["resourceAttributes"]
+            given({"status": {"allowed": f"{attributes['verb']} {attributes['resource']}" != denied}})
+        if asked.plural in answers:
+            given(answers[asked.plural])
+
+    api.rules.append(answer)
+
+
+def given(content: dict[str, Any]) -> None:
+    response = Answer(200, "", "")
+    response.status = content
+    raise response
+
+
+def cluster_of(*options: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    result = call("doctor", "-o", "json", *options)
+    checks = json.loads(result.stdout)
+    shown = {
+        check["subject"]: (check["verdict"], check["found"])
+        for check in checks
+        if check["where"] == "cluster"
+    }
+    return result.exit_code, shown
+
+
+def test_a_cluster_that_has_everything(api: CliServer) -> None:
+    serve(api)
+    assert cluster_of("-n", "research") == (
+        0,
+        {
+            "cluster": ("ok", f"Kubernetes v1.34.1 at {api.url}, namespace research"),
+            "CRD": ("ok", "0.1.0"),
+            "controller": ("ok", "0.1.0 in a/b"),
+            "permissions": ("ok", f"all of {len(PERMISSIONS)} in research"),
+            "storage": ("ok", "claims for several nodes in research: training"),
+        },
+    )
+    assert api.count("create", "pods") == 0
+
+
+def test_a_problem_is_named_with_its_remedy_and_ends_with_1(api: CliServer) -> None:
+    serve(api, denied="create trainjobs")
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert "  problem  permissions  you may not create trainjobs in default (for submit)\n" in result.stdout
+    assert "-> have an administrator bind the ClusterRole `edit` to you in default\n" in result.stdout
+
+
+def answer_for_crds(api: CliServer, answer: Answer) -> None:
+    def rule(asked: Asked) -> None:
+        if asked.plural == "customresourcedefinitions":
+            raise answer
+
+    api.rules.append(rule)
+    serve(api)
+
+
+def test_people_who_may_not_read_crds_see_that_trainjobs_are_known(api: CliServer) -> None:
+    answer_for_crds(api, Answer(403, "Forbidden", "crds are forbidden"))
+    code, shown = cluster_of()
+    assert (code, shown["CRD"][0]) == (0, "note")
+    assert "the API server doesn't allow it: crds are forbidden" in shown["CRD"][1]
+
+
+def test_a_cluster_without_trainjobs(api: CliServer) -> None:
+    answer_for_crds(api, Answer(404, "NotFound", "not found"))
+    code, shown = cluster_of()
+    assert (code, shown["CRD"]) == (1, ("problem", "this cluster has no trainjobs.trainjob.dev"))
+
+
+def test_a_cluster_that_does_not_answer(api: CliServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Asked) -> None:
+        raise Answer(503, "ServiceUnavailable", "starting")
+
+    api.rules.append(refuse)
+    code, shown = cluster_of()
+    assert (code, list(shown)) == (1, ["cluster"])
+    monkeypatch.setenv("KUBECONFIG", "nowhere")
+    code, shown = cluster_of()
+    assert (code, shown["kubeconfig"][0]) == (0, "note")
+    code, shown = cluster_of("--context", "main")
+    assert (code, shown["kubeconfig"][0]) == (1, "problem")
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "found"),
+    [
+        (
+            {"terminated": {"exitCode": 0, "message": "3.11.2 2.21.0"}},
+            0,
+            ("ok", "has Python 3.11.2, TensorFlow"),
+        ),
+        (
+            {"waiting": {"reason": "ImagePullBackOff", "message": "no host"}},
+            1,
+            ("problem", "pulled: no host"),
+        ),
+        ({}, 1, ("problem", "isn't pulled after 0.2 s: no node has taken the pod; see --timeout")),
+    ],
+)
+def test_a_pod_pulls_an_image_and_is_deleted(
+    state: dict[str, Any], code: int, found: tuple[str, str], api: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_looks, "_POLL_SECONDS", 0.01)
+    serve(api)
+
+    def run(asked: Asked) -> None:
+        if (asked.plural, asked.verb) == ("pods", "get"):
+            pod = api.get("pods", asked.name)
+            assert pod is not None
+            assert pod["spec"]["containers"][0]["image"] == "acme/tf:1"
+            pod["status"] = {"containerStatuses": [{"name": "trainer", "state": state}]}
+            api.put(pod)
+
+    api.rules.append(run)
+    ended, shown = cluster_of("--image", "acme/tf:1", "--timeout", "0.2" if not state else "30")
+    assert (ended, shown["image"][0], found[1] in shown["image"][1]) == (code, found[0], True), shown
+    assert (api.count("create", "pods"), api.count("delete", "pods")) == (1, 1)
+
+
+def test_people_who_may_not_create_pods_are_told(api: CliServer) -> None:
+    def forbid(asked: Asked) -> None:
+        if (asked.plural, asked.verb) == ("pods", "create"):
+            raise Answer(403, "Forbidden", "pods is forbidden")
+
+    api.rules.append(forbid)
+    serve(api)
+    code, shown = cluster_of("--image", "acme/tf:1")
+    assert (code, shown["image"][0]) == (1, "problem")
+    assert "no pod can be created in default: the API server doesn't allow it" in shown["image"][1]
+
+
+async def test_an_interrupted_look_at_an_image_leaves_no_pod(api: CliServer) -> None:
+    access = Access(server=api.url)
+    look = asyncio.create_task(doctor_looks.try_image(access, "default", "acme/tf:1", 60))
+    await asyncio.to_thread(api.wait_until, lambda: api.count("get", "pods") > 0)
+    look.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await look
+    assert (api.count("create", "pods"), api.count("delete", "pods")) == (1, 1)

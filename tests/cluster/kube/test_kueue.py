@@ -1,0 +1,139 @@
+"""Jobs in queues on a fake API server: what is read and written there, and what a deleted job leaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from support.kube.apiserver import FakeApiServer
+from support.kube.kube_cluster import open_kube, running, until
+from support.kube.kubelet import GhostAgents, Kubelet
+from support.world.kueue import build_queued_job
+from trainjob.cluster.kube.cluster import KubeCluster
+from trainjob.cluster.kube.transport import Call
+from trainjob.codegen.rbac import KUEUE_CLUSTER_PERMISSIONS, KUEUE_PERMISSIONS
+from trainjob.controller import Controller
+from trainjob.core.settings import Settings
+
+Manifest = dict[str, Any]
+
+
+@asynccontextmanager
+async def open_controller(server: FakeApiServer, **options: Any) -> AsyncIterator[KubeCluster]:
+    agents = GhostAgents(lambda: server.uncopied("Pod"))
+    async with open_kube(server.url, polling=agents.polling, kueue=True, **options) as cluster:
+        await cluster.synced()
+        controller = Controller(cluster, workers=4, settings=Settings(kueue=cluster.kueue_version))
+        for key in cluster.job_keys():
+            controller.add(key)
+        async with running(controller.run()):
+            yield cluster
+
+
+def status_of(server: FakeApiServer, name: str = "digits") -> Manifest:
+    status: Manifest = (server.find("TrainJob", name) or {}).get("status", {})
+    return status
+
+
+def admit(server: FakeApiServer) -> None:
+    """Do as Kueue, with every Workload."""
+    for workload in server.all("Workload"):
+        sets = workload["spec"]["podSets"]
+        assignments = [{"name": p["name"], "flavors": {"cpu": "gpu"}, "count": p["count"]} for p in sets]
+        conditions = [{"type": kind, "status": "True"} for kind in ("QuotaReserved", "Admitted")]
+        admission = {"clusterQueue": "all", "podSetAssignments": assignments}
+        server.put({**workload, "status": {"conditions": conditions, "admission": admission}})
+
+
+def start_server(*versions: str) -> FakeApiServer:
+    server = FakeApiServer()
+    server.kueue = versions
+    for version in versions[:1]:
+        flavor = {"apiVersion": f"kueue.x-k8s.io/{version}", "kind": "ResourceFlavor"}
+        server.put({**flavor, "metadata": {"name": "gpu"}, "spec": {"nodeLabels": {"pool": "gpu"}}})
+    return server
+
+
+@pytest.mark.parametrize(
+    ("served", "used"),
+    [((), ""), (("v1beta1",), "v1beta1"), (("v1beta1", "v1beta2"), "v1beta2"), (("v2",), "")],
+)
+async def test_the_newest_known_version_of_kueue_is_used(served: tuple[str, ...], used: str) -> None:
+    async with start_server(*served).serve() as server, open_kube(server.url, kueue=True) as cluster:
+        await cluster.synced()
+        assert cluster.kueue_version == used
+
+
+async def test_a_life_in_a_queue_needs_the_permissions_of_the_table() -> None:
+    calls: list[Call] = []
+    async with start_server("v1beta2").serve() as server:
+        done: set[str] = set()
+        kubelet = Kubelet(server, lambda _pod: 0 if done else None)
+        async with open_controller(server, on_call=calls.append), running(kubelet.run()):
+            server.put(build_queued_job())
+            await until(lambda: status_of(server).get("state") == "Queued")
+            await until(lambda: server.all("Workload"))
+            admit(server)
+            await until(lambda: status_of(server).get("state") == "Running")
+            assert {pod["spec"]["nodeSelector"]["pool"] for pod in server.all("Pod")} == {"gpu"}
+            done.add("all")
+            await until(lambda: status_of(server).get("state") == "Complete")
+            await until(lambda: not server.all("Workload")[0]["metadata"]["finalizers"])
+            (workload,) = server.all("Workload")
+            ended = [c for c in workload["status"]["conditions"] if c["type"] == "Finished"]
+            assert [c["reason"] for c in ended] == ["Succeeded"]
+            server.put(build_queued_job(name="leaver"))
+            await until(lambda: len(server.all("Workload")) == 2)
+            stored = server.find("TrainJob", "leaver")
+            assert stored is not None
+            server.put({**stored, "metadata": {**stored["metadata"], "labels": {}}})
+            await until(lambda: len(server.all("Workload")) == 1)
+    made = {(call.group, call.resource, call.verb) for call in calls}
+    tables = (*KUEUE_PERMISSIONS, *KUEUE_CLUSTER_PERMISSIONS)
+    granted = {(p.group, p.resource, verb) for p in tables for verb in p.verbs}
+    kueues = {call for call in made if call[0] in ("kueue.x-k8s.io", "scheduling.k8s.io")}
+    assert kueues == granted - {("kueue.x-k8s.io", "workloads", "get")}  # after a conflict
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_the_workload_of_a_deleted_job_is_let_go(is_away: bool) -> None:
+    async with start_server("v1beta2").serve() as server:
+        async with open_controller(server):
+            server.put(build_queued_job())
+            await until(lambda: server.all("Workload"))
+            if not is_away:
+                server.remove("TrainJob", "digits")
+                await until(lambda: not server.all("Workload"))
+        if is_away:
+            server.remove("TrainJob", "digits")
+            assert server.all("Workload")[0]["metadata"]["deletionTimestamp"]
+            async with open_controller(server):
+                await until(lambda: not server.all("Workload"))
+
+
+async def test_a_job_of_the_same_name_gets_a_workload_of_its_own() -> None:
+    async with start_server("v1beta2").serve() as server, open_controller(server):
+        server.put(build_queued_job())
+        await until(lambda: server.all("Workload"))
+        (first,) = server.all("Workload")
+        server.remove("TrainJob", "digits")
+        server.put(build_queued_job())
+        await until(lambda: not server.find("Workload", first["metadata"]["name"]))
+        await until(lambda: len(server.all("Workload")) == 1)
+
+
+async def test_a_workload_that_kueue_has_changed_meanwhile_is_read_again() -> None:
+    async with start_server("v1beta2").serve() as server, open_controller(server):
+        server.put(build_queued_job(suspend=False))
+        await until(lambda: server.all("Workload"))
+        await until(lambda: status_of(server).get("state") == "Queued")
+        server.losing = True  # the watch doesn't report this change
+        server.put({**server.all("Workload")[0], "status": {"conditions": []}})
+        server.losing = False
+        stored = server.find("TrainJob", "digits")
+        assert stored is not None
+        server.put({**stored, "spec": {**stored["spec"], "suspend": True}})
+        await until(lambda: server.all("Workload")[0]["spec"].get("active") is False)

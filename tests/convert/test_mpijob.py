@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.world.tfjobs import converted
+from trainjob.api import parse
+from trainjob.convert.mpijob import UnreadableLaunch, read_launch
+from trainjob.core.names import replica_counts
+
+USUAL = [
+    *(
+        "mpirun",
+        "-np",
+        "4",
+        "--allow-run-as-root",
+        "-bind-to",
+        "none",
+        "-map-by",
+        "slot",
+        "-x",
+        "NCCL_DEBUG=INFO",
+    ),
+    *("-x", "LD_LIBRARY_PATH", "-mca", "pml", "ob1", "python", "train.py", "--epochs", "3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "count"),
+    [
+        (USUAL, ["python", "train.py", "--epochs", "3"], 4),
+        (["horovodrun", "-np", "2", "--gloo", "python", "train.py"], ["python", "train.py"], 2),
+        (["/usr/bin/mpiexec", "-n", "2", "./train"], ["./train"], 2),
+        (["horovodrun", "--num-proc=3", "--", "python", "t.py"], ["python", "t.py"], 3),
+        (["bash", "-c", "exec horovodrun -np 2 \\\n python 'my train.py'"], ["python", "my train.py"], 2),
+        (["mpirun", "python", "t.py", "-np", "9"], ["python", "t.py", "-np", "9"], None),
+    ],
+)
+def test_the_program_behind_the_launcher(words: list[str], command: list[str], count: int | None) -> None:
+    launch = read_launch(words)
+    assert (launch.command, launch.count) == (command, count)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "runs neither horovodrun nor mpirun"),
+        (["python", "train.py"], "runs neither horovodrun nor mpirun"),
+        (["sh", "-c", "sleep 10 && mpirun python t.py"], "is a shell script of more than one plain command"),
+        (["sh", "-c", "mpirun python 't.py"], "can't be split into words"),
+        (["mpirun", "--unheard-of", "3", "python"], "has the option --unheard-of"),
+        (["mpirun", "-np", "4"], "names no program"),
+    ],
+)
+def test_what_is_no_plain_launch_is_refused(words: list[str], problem: str) -> None:
+    with pytest.raises(UnreadableLaunch, match=problem):
+        read_launch(words)
+
+
+def build_mpijob(command: list[str], worker: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    launcher = {
+        "name": "launcher",
+        "image": "acme/scans:1",
+        "command": command,
+        "env": [{"name": "LD_LIBRARY_PATH", "value": "/lib"}, {"name": "OTHER", "value": "1"}],
+    }
+    trains = {
+        "name": "worker",
+        "image": "acme/scans:1",
+        "command": ["/usr/sbin/sshd", "-De"],
+        **(worker or {}),
+    }
+    return {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": "scans"},
+        "spec": {
+            "slotsPerWorker": 1,
+            "runPolicy": {"cleanPodPolicy": "Running", "activeDeadlineSeconds": 60},
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "template": {"spec": {"containers": [launcher]}}},
+                "Worker": {"replicas": 4, "template": {"spec": {"containers": [trains]}}},
+            },
+            **spec,
+        },
+    }
+
+
+def test_an_mpijob_of_the_usual_form_is_a_valid_trainjob() -> None:
+    conversion = converted(build_mpijob(USUAL, sshAuthMountPath="/home/mpi/.ssh"), claim="results")
+    assert conversion.refusals == ()
+    job = parse(conversion.manifest)
+    assert replica_counts(job.spec) == {"worker": 4}
+    assert job.spec.active_deadline_seconds == 60
+    (container,) = conversion.manifest["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "train.py", "--epochs", "3"]
+    assert container["env"] == [
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+        {"name": "LD_LIBRARY_PATH", "value": "/lib"},
+    ]
+    notes = {note.path: note.message for note in conversion.notes}
+    assert "neither launcher nor ssh" in notes["spec.mpiReplicaSpecs.Launcher"]
+    assert "left out" in notes["spec.sshAuthMountPath"]
+    assert "serves ssh" in notes["spec.mpiReplicaSpecs.Worker.template.spec.containers[0].command"]
+
+
+def test_each_slot_becomes_a_worker() -> None:
+    conversion = converted(build_mpijob(["horovodrun", "python", "t.py"], slotsPerWorker=2), claim="results")
+    assert conversion.manifest["spec"]["worker"]["replicas"] == 8
+    notes = {note.path: note.message for note in conversion.notes}
+    assert "divide the pod's GPUs" in notes["spec.mpiReplicaSpecs.Worker.replicas"]
+
+
+def test_elastic_horovod_becomes_restarts_in_place() -> None:
+    command = ["horovodrun", "--min-np", "2", "--host-discovery-script", "/hosts.sh", "python", "t.py"]
+    messages = [note.message for note in converted(build_mpijob(command), claim="results").notes]
+    assert any("elastic Horovod becomes restarts in place" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("job", "path"),
+    [
+        (
+            build_mpijob(["python", "launch.py"]),
+            "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command",
+        ),
+        (build_mpijob(USUAL, slotsPerWorker="many"), "spec.slotsPerWorker"),
+        (build_mpijob(USUAL, mpiReplicaSpecs={"Worker": {}}), "spec.mpiReplicaSpecs.Launcher.template"),
+        (build_mpijob(USUAL, mpiReplicaSpecs=None), "spec.mpiReplicaSpecs.Worker.template"),
+    ],
+)
+def test_what_cannot_become_a_trainjob_is_refused_where_it_stands(job: dict[str, Any], path: str) -> None:
+    assert path in [refusal.path for refusal in converted(job, claim="results").refusals]

@@ -1,0 +1,339 @@
+"""The life of a job in a queue of Kueue, step by step, on a cluster in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.world.kueue import QueueWorld, build_queued_job
+from trainjob.api.status import Spent
+from trainjob.cluster import AlreadyExists, Refused
+
+PREEMPTED = "evicted by Kueue (Preempted): preempted by UID 7"
+
+
+def created(world: QueueWorld) -> set[str]:
+    """Return the kinds of objects that were created for the job."""
+    return {write.split()[1] for write in world.cluster.writes if write.startswith("create")}
+
+
+async def finish(world: QueueWorld, *, exit_code: int = 0) -> None:
+    world.each(lambda pod: world.cluster.end_pod(pod, exit_code))
+    await world.settle()
+
+
+async def test_a_job_has_nothing_but_a_workload_before_it_is_admitted() -> None:
+    world = QueueWorld()
+    await world.settle()
+    assert (world.status.state, world.status.message) == ("Queued", "waiting in queue research")
+    why = "couldn't assign flavors to pod set worker: insufficient unused quota for cpu, 1 more needed"
+    world.tell(("QuotaReserved", False, "WaitingForQuota", why))
+    await world.pass_time(3600)
+    assert world.status.message == f"waiting in queue research: {why}"
+    assert created(world) == {"Workload"}
+    assert world.status.start_time is None
+    await world.admit()
+    assert world.status.start_time == world.now
+    assert (world.status.state, len(world.pods)) == ("Pending", 3)
+    assert world.status.spent.queued == 3600
+    events = [reason for reason, _ in world.cluster.events]
+    assert events == ["Queued", "Admitted", "Created"]
+
+
+async def test_a_job_that_names_no_queue_has_no_workload() -> None:
+    world = QueueWorld(build_queued_job() | {"metadata": {"name": "digits", "namespace": "default"}})
+    await world.settle()
+    assert (world.status.state, created(world)) == ("Pending", {"Service", "Pod"})
+
+
+@pytest.mark.parametrize(("kueue", "state"), [("", "Queued"), (None, "Pending")])
+async def test_without_kueue_a_job_waits_with_a_sentence_but_not_on_one_machine(
+    kueue: str | None, state: str
+) -> None:
+    world = QueueWorld(kueue=kueue)
+    await world.settle()
+    assert world.status.state == state
+    assert "Workload" not in created(world)
+    if state == "Queued":
+        assert "this controller doesn't use Kueue" in (world.status.message or "")
+
+
+async def test_a_controller_that_lost_kueue_leaves_a_running_job_alone() -> None:
+    world = await QueueWorld().started()
+    world.settings = QueueWorld(kueue="").settings
+    world.restart_controller()
+    await world.settle()
+    assert (world.status.state, len(world.pods)) == ("Running", 3)
+
+
+async def test_an_evicted_job_gives_its_quota_back_when_its_pods_have_ended_and_resumes() -> None:
+    world = await QueueWorld().started()
+    assert world.condition("PodsReady") == ("True", "Started")
+    await world.evict()
+    assert (world.status.state, world.status.message) == (
+        "Queued",
+        f"{PREEMPTED}; continuing once it is admitted again",
+    )
+    assert all("deletionTimestamp" in pod["metadata"] for pod in world.pods)
+    assert world.condition("QuotaReserved") == ("True", "QuotaReserved")
+    world.let_go()
+    await world.settle()
+    assert world.condition("QuotaReserved") == ("False", "Pending")
+    assert world.condition("Admitted") == ("False", "NoReservation")
+    assert world.condition("Requeued") == ("True", "Preempted")
+    assert world.condition("PodsReady") == ("False", "WaitForStart")
+    assert "admission" not in world.workload["status"]
+    assert world.pods == []
+    await world.admit()
+    world.each(world.cluster.run_pod)
+    await world.settle()
+    restarts = world.status.restarts
+    assert (restarts.charged, restarts.uncharged) == (0, 0)
+    assert (world.status.state, world.status.message) == ("Running", "training on 2 workers, attempt 2")
+    evicted = [message for reason, message in world.cluster.events if reason == "Evicted"]
+    assert evicted == [f"{PREEMPTED}; continuing once it is admitted again"]
+
+
+async def test_an_eviction_for_another_reason_is_not_requeued_at_once() -> None:
+    world = await QueueWorld().started()
+    await world.evict("PodsReadyTimeout")
+    world.let_go()
+    await world.settle()
+    assert world.condition("Requeued") == ("False", "PodsReadyTimeout")
+
+
+async def test_a_deadline_does_not_run_while_a_job_is_queued() -> None:
+    world = await QueueWorld(build_queued_job(activeDeadlineSeconds=100)).started()
+    await world.pass_time(60)
+    await world.evict()
+    world.let_go()
+    await world.pass_time(1000)
+    assert world.status.state == "Queued"
+    await world.admit()
+    await world.pass_time(99)
+    assert world.status.state == "Pending"
+    await world.pass_time(2)
+    assert world.status.state == "Failing"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "state", "reason"), [(0, "Complete", "Succeeded"), (1, "Failed", "Failed")]
+)
+async def test_the_workload_of_a_job_that_ends_is_finished_and_has_no_finalizer(
+    exit_code: int, state: str, reason: str
+) -> None:
+    world = await QueueWorld(build_queued_job(maxRestarts=0)).started()
+    await finish(world, exit_code=exit_code)
+    assert world.status.state == state
+    assert world.condition("Finished") == ("True", reason)
+    assert world.workload["metadata"]["finalizers"] == []
+
+
+async def test_a_job_that_fails_keeps_its_quota_until_its_pods_have_ended() -> None:
+    world = await QueueWorld(build_queued_job(maxRestarts=0)).started()
+    world.cluster.end_pod(world.pod("worker"), 1)
+    await world.settle()
+    assert (world.status.state, world.condition("Finished")) == ("Failing", None)
+    world.let_go()
+    await world.settle()
+    assert (world.status.state, world.condition("Finished")) == ("Failed", ("True", "Failed"))
+
+
+async def test_quota_of_the_workers_is_free_while_the_evaluator_scores() -> None:
+    world = await QueueWorld().started()
+    world.each(lambda pod: world.cluster.end_pod(pod, 0), "worker")
+    await world.settle()
+    assert world.status.state == "Evaluating"
+    assert world.workload["status"]["reclaimablePods"] == [{"name": "worker", "count": 2}]
+    assert world.condition("PodsReady") == ("True", "Started")
+    await world.evict()
+    world.let_go()
+    await world.settle()
+    assert world.workload["status"]["reclaimablePods"] == [{"name": "worker", "count": 2}]
+    await world.admit({"worker": 0})
+    assert world.status.state == "Evaluating"
+    world.cluster.end_pod(world.pod("evaluator"), 0)
+    await world.settle()
+    assert world.status.state == "Complete"
+
+
+async def test_a_suspended_job_is_inactive_and_waits_again_when_it_is_resumed() -> None:
+    world = await QueueWorld().started()
+    world.edit(suspend=True)
+    await world.settle()
+    assert world.workload["spec"]["active"] is False
+    await world.evict("Deactivated", "The workload is deactivated")
+    assert world.condition("QuotaReserved") == ("True", "QuotaReserved")
+    world.let_go()
+    await world.settle()
+    assert world.status.state == "Suspended"
+    assert world.condition("QuotaReserved") == ("False", "Pending")
+    world.edit(suspend=False)
+    await world.settle()
+    assert world.workload["spec"]["active"] is True
+    assert (world.status.state, world.pods) == ("Queued", [])
+    await world.admit()
+    assert (world.status.state, len(world.pods)) == ("Pending", 3)
+
+
+async def test_a_job_that_is_suspended_from_the_start_asks_for_nothing() -> None:
+    world = QueueWorld(build_queued_job(suspend=True))
+    await world.settle()
+    assert (world.status.state, created(world)) == ("Suspended", set())
+
+
+async def test_a_workload_that_kueue_deactivated_is_left_so_with_a_sentence() -> None:
+    world = await QueueWorld().started()
+    world.cluster.change(world.workload, {"spec": {"active": False}})
+    await world.evict("DeactivatedDueToRequeuingLimitExceeded", "exceeded the number of retries")
+    world.let_go()
+    await world.pass_time(60)
+    assert world.workload["spec"]["active"] is False
+    assert "evicted by Kueue (DeactivatedDueToRequeuingLimitExceeded)" in (world.status.message or "")
+
+
+async def test_fewer_workers_are_admitted_and_trained_on() -> None:
+    world = QueueWorld(build_queued_job(worker={"replicas": 4, "minReplicas": 2}, restartStrategy="InPlace"))
+    await world.settle()
+    await world.admit({"worker": 3})
+    assert world.status.worker is not None
+    assert (world.status.worker.size, world.status.attempt) == (3, 1)
+    assert len(world.pods) == 4
+    world.each(world.cluster.run_pod)
+    await world.pass_time(30)
+    assert world.status.message == (
+        "training on 3 workers; queue research admits 3 of 4 workers; to ask for all, suspend and resume it"
+    )
+    assert "reclaimablePods" not in world.workload["status"]
+
+
+async def test_more_workers_than_were_admitted_wait_for_the_next_admission() -> None:
+    world = await QueueWorld().started()
+    world.edit(worker={"replicas": 3})
+    await world.pass_time(60)
+    assert (world.status.state, len(world.pods)) == ("Running", 3)
+    assert "queue research admits 2 of 3 workers" in (world.status.message or "")
+    await world.evict()
+    world.let_go()
+    await world.settle()
+    assert [pods["count"] for pods in world.workload["spec"]["podSets"]] == [3, 1]
+    await world.admit()
+    assert len(world.pods) == 4
+
+
+async def test_quota_of_workers_that_are_scaled_down_is_free_and_not_taken_again() -> None:
+    world = await QueueWorld(build_queued_job(workers=3)).started()
+    world.edit(worker={"replicas": 2})
+    await world.settle()
+    world.let_go()
+    await world.settle()
+    assert world.workload["status"]["reclaimablePods"] == [{"name": "worker", "count": 1}]
+    world.edit(worker={"replicas": 3})
+    await world.settle()
+    assert world.workload["status"]["reclaimablePods"] == [{"name": "worker", "count": 1}]
+    assert len([pod for pod in world.pods if "worker" in pod["metadata"]["name"]]) == 2
+
+
+async def test_a_topology_is_refused_and_its_quota_given_back_until_another_queue_is_named() -> None:
+    world = QueueWorld()
+    await world.settle()
+    await world.admit(topologyAssignment={"levels": ["rack"]})
+    assert world.workload["spec"]["active"] is False
+    await world.evict("Deactivated", "The workload is deactivated")
+    assert world.condition("QuotaReserved") == ("False", "Pending")
+    await world.pass_time(60)
+    sentence = (
+        "waiting in queue research: it assigns nodes by topology, which this controller can't follow; "
+        "name another queue"
+    )
+    assert (world.status.state, world.status.message, world.pods) == ("Queued", sentence, [])
+    world.cluster.change(
+        world.cluster.job(world.key), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "plain"}}}
+    )
+    await world.settle()
+    assert (world.workload["spec"]["active"], world.workload["spec"]["queueName"]) == (True, "plain")
+    await world.admit()
+    assert len(world.pods) == 3
+
+
+async def test_a_workload_that_somebody_deletes_takes_the_pods_with_it_and_is_written_again() -> None:
+    world = await QueueWorld().started()
+    first = world.workload["metadata"]["uid"]
+    world.cluster.change(world.workload, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    await world.settle()
+    assert world.status.state == "Queued"
+    assert world.workload["metadata"]["uid"] == first
+    world.let_go()
+    await world.settle()
+    assert world.workload["metadata"]["uid"] != first
+    await world.admit()
+    assert len(world.pods) == 3
+
+
+async def test_a_job_that_leaves_its_queue_trains_without_a_workload() -> None:
+    world = await QueueWorld().started()
+    world.cluster.change(
+        world.cluster.job(world.key), {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": None}}}
+    )
+    await world.settle()
+    assert world.cluster.workload(world.key) is None
+    assert (world.status.state, len(world.pods)) == ("Running", 3)
+
+
+async def test_what_still_waits_is_in_the_message() -> None:
+    world = QueueWorld(build_queued_job({"kueue.x-k8s.io/priority-class": "urgent"}))
+    await world.settle()
+    assert world.status.message == "waiting in queue research: WorkloadPriorityClass urgent doesn't exist"
+    world.add("WorkloadPriorityClass", "urgent", value=9)
+    await world.pass_time(20)
+    assert world.workload["spec"]["priority"] == 9
+    checks = [{"name": "budget", "state": "Pending", "message": "asking finance"}]
+    world.tell(("QuotaReserved", True, "QuotaReserved", ""), admissionChecks=checks)
+    await world.settle()
+    assert world.status.message == "waiting in queue research, which has quota for it: budget: asking finance"
+
+
+async def test_a_workload_that_the_cluster_refuses_is_reported_and_tried_again() -> None:
+    world = QueueWorld()
+    refused = Refused("Forbidden", "workloads is forbidden")
+    world.cluster.fault = lambda operation, _: refused if operation == "create" else None
+    await world.settle()
+    sentence = "the cluster refuses Workload trainjob-digits-4a49acf8: workloads is forbidden"
+    assert world.status.message == f"waiting in queue research: {sentence}"
+    world.cluster.fault = lambda _operation, _manifest: None
+    await world.pass_time(30)
+    assert (world.status.message, created(world)) == ("waiting in queue research", {"Workload"})
+
+
+async def test_a_workload_that_can_never_be_accepted_fails_the_job() -> None:
+    world = QueueWorld()
+    refused = Refused("Invalid", "the key is reserved for internal kueue use")
+    world.cluster.fault = lambda operation, _: refused if operation == "create" else None
+    await world.settle()
+    assert world.status.state == "Failed"
+    assert "the key is reserved for internal kueue use" in (world.status.message or "")
+
+
+async def test_a_creation_whose_answer_was_lost_is_not_repeated() -> None:
+    world = QueueWorld()
+    lost: list[Any] = [AlreadyExists("Workload exists")]
+    world.cluster.fault_after = lambda operation, _: lost.pop() if operation == "create" and lost else None
+    await world.settle()
+    assert created(world) == {"Workload"}
+    assert world.status.state == "Queued"
+
+
+async def test_a_new_controller_writes_nothing_about_jobs_that_wait_run_or_have_ended() -> None:
+    world = QueueWorld()
+    await world.settle()
+    for step in (world.admit, lambda: finish(world)):
+        before = len(world.cluster.writes)
+        world.restart_controller()
+        await world.settle()
+        assert world.cluster.writes[before:] == []
+        await step()
+
+
+def test_time_in_a_queue_is_part_of_what_was_spent() -> None:
+    assert "queued" in Spent.model_fields

@@ -1,0 +1,195 @@
+"""The Workload of a job, and what Kueue's decision makes of the job's pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.world.kueue import build_queued_job
+from trainjob.api import TrainJob, parse
+from trainjob.core.manifests import build_pod
+from trainjob.core.workload import (
+    Admission,
+    Placement,
+    QueueObjects,
+    admitted_job,
+    build_priority,
+    build_workload,
+    read_admission,
+    read_queue_objects,
+    read_workload,
+)
+
+OBJECTS = QueueObjects(
+    flavors={
+        "default": {},
+        "gpu": {"nodeLabels": {"pool": "gpu"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]},
+    },
+    workload_priorities={"urgent": 100},
+    priorities={"batch": 7, "usual": 3},
+)
+
+
+def job_of(labels: dict[str, str] | None = None, **changes: Any) -> TrainJob:
+    return parse(build_queued_job(labels, uid="some-uid", **changes))
+
+
+def test_each_role_is_a_pod_set_with_the_template_of_its_pods() -> None:
+    job = job_of(
+        worker={"replicas": 4, "minReplicas": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}},
+        chief={},
+        restartStrategy="InPlace",
+    )
+    workload = build_workload(job, "v1beta2", OBJECTS)
+    assert workload["metadata"]["labels"].items() >= {
+        ("kueue.x-k8s.io/job-uid", "some-uid"),
+        ("trainjob.dev/job", "digits"),
+    }
+    assert workload["metadata"]["finalizers"] == ["kueue.x-k8s.io/resource-in-use"]
+    assert workload["metadata"]["ownerReferences"][0]["uid"] == "some-uid"
+    assert workload["spec"]["queueName"] == "research"
+    sets = {pods["name"]: pods for pods in workload["spec"]["podSets"]}
+    counts = {name: (pods["count"], pods.get("minCount")) for name, pods in sets.items()}
+    assert counts == {"chief": (1, None), "worker": (4, 2), "evaluator": (1, None)}
+    limits = {name: pods["template"]["spec"]["containers"][0].get("resources") for name, pods in sets.items()}
+    assert limits == {"chief": None, "worker": {"limits": {"nvidia.com/gpu": 1}}, "evaluator": None}
+
+
+def test_names_of_workloads_differ_by_job() -> None:
+    first, second = (
+        build_workload(parse(build_queued_job(uid=uid)), "v1beta2", OBJECTS)["metadata"]["name"]
+        for uid in ("one", "two")
+    )
+    assert first != second
+
+
+def reference(group: str, kind: str, name: str) -> dict[str, Any]:
+    return {"priorityClassRef": {"group": group, "kind": kind, "name": name}}
+
+
+URGENT = {"kueue.x-k8s.io/priority-class": "urgent"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "pod", "default", "version", "wanted"),
+    [
+        ({}, {}, "", "v1beta2", {"priority": 0}),
+        (URGENT, {"priorityClassName": "batch"}, "", "v1beta2",
+         {**reference("kueue.x-k8s.io", "WorkloadPriorityClass", "urgent"), "priority": 100}),
+        ({}, {"priorityClassName": "batch"}, "usual", "v1beta2",
+         {**reference("scheduling.k8s.io", "PriorityClass", "batch"), "priority": 7}),
+        ({}, {}, "usual", "v1beta2",
+         {**reference("scheduling.k8s.io", "PriorityClass", "usual"), "priority": 3}),
+        (URGENT, {}, "", "v1beta1", {"priorityClassName": "urgent", "priority": 100,
+         "priorityClassSource": "kueue.x-k8s.io/workloadpriorityclass"}),
+        ({}, {"priorityClassName": "batch"}, "", "v1beta1", {"priorityClassName": "batch", "priority": 7,
+         "priorityClassSource": "scheduling.k8s.io/priorityclass"}),
+    ],
+)  # fmt: skip
+def test_priority(
+    labels: dict[str, str], pod: dict[str, Any], default: str, version: str, wanted: dict[str, Any]
+) -> None:
+    objects = QueueObjects({}, OBJECTS.workload_priorities, OBJECTS.priorities, default)
+    assert build_priority(job_of(labels, pod=pod), version, objects) == wanted
+
+
+@pytest.mark.parametrize("labels", [{}, URGENT])
+def test_a_priority_is_read_as_it_was_written(labels: dict[str, str]) -> None:
+    for version, stored in (("v1beta2", {}), ("v1beta1", {"priorityClassSource": ""})):
+        manifest = build_workload(job_of(labels), version, OBJECTS)
+        manifest["spec"] = {**stored, **manifest["spec"]}
+        found = read_workload(manifest, "some-uid")
+        assert found is not None
+        assert found.priority == build_priority(job_of(labels), version, OBJECTS)
+
+
+def test_a_priority_class_that_does_not_exist_is_named() -> None:
+    with pytest.raises(LookupError, match="WorkloadPriorityClass gone doesn't exist"):
+        build_priority(job_of({"kueue.x-k8s.io/priority-class": "gone"}), "v1beta2", OBJECTS)
+
+
+def test_the_default_priority_class_is_the_lowest_of_several() -> None:
+    classes = [
+        {"kind": "PriorityClass", "metadata": {"name": name}, "value": value, "globalDefault": value > 1}
+        for name, value in (("low", 1), ("high", 9), ("usual", 5))
+    ]
+    assert read_queue_objects(classes).default_priority == "usual"
+
+
+def admission_of(*, conditions: dict[str, str], checks: Any = (), **assigned: Any) -> Admission | None:
+    """Return the admission of two workers and an evaluator, by these assignments of the workers."""
+    manifest = build_workload(job_of(), "v1beta2", OBJECTS)
+    assignments = [
+        {"name": "worker", "flavors": {"cpu": "gpu", "nvidia.com/gpu": "gpu"}, "count": 2, **assigned},
+        {"name": "evaluator", "flavors": {"cpu": "default"}},
+    ]
+    manifest["status"] = {
+        "conditions": [{"type": kind, "status": value} for kind, value in conditions.items()],
+        "admission": {"clusterQueue": "all", "podSetAssignments": assignments},
+        "admissionChecks": list(checks),
+    }
+    workload = read_workload(manifest, "some-uid")
+    assert workload is not None
+    return read_admission(workload, OBJECTS)
+
+
+ADMITTED = {"Admitted": "True", "QuotaReserved": "True"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "assigned", "is_admitted"),
+    [
+        (ADMITTED, {}, True),
+        ({**ADMITTED, "Evicted": "False"}, {}, True),
+        ({**ADMITTED, "Evicted": "True"}, {}, False),
+        ({"QuotaReserved": "True", "Admitted": "False"}, {}, False),
+        ({"QuotaReserved": "True"}, {}, False),
+        (ADMITTED, {"flavors": {"cpu": "not-known-yet"}}, False),
+    ],
+)
+def test_a_job_is_admitted_once_its_conditions_and_flavors_are_there(
+    conditions: dict[str, str], assigned: dict[str, Any], is_admitted: bool
+) -> None:
+    assert (admission_of(conditions=conditions, **assigned) is not None) == is_admitted
+
+
+def test_pods_get_what_flavors_and_admission_checks_add() -> None:
+    update = {"name": "worker", "annotations": {"a": "1"}, "labels": {"l": "2"}, "nodeSelector": {"n": "3"}}
+    found = admission_of(conditions=ADMITTED, checks=[{"name": "provision", "podSetUpdates": [update]}])
+    assert found is not None
+    assert found.counts == {"worker": 2, "evaluator": 1}
+    job = job_of(
+        pod={"nodeSelector": {"zone": "b"}, "tolerations": [{"key": "own"}]},
+        worker={"replicas": 2, "nodeSelector": {"disk": "ssd"}, "env": [{"name": "E", "value": "1"}]},
+    )
+    worker, evaluator = (
+        build_pod(admitted_job(job, found), role=role, index=0, incarnation=1, attempt=1)
+        for role in ("worker", "evaluator")
+    )
+    assert worker["spec"]["nodeSelector"] == {"disk": "ssd", "pool": "gpu", "n": "3"}
+    assert worker["spec"]["tolerations"] == [{"key": "own"}, {"key": "gpu", "operator": "Exists"}]
+    assert worker["metadata"]["annotations"] == {"a": "1"}
+    assert worker["metadata"]["labels"]["l"] == "2"
+    assert {"name": "E", "value": "1"} in worker["spec"]["containers"][0]["env"]
+    assert evaluator["spec"]["nodeSelector"] == {"zone": "b"}
+    assert job.spec.template["spec"]["nodeSelector"] == {"zone": "b"}
+
+
+def test_an_evaluator_that_is_placed_still_gets_no_gpus() -> None:
+    job = job_of(container={"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}})
+    found = Admission({}, {"evaluator": Placement(node_selector={"pool": "cpu"})})
+    pod = build_pod(admitted_job(job, found), role="evaluator", index=0, incarnation=1, attempt=1)
+    assert pod["spec"]["containers"][0]["resources"] == {"limits": {"memory": "1Gi"}}
+
+
+@pytest.mark.parametrize("field", ["topologyAssignment", "delayedTopologyRequest"])
+def test_a_topology_is_refused(field: str) -> None:
+    found = admission_of(conditions=ADMITTED, **{field: {"levels": ["rack"]}})
+    assert found is not None
+    assert "topology" in found.refusal
+
+
+def test_a_workload_of_another_owner_is_none_of_the_jobs() -> None:
+    manifest = build_workload(job_of(), "v1beta2", OBJECTS)
+    assert read_workload(manifest, "another-uid") is None

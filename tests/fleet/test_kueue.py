@@ -1,0 +1,259 @@
+"""Jobs in queues of the real Kueue: its manager, CRDs and webhooks on a control plane of their own.
+
+There is no node: the tests set the states of pods. What the controller reads and writes, and what Kueue makes
+of it, is real; that pods save before they end is for tests of the node tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testbed import Cluster, Unfit
+
+from support.kube.helm import own_plane
+from support.kube.kube_cluster import running
+from support.kube.kubelet import GhostAgents
+from support.kube.kueue import Kueue, running_kueue
+from support.kube.real_kube import RealKubelet, eventually, grant, install_crd, open_admin, open_real
+from support.world.jobs import build_job
+from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.resources import EVENTS, PODS, TRAINJOBS
+from trainjob.cluster.kube.transport import Call
+from trainjob.codegen.rbac import KUEUE_CLUSTER_PERMISSIONS, KUEUE_PERMISSIONS, PERMISSIONS
+from trainjob.controller import Controller
+from trainjob.core.settings import Bundle, Settings
+
+Manifest = dict[str, Any]
+
+BUNDLE = Bundle(b"the agent's program", b"the controller's key")
+CPU = {"resources": {"requests": {"cpu": "1"}}}
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[Cluster]:
+    with own_plane("kueue") as cluster:
+        install_crd(cluster)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def kueue(plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
+    try:
+        with running_kueue(plane, tmp_path_factory.mktemp("kueue")) as kueue:
+            yield kueue
+    except Unfit as error:
+        pytest.skip(str(error))
+
+
+class Place:
+    """A namespace with a queue for three pods, and a controller that has the permissions of the tables."""
+
+    def __init__(self, kueue: Kueue, admin: ApiClient, namespace: str) -> None:
+        self.kueue = kueue
+        self.cluster = kueue.cluster
+        self.admin = admin
+        self.namespace = namespace
+        self.codes: dict[tuple[str, str], int] = {}
+        self.kubelet = RealKubelet(admin, namespace, self._exit_code)
+        self.calls: list[Call] = []
+
+    def _exit_code(self, pod: Manifest) -> int | None:
+        labels = pod["metadata"]["labels"]
+        job, role = labels["trainjob.dev/job"], labels["trainjob.dev/role"]
+        return self.codes.get((job, role), self.codes.get((job, "")))
+
+    async def submit(self, name: str, *, queue: str = "research", priority: str = "", **changes: Any) -> None:
+        labels = {"kueue.x-k8s.io/queue-name": queue}
+        labels |= {"kueue.x-k8s.io/priority-class": priority} if priority else {}
+        meta = {"labels": labels}
+        job = build_job(name=name, namespace=self.namespace, metadata=meta, container=CPU, **changes)
+        await self.admin.create(TRAINJOBS, job)
+
+    async def edit(self, name: str, **spec: Any) -> None:
+        await self.admin.patch(TRAINJOBS, self.namespace, name, {"spec": spec})
+
+    async def status(self, name: str) -> Manifest:
+        status: Manifest = (await self.admin.get(TRAINJOBS, self.namespace, name)).get("status", {})
+        return status
+
+    async def is_(self, name: str, state: str, message: str = "") -> None:
+        """Wait until the job is in this state, with this in its message."""
+
+        def holds(status: Manifest) -> bool:
+            return status.get("state") == state and message in status.get("message", "")
+
+        await eventually(lambda: self.status(name), holds, guard=60)
+
+    async def pods(self, name: str) -> list[Manifest]:
+        selector = f"trainjob.dev/job={name}"
+        items: list[Manifest] = (await self.admin.list(PODS, self.namespace, selector=selector))["items"]
+        return items
+
+    async def events(self, reason: str) -> list[str]:
+        items = (await self.admin.list(EVENTS, self.namespace))["items"]
+        return [event["message"] for event in items if event["reason"] == reason]
+
+    def workload_of(self, name: str) -> Manifest:
+        found = self.kueue.workloads(self.namespace)
+        return next(w for w in found if w["metadata"]["labels"]["trainjob.dev/job"] == name)
+
+    async def nothing_is_terminating(self) -> None:
+        async def terminating() -> list[str]:
+            found = [*self.kueue.workloads(self.namespace)]
+            found += (await self.admin.list(PODS, self.namespace))["items"]
+            return [o["metadata"]["name"] for o in found if "deletionTimestamp" in o["metadata"]]
+
+        await eventually(terminating, lambda names: not names, guard=60)
+
+
+@pytest.fixture(params=["v1beta2"])
+async def place(
+    kueue: Kueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[Place]:
+    """A place for a controller that knows this version of Kueue's API only."""
+    monkeypatch.setattr("trainjob.cluster.kube.kueue.VERSIONS", (request.param,))
+    cluster = kueue.cluster
+    namespace = cluster.create_namespace()
+    kueue.make_queue(namespace, cpus=3)
+    access = grant(cluster, namespace, tmp_path, (*PERMISSIONS, *KUEUE_PERMISSIONS))
+    _grant_everywhere(cluster, namespace)
+    async with AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(open_admin(cluster))
+        place = Place(kueue, admin, namespace)
+        agents = GhostAgents(lambda: place.kubelet.pods)
+        options = {"polling": agents.polling, "on_call": place.calls.append, "kueue": True}
+        kube = await stack.enter_async_context(open_real(access, namespace, **options))
+        await kube.synced()
+        settings = Settings(bundle=BUNDLE, kueue=kube.kueue_version)
+        controller = Controller(kube, workers=4, settings=settings)
+        await stack.enter_async_context(running(controller.run(), place.kubelet.run()))
+        yield place
+    assert 403 not in {call.code for call in place.calls}
+
+
+def _grant_everywhere(cluster: Cluster, namespace: str) -> None:
+    rules = [
+        {"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)}
+        for p in KUEUE_CLUSTER_PERMISSIONS
+    ]
+    rbac, name = "rbac.authorization.k8s.io", f"controller-{namespace}"
+    head = {"apiVersion": f"{rbac}/v1", "metadata": {"name": name}}
+    cluster.apply({**head, "kind": "ClusterRole", "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "controller", "namespace": namespace}
+    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": name}
+    cluster.apply({**head, "kind": "ClusterRoleBinding", "roleRef": role, "subjects": [subject]})
+
+
+async def end(place: Place, name: str, how: str) -> None:
+    """Take the job to a state, or delete it and what it owns in the background or foreground."""
+    if how in ("Complete", "Failed"):
+        place.codes[name, ""] = int(how == "Failed")
+        await place.is_(name, how)
+    elif how == "Suspended":
+        await place.edit(name, suspend=True)
+        await place.is_(name, how)
+    else:
+        words = ("delete", "tj", name, "-n", place.namespace, "--wait=false", f"--cascade={how}")
+        place.cluster.kubectl(*words)
+
+
+@pytest.mark.parametrize("how", ["Complete", "Failed", "Suspended", "background", "foreground"])
+async def test_of_two_jobs_the_second_starts_when_the_first_ends(place: Place, how: str) -> None:
+    await place.submit("first", maxRestarts=0)
+    await place.is_("first", "Running")
+    assert {pod["spec"]["nodeSelector"]["pool"] for pod in await place.pods("first")} == {"gpu"}
+    await place.submit("second")
+    await place.is_("second", "Queued", "waiting in queue research: couldn't assign flavors to pod set")
+    assert await place.pods("second") == []
+    assert "startTime" not in await place.status("second")
+    await end(place, "first", how)
+    await place.is_("second", "Running")
+    await place.nothing_is_terminating()
+    place.codes["second", ""] = 0
+    await place.is_("second", "Complete")
+    if how == "Suspended":
+        await place.edit("first", suspend=False)
+        await place.is_("first", "Running")
+    left = {w["metadata"]["labels"]["trainjob.dev/job"] for w in place.kueue.workloads(place.namespace)}
+    assert left == ({"second"} if how in ("background", "foreground") else {"first", "second"})
+
+
+@pytest.mark.parametrize("place", ["v1beta2", "v1beta1"], indirect=True)
+async def test_a_job_of_higher_priority_preempts_another_which_resumes(place: Place) -> None:
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
+    place.cluster.apply({**head, "metadata": {"name": "urgent"}, "value": 100})
+    await place.submit("usual")
+    await place.is_("usual", "Running")
+    await place.submit("urgent", priority="urgent")
+    await place.is_("usual", "Queued")
+    await place.is_("urgent", "Running")
+    (evicted,) = await place.events("Evicted")
+    assert evicted.startswith("evicted by Kueue (Preempted): Preempted to accommodate a workload")
+    assert [pod for pod in await place.pods("usual") if pod["status"]["phase"] == "Running"] == []
+    place.codes["urgent", ""] = 0
+    await place.is_("usual", "Running", "attempt 2")
+    restarts = (await place.status("usual"))["restarts"]
+    assert (restarts.get("charged", 0), restarts.get("uncharged", 0)) == (0, 0)
+    await place.nothing_is_terminating()
+
+
+async def test_fewer_workers_are_admitted(place: Place) -> None:
+    await place.submit("x", worker={"replicas": 5, "minReplicas": 2}, evaluator=False)
+    await place.is_("x", "Running", "queue research admits 3 of 5 workers")
+    worker = (await place.status("x"))["worker"]
+    assert (worker["size"], worker["summary"]) == (3, "3/3")
+    assert len(await place.pods("x")) == 3
+
+
+async def test_quota_of_workers_that_have_finished_or_were_scaled_down_is_free(place: Place) -> None:
+    await place.submit("first")
+    await place.is_("first", "Running")
+    await place.submit("small", workers=1, evaluator=False)
+    await place.is_("small", "Queued")
+    await place.edit("first", worker={"replicas": 1})
+    await place.is_("small", "Running")
+    await place.edit("first", worker={"replicas": 2})
+    await place.is_("first", "Running", "queue research admits 1 of 2 workers")
+    place.codes["small", ""] = 0
+    await place.is_("small", "Complete")
+    await place.submit("wide", workers=2, evaluator=False)
+    place.codes["first", "worker"] = 0
+    await place.is_("first", "Evaluating")
+    await place.is_("wide", "Running")
+    place.codes["first", ""] = 0
+    await place.is_("first", "Complete")
+
+
+async def test_a_job_that_waits_may_ask_for_less_or_in_another_queue(place: Place) -> None:
+    await place.submit("large", workers=5, evaluator=False)
+    await place.is_("large", "Queued", "insufficient quota")
+    await place.edit("large", worker={"replicas": 2})
+    await place.is_("large", "Running")
+    await place.submit("elsewhere", queue="nowhere", workers=1, evaluator=False)
+    await place.is_("elsewhere", "Queued", "waiting in queue nowhere: LocalQueue nowhere doesn't exist")
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    await place.admin.patch(TRAINJOBS, place.namespace, "elsewhere", {"metadata": {"labels": labels}})
+    await place.is_("elsewhere", "Running")
+
+
+async def test_kueue_restarts_in_the_middle(place: Place) -> None:
+    await place.submit("first")
+    await place.is_("first", "Running")
+    uids = {pod["metadata"]["uid"] for pod in await place.pods("first")}
+    place.kueue.kill()
+    await place.submit("second")
+    await place.is_("second", "Queued")
+    assert (await place.status("first"))["state"] == "Running"
+    place.kueue.start()
+    await place.is_("second", "Queued", "couldn't assign flavors to pod set")
+    assert {pod["metadata"]["uid"] for pod in await place.pods("first")} == uids
+    place.kueue.kill()
+    place.codes["first", ""] = 0
+    await place.is_("first", "Complete")
+    place.kueue.start()
+    await place.is_("second", "Running")
+    await place.nothing_is_terminating()
