@@ -297,6 +297,25 @@ async def test_a_stopped_process_is_seen_and_shows_its_stacks(tmp_path: Path) ->
 
 
 @in_own_process
+async def test_a_crash_of_native_code_is_reported_with_the_line_of_the_script(tmp_path: Path) -> None:
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+        "def in_a_step(): ctypes.string_at(0)\n"
+        "in_a_step()\n"
+    )
+    one = Trainee(tmp_path, program)
+    one.child.start({})
+    ended = await one.ends()
+    assert (ended.code, ended.signal) == (128 + signal.SIGSEGV, signal.SIGSEGV)
+    error, title, *frames = ended.log_tail.splitlines()
+    assert ended.message == error == "Fatal Python error: Segmentation fault"
+    assert title == "Main thread (most recent call last):"
+    assert frames[-2].endswith("line 3 in in_a_step")
+    await one.child.close()
+
+
+@in_own_process
 async def test_a_program_that_shows_no_stacks_is_left_alone(tmp_path: Path) -> None:
     one = Trainee(tmp_path, ["sh", "-c", "echo runs; while :; do sleep 0.1; done"])
     one.child.start({})

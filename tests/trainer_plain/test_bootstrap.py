@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from testbed.ports import free_ports
 
 from support.trainer.plain import BOOTSTRAP, run_python
 from trainjob_trainer.plain.install import PREPARATIONS
@@ -300,3 +301,34 @@ def test_an_import_changes_no_report_of_this_start(tmp_path: Path) -> None:
 def test_a_standby_reports_no_import(tmp_path: Path) -> None:
     _import_tensorflow(tmp_path, "import sys; sys.modules['trainjob_standby'] = sys")
     assert not (tmp_path / "progress.json").exists()
+
+
+UNREAD = """
+import time
+import numpy as np
+import tensorflow as tf
+
+def slow(row):
+    return tf.numpy_function(lambda value: (time.sleep(0.002), value)[1], [row], tf.float32)
+
+def read_one_batch():
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False  # as Keras does with arrays
+    data = tf.data.Dataset.from_tensor_slices(np.ones((20, 4), "float32")).map(slow).batch(2)
+    next(iter(strategy.experimental_distribute_dataset(data.with_options(options))))
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+for _ in range(120):
+    read_one_batch()
+print("alive")
+"""
+
+
+def test_a_dataset_is_kept_until_no_thread_reads_it() -> None:
+    """TensorFlow's iterators free it before; glibc overwrites what is freed, so that a reader crashes."""
+    [port] = free_ports(1)
+    task = {"cluster": {"worker": [f"127.0.0.1:{port}"]}, "task": {"type": "worker", "index": 0}}
+    overwriting = {"MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    ended = run_python(["-c", UNREAD], {"TF_CONFIG": json.dumps(task), **overwriting})
+    assert ended.stdout == "alive\n", ended.stderr
+    assert ended.returncode == 0, ended.stderr

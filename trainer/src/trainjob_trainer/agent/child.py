@@ -19,6 +19,7 @@ from trainjob_trainer.agent.process_tree import (
     NOT_EXECUTABLE,
     Reaper,
     can_listen,
+    fatal_error,
     main_thread,
     request_stacks,
     spawn,
@@ -144,8 +145,9 @@ class ChildExit:
     Attributes:
         code: its exit code, 128+n after a death by `signal` n.
         out_of_memory: whether the kernel killed it because the container's memory was used up.
-        log_tail: the last lines of its output, at most 2,048 characters.
-        message: the error in its last report, else the last line of its output.
+        log_tail: the last lines of its output, at most 2,048 characters; of a crash of native code, its
+            error and the main thread's innermost frames.
+        message: the error in its last report, else the last line of its output, or that of a crash.
         reason: the reason in its last report, or "".
         step: the step in its last report.
         time: when it ended, Unix time in seconds.
@@ -316,15 +318,17 @@ class Child:
         report = self._progress.report or {}
         reported = report.get("error")
         error = reported if isinstance(reported, dict) else {}
-        tail = run.log.tail if run.log is not None else ""
+        crash = fatal_error(run.log.recent) if run.log is not None and number is not None else ""
+        tail = run.log.tail if run.log is not None and not crash else crash
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
+        last = lines[0 if crash else -1] if lines else ""
         step = report.get("step")
         return ChildExit(
             code=code,
             signal=number,
             out_of_memory=code == 128 + signal.SIGKILL and self._oom.changed(),
             log_tail=tail,
-            message=str(error.get("message") or (lines[-1] if lines else "")),
+            message=str(error.get("message") or last),
             reason=str(error.get("reason") or ""),
             step=step if isinstance(step, int) else None,
             time=time.time(),

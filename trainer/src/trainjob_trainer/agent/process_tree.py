@@ -265,9 +265,9 @@ def _explain(program: str, error: OSError) -> None:
 
 # The stacks of all threads of a Python process, which it prints itself on a signal.
 #
-# `bootstrap/sitecustomize.py` registers faulthandler for it. A process without that handler gets no signal:
-# it would end. The handler runs in C, so a process prints its stacks even while it holds the interpreter's
-# lock.
+# `bootstrap/sitecustomize.py` registers faulthandler for it, and for crashes of native code. A process
+# without that handler gets no signal: it would end. The handler runs in C, so a process prints its stacks
+# even while it holds the interpreter's lock.
 
 
 STACK_SIGNAL = int(getattr(signal, "SIGRTMIN", 0)) + 5
@@ -277,6 +277,7 @@ _MOST = 16
 
 
 _HEADER = re.compile(r"^(Current thread|Thread) 0x.*most recent call first\):$", re.MULTILINE)
+_FATAL = re.compile(r"^Fatal Python error: .*$", re.MULTILINE)
 _MOST_FRAMES = 16
 _TITLE = "Main thread (most recent call last):"
 
@@ -294,6 +295,12 @@ def main_thread(log: str) -> str:
     lines = log[answering[-1].end() + 1 :].splitlines()
     frames = list(itertools.takewhile(lambda line: line.startswith("  "), lines))
     return "\n".join([_TITLE, *reversed(frames[:_MOST_FRAMES])])
+
+
+def fatal_error(log: str) -> str:
+    """Return a crash of native code from a log: its line, and the innermost frames of the main thread."""
+    found = _FATAL.search(log)
+    return "" if found is None else f"{found[0]}\n{main_thread(log[found.end() :])}".rstrip()
 
 
 def answers_stack_requests(pid: int) -> bool:

@@ -32,11 +32,15 @@ def run_the_next_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-def show_stacks_on_request() -> None:
-    """Print the stacks of all threads on a signal that a watchdog sends; see `agent/process_tree.py`."""
+def show_stacks() -> None:
+    """Print the stacks of all threads when native code crashes, and on a signal that a watchdog sends.
+
+    `agent/process_tree.py` sends it.
+    """
     import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - `signal` would load `enum` into every process
     import faulthandler  # noqa: PLC0415
 
+    faulthandler.enable()
     if hasattr(_signal, "SIGRTMIN"):
         faulthandler.register(_signal.SIGRTMIN + 5, all_threads=True)
 
@@ -56,9 +60,9 @@ try:
     if IS_FIRST and (
         IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE")
     ):
-        show_stacks_on_request()
+        show_stacks()
 except Exception as error:
-    print(f"trainjob: no stacks on request: {type(error).__name__}: {error}", file=sys.stderr)
+    print(f"trainjob: no stacks of threads: {type(error).__name__}: {error}", file=sys.stderr)
 
 try:
     if IS_FIRST and os.environ.get("TF_CONFIG", "").strip():

@@ -52,6 +52,7 @@ def prepare_strategy(module: ModuleType) -> None:
 
     strategy.__init__ = __init__
     read_as_numbers(importlib.import_module("tensorflow.python.distribute.values").DistributedVariable)
+    keep_datasets(importlib.import_module("tensorflow.python.data.ops.multi_device_iterator_ops"))
 
 
 def _create_locally(strategy: Any, task: Task) -> None:
@@ -99,6 +100,44 @@ def read_as_numbers(kind: Any) -> None:
     for number in (float, int):
         if not hasattr(kind, f"__{number.__name__}__"):
             setattr(kind, f"__{number.__name__}__", lambda self, number=number: number(self.numpy()))
+
+
+def keep_datasets(module: ModuleType) -> None:
+    """Keep the dataset of an iterator until the iterator is freed; TensorFlow frees the dataset before it.
+
+    A thread of the iterator may still read it then, and the process ends with a segmentation fault. This
+    happens to datasets that aren't optimized, as Keras's of arrays, and to iterators that are dropped before
+    their end, as with `validation_steps`.
+    """
+    iterator: Any = module.OwnedMultiDeviceIterator
+    original = iterator.__init__
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def __init__(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as above
+        kept = None if dataset is None else _Kept(dataset)
+        original(self, kept, *args, **kwargs)
+        if kept is not None:
+            # Attributes are freed in the order in which they were set.
+            for each in (*self._device_iterators, self):
+                each._trainjob_kept = kept
+
+    iterator.__init__ = __init__
+
+
+class _Kept:
+    """A dataset that remembers the last one made of it: the iterator adds options of its own."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def with_options(self, options: Any) -> Any:
+        self._made = self._dataset.with_options(options)
+        return self._made
 
 
 def _build(process: PlainProcess, build: Any) -> None:
