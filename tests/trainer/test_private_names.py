@@ -20,6 +20,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as losses
 from keras.src.random import seed_generator
 from keras.src.saving import saving_api
+from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     input_lib,
@@ -84,6 +85,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_component_specs": values.PerReplicaSpec,
     "_current_iterator": Epochs,
     "_dataset": keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter,
+    "_device_iterators": multi_device_iterator_ops.OwnedMultiDeviceIterator,
     "_direction": keras.metrics.MeanSquaredError,
     "_distribute_strategy": Trainer,
     "_distributed_dataset": Epochs,
@@ -114,6 +116,7 @@ OF_OURS = {
     "_exit",
     "_trainjob_bootstraps",
     "_trainjob_go_on",
+    "_trainjob_kept",
     "_trainjob_managed",
     "_trainjob_redirected",
     "_trainjob_repaired",
