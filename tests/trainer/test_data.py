@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainjob_trainer import InvalidConfiguration
-from trainjob_trainer.data.batches import measure, shared_out, shuffle_buffer, worker_batches
+from trainjob_trainer.data.batches import measure, read_on_cpu, shared_out, shuffle_buffer, worker_batches
 from trainjob_trainer.data.source import TrainingSource
 
 EXAMPLES = 10
@@ -124,10 +124,17 @@ def test_the_shuffle_buffer_holds_all_or_what_fits() -> None:
     assert shuffle_buffer(measure(big, "train")) == 64
 
 
-def test_a_workers_only_processor_reads_its_data_set_without_a_copy_ahead() -> None:
+@pytest.mark.parametrize(
+    "distributed",
+    [
+        lambda strategy, data: shared_out(strategy, lambda _: data),
+        lambda strategy, data: read_on_cpu(strategy, strategy.experimental_distribute_dataset(data)),
+    ],
+)
+def test_a_workers_only_processor_reads_its_data_set_without_a_copy_ahead(distributed: Any) -> None:
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
 
-    iterator = iter(shared_out(strategy, lambda _: numbers().batch(2)))
+    iterator = iter(distributed(strategy, numbers().batch(2)))
 
     assert [next(iterator).numpy().tolist() for _ in range(5)] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert "MultiDevice" not in type(iterator._iterators[0]._iterator).__name__

@@ -358,12 +358,16 @@ def worker_batches(
 
 
 def shared_out(strategy: Any, of_worker: Callable[[Any], Any]) -> Any:
-    """Call `distribute_datasets_from_function`, without an iterator over devices if a worker has only a CPU.
+    """Call `distribute_datasets_from_function` for data that is read `read_on_cpu`."""
+    return read_on_cpu(strategy, strategy.distribute_datasets_from_function(of_worker))
+
+
+def read_on_cpu(strategy: Any, shared: Any) -> Any:
+    """Let a strategy's data be read without an iterator over devices if a worker has only a CPU.
 
     TensorFlow's iterator over several devices traces three functions at each creation (30 to 60 ms), and
     makes a remote call for each batch (0.15 ms). A GPU needs it: it copies a batch to the device ahead.
     """
-    shared = strategy.distribute_datasets_from_function(of_worker)
     is_split = isinstance(shared, tf.distribute.DistributedDataset)  # false with a single device
     devices = list(strategy.extended.worker_devices) if is_split else []
     if len(devices) == 1 and "CPU" in devices[0] and getattr(shared, "_options", ...) is None:

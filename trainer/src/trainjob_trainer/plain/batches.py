@@ -23,6 +23,7 @@ from trainjob_trainer.data.batches import (
     as_written,
     count_elements,
     equally_many,
+    read_on_cpu,
     reorders_itself,
     shared_out,
 )
@@ -381,7 +382,7 @@ def _distributed(epoch: Any, dataset: Any, size: int | None) -> Any:
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
     if not is_collective(strategy) or not _is_ours_to_share(dataset):
-        return strategy.experimental_distribute_dataset(dataset)
+        return read_on_cpu(strategy, strategy.experimental_distribute_dataset(dataset))
     replicas = strategy.num_replicas_in_sync
     files = epoch._trainjob_files
     whole = _by_rows(epoch, dataset, size) if files is None else None
