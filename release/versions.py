@@ -28,6 +28,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     "manifests/base/kustomization.yaml": ("app.kubernetes.io/version: ", "newTag: "),
     "manifests/overlays/one-namespace/jobs/kustomization.yaml": ("app.kubernetes.io/version: ",),
     "manifests/overlays/kueue/kustomization.yaml": ("app.kubernetes.io/version: ",),
+    "manifests/overlays/gangs/kustomization.yaml": ("app.kubernetes.io/version: ",),
     "docs/cli.md": ("trainjob     ", "CRD          ", "controller   "),
     "docs/cluster.md": ("/operator:", "/trainer:"),
     "docs/images.md": ("/operator:", "/trainer:"),

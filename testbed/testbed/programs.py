@@ -65,6 +65,8 @@ OTHERS = {
     "actionlint": Source("release", "github.com/rhysd/actionlint/cmd/actionlint"),
     "krew": Source("release", "sigs.k8s.io/krew/cmd/krew"),
     "syft": Source("syft", "github.com/anchore/syft/cmd/syft"),
+    "scheduler-plugins": Source("scheduler-plugins", "sigs.k8s.io/scheduler-plugins/cmd/scheduler"),
+    "volcano": Source("volcano", "volcano.sh/volcano/cmd/scheduler"),
     "kwok": Source("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
 }
 

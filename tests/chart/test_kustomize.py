@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import pytest
 import yaml
 
 from support.kube.chart import NAMESPACED_KINDS, ROOT, Manifest, kustomize, render
@@ -50,9 +51,10 @@ def test_the_overlay_is_the_chart_for_one_namespace() -> None:
         assert comparable(overlay[key]) == comparable(manifest), key
 
 
-def test_the_overlay_for_kueue_is_the_chart_with_kueue() -> None:
-    chart = by_name(render({"kueue": {"enabled": True}}).objects)
-    overlay = by_name(kustomize("manifests/overlays/kueue"))
+@pytest.mark.parametrize("option", ["kueue", "gangs"])
+def test_the_overlay_for_an_option_is_the_chart_with_it(option: str) -> None:
+    chart = by_name(render({option: {"enabled": True}}).objects)
+    overlay = by_name(kustomize(f"manifests/overlays/{option}"))
     assert overlay.keys() - chart.keys() == ONLY_KUSTOMIZE
     assert chart.keys() <= overlay.keys()
     for key, manifest in chart.items():

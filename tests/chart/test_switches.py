@@ -57,7 +57,7 @@ def test_roles_are_the_same_wherever_they_hold() -> None:
     [
         {},
         {"watch": {"namespace": "training"}},
-        {"watch": {"namespace": "training"}, "kueue": {"enabled": True}},
+        {"watch": {"namespace": "training"}, "kueue": {"enabled": True}, "gangs": {"enabled": True}},
     ],
 )
 def test_bindings_bind_the_controllers_account(values: dict[str, Any]) -> None:
@@ -103,6 +103,35 @@ def test_permissions_for_kueue_only_where_it_is(
     assert ("--kueue" in release.container["args"]) == is_on
     if is_on and namespace:
         assert release.objects.one("Role", "trainjob-kueue")["metadata"]["namespace"] == namespace
+
+
+@pytest.mark.parametrize(
+    ("enabled", "served", "is_on"),
+    [
+        ("auto", "", False),
+        ("auto", "scheduling.x-k8s.io/v1alpha1/PodGroup", True),
+        ("auto", "scheduling.volcano.sh/v1beta1/PodGroup", True),
+        ("auto", "scheduling.x-k8s.io/v1alpha1/ElasticQuota", False),
+        (True, "", True),
+        (False, "scheduling.x-k8s.io/v1alpha1/PodGroup", False),
+    ],
+)
+@pytest.mark.parametrize("namespace", ["", "training"])
+def test_permissions_for_gangs_only_where_they_are(
+    enabled: str | bool, served: str, is_on: bool, namespace: str
+) -> None:
+    release = render({"gangs": {"enabled": enabled}, "watch": {"namespace": namespace}}, served=served)
+    groups = [
+        (role["kind"], rule["apiGroups"])
+        for role in release.objects
+        if role["kind"] in ("Role", "ClusterRole")
+        for rule in role["rules"]
+        if rule["resources"] == ["podgroups"]
+    ]
+    kind = "Role" if namespace else "ClusterRole"
+    wanted = [(kind, [group]) for group in ("scheduling.x-k8s.io", "scheduling.volcano.sh")]
+    assert groups == (wanted if is_on else [])
+    assert ("--gangs" in release.container["args"]) == is_on
 
 
 def test_roles_for_people_aggregate() -> None:
@@ -239,7 +268,7 @@ def test_the_jobs_network_policy(values: dict[str, Any], is_on: bool, rules: lis
 @pytest.mark.parametrize(
     "values",
     [{}, {"watch": {"namespace": "training"}, "jobs": {"networkPolicy": {"extraIngress": [RULE]}},
-          "workers": 4, "logFormat": "plain", "kueue": {"enabled": True}},
+          "workers": 4, "logFormat": "plain", "kueue": {"enabled": True}, "gangs": {"enabled": True}},
      {"jobs": {"networkPolicy": {"enabled": False}}}],
 )  # fmt: skip
 def test_the_controller_takes_its_arguments(values: dict[str, Any]) -> None:

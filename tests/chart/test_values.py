@@ -19,6 +19,7 @@ from support.kube.chart import refusal, render
         ({"workers": 0}, ["/workers", "minimum"]),
         ({"logFormat": "xml"}, ["/logFormat", "'plain', 'json'"]),
         ({"kueue": {"enabled": "yes"}}, ["/kueue/enabled", "'auto', true, false"]),
+        ({"gangs": {"enabled": "yes"}}, ["/gangs/enabled", "'auto', true, false"]),
         ({"crd": {"install": "yes"}}, ["/crd/install", "want boolean"]),
         ({"watch": {"namespace": "Team_A"}}, ["/watch/namespace", "does not match pattern"]),
         ({"fullnameOverride": "a" * 54}, ["/fullnameOverride", "maxLength"]),

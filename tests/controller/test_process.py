@@ -72,6 +72,18 @@ async def test_a_job_that_names_a_queue_waits(tmp_path: Path, option: str, creat
             assert (await controller.get("/readyz"))[0] == 200
 
 
+@pytest.mark.parametrize(("option", "created"), [("--gangs", 1), ("--no-gangs", 0)])
+async def test_a_job_whose_scheduler_knows_gangs_has_a_group(
+    tmp_path: Path, option: str, created: int
+) -> None:
+    async with ControllerServer().serve() as server:
+        server.groups.append("scheduling.x-k8s.io/v1alpha1")
+        async with run_controller(write_kubeconfig(tmp_path, server.url), *LEASE, option):
+            server.put(build_job(pod={"schedulerName": "gangs"}))
+            await until(lambda: len(server.all("Pod")) >= 2)
+            assert len(server.all("PodGroup")) == created
+
+
 async def test_a_restart_writes_nothing(tmp_path: Path) -> None:
     async with ControllerServer().serve() as server:
         kubeconfig = write_kubeconfig(tmp_path, server.url)

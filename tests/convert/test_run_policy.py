@@ -67,7 +67,7 @@ def test_the_old_places_and_names() -> None:
     [
         ("minAvailable", 3, "wait for each other"),
         ("minResources", {"cpu": "4"}, "ResourceQuota"),
-        ("queue", "ads", "no PodGroup is made"),
+        ("queue", "ads", "in the pod template"),
         ("scheduleTimeoutSeconds", 60, "spec.startTimeoutSeconds"),
         ("minimum", 60, "no field of"),
     ],

@@ -13,9 +13,9 @@ from trainjob.core.workload import (
     Admission,
     Placement,
     QueueObjects,
-    admitted_job,
     build_priority,
     build_workload,
+    placed_job,
     read_admission,
     read_queue_objects,
     read_workload,
@@ -164,7 +164,7 @@ def test_pods_get_what_flavors_and_admission_checks_add() -> None:
         worker={"replicas": 2, "nodeSelector": {"disk": "ssd"}, "env": [{"name": "E", "value": "1"}]},
     )
     worker, evaluator = (
-        build_pod(admitted_job(job, found), role=role, index=0, incarnation=1, attempt=1)
+        build_pod(placed_job(job, found.placements), role=role, index=0, incarnation=1, attempt=1)
         for role in ("worker", "evaluator")
     )
     assert worker["spec"]["nodeSelector"] == {"disk": "ssd", "pool": "gpu", "n": "3"}
@@ -179,7 +179,7 @@ def test_pods_get_what_flavors_and_admission_checks_add() -> None:
 def test_an_evaluator_that_is_placed_still_gets_no_gpus() -> None:
     job = job_of(container={"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}})
     found = Admission({}, {"evaluator": Placement(node_selector={"pool": "cpu"})})
-    pod = build_pod(admitted_job(job, found), role="evaluator", index=0, incarnation=1, attempt=1)
+    pod = build_pod(placed_job(job, found.placements), role="evaluator", index=0, incarnation=1, attempt=1)
     assert pod["spec"]["containers"][0]["resources"] == {"limits": {"memory": "1Gi"}}
 
 

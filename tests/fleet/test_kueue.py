@@ -115,7 +115,7 @@ async def place(
     kueue: Kueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[Place]:
     """A place for a controller that knows this version of Kueue's API only."""
-    monkeypatch.setattr("trainjob.cluster.kube.kueue.VERSIONS", (request.param,))
+    monkeypatch.setattr("trainjob.cluster.kube.discovery.KUEUE_VERSIONS", (request.param,))
     cluster = kueue.cluster
     namespace = cluster.create_namespace()
     kueue.make_queue(namespace, cpus=3)

@@ -77,6 +77,15 @@ Not empty if jobs may wait in queues of Kueue.
 {{- end }}
 
 {{/*
+Not empty if jobs may have PodGroups.
+*/}}
+{{- define "trainjob.gangs" -}}
+{{- $apis := .Capabilities.APIVersions }}
+{{- $served := or ($apis.Has "scheduling.x-k8s.io/v1alpha1/PodGroup") ($apis.Has "scheduling.volcano.sh/v1beta1/PodGroup") }}
+{{- if ternary $served .Values.gangs.enabled (eq (toString .Values.gangs.enabled) "auto") }}true{{ end }}
+{{- end }}
+
+{{/*
 The image with its digest, or else its tag.
 */}}
 {{- define "trainjob.image" -}}

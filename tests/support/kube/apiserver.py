@@ -34,12 +34,16 @@ class Stream:
 
 
 class FakeApiServer(FaultyServer, ApiRules):
-    """Anybody is accepted, unless there are bearer `tokens`; `kueue` are the versions of Kueue's API."""
+    """Anybody is accepted, unless there are bearer `tokens`.
+
+    `kueue` are the versions of Kueue's API; `pod_groups` has the `apiVersion` of each kind of PodGroup.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens: set[str] = set()
         self.kueue: tuple[str, ...] = ()
+        self.pod_groups: tuple[str, ...] = ()
         self._streams: list[Stream] = []
 
     # -- what tests do -----------------------------------------------------------------------------------
@@ -85,8 +89,10 @@ class FakeApiServer(FaultyServer, ApiRules):
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/apis":
-            kueue = {"name": "kueue.x-k8s.io", "versions": [{"version": version} for version in self.kueue]}
-            return web.json_response({"groups": [kueue]})
+            served = {"kueue.x-k8s.io": self.kueue}
+            served |= {group: (version,) for group, _, version in (p.partition("/") for p in self.pod_groups)}
+            groups = [{"name": n, "versions": [{"version": v} for v in each]} for n, each in served.items()]
+            return web.json_response({"groups": groups})
         kind, namespace, name, sub = read_path(request.path)
         body = await request.json() if request.can_read_body else None
         seen = self._see(request, kind, name, sub, body)

@@ -13,6 +13,7 @@ from typing import Any
 
 from support.kube.objects import merge
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound, Snapshot
+from trainjob.core.gangs import pod_group_name
 from trainjob.core.names import JobKey, ObjectRef
 
 Fault = Callable[[str, Manifest], Exception | None]
@@ -71,6 +72,7 @@ class FakeCluster:
             agent_report=deepcopy(self._agent_reports.get(key)),
             workload=deepcopy(self.workload(key)),
             queue_objects=tuple(deepcopy(o) for o in self._objects.values() if o["kind"] in _QUEUE_KINDS),
+            pod_group=deepcopy(self.pod_group(key)),
         )
 
     async def create(self, manifest: Manifest) -> None:
@@ -210,6 +212,11 @@ class FakeCluster:
         workloads = (o for o in self._objects.values() if o["kind"] == "Workload")
         return next((found for found in workloads if uid in _owner_uids(found)), None)
 
+    def pod_group(self, key: JobKey) -> Manifest | None:
+        """Return the PodGroup of the job's gang, of any owner, or None."""
+        name = pod_group_name(key.name, self.job(key)["metadata"]["uid"])
+        return self._objects.get(("PodGroup", key.namespace, name))
+
     def change(self, manifest: Manifest, patch: Mapping[str, Any]) -> None:
         """Another client merges a patch into an object."""
         stored = self._objects[_place(manifest)]
@@ -300,7 +307,7 @@ class FakeCluster:
         stored["status"] = {
             "phase": phase,
             "conditions": [
-                {"type": "PodScheduled", "status": "True"},
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": self._clock().isoformat()},
                 {"type": "Ready", "status": str(ready)},
             ],
             "containerStatuses": [{"name": "trainer", "state": state}],

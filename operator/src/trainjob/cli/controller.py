@@ -174,6 +174,12 @@ def _read_rules(
     help="Use Kueue for jobs that name a queue; without it such jobs wait.",
 )
 @click.option(
+    "--gangs/--no-gangs",
+    default=False,
+    show_default=True,
+    help="Give jobs PodGroups, where the scheduler that they name places such groups as a whole.",
+)
+@click.option(
     "--watch-silence",
     type=click.FloatRange(1, 600),
     default=70.0,
@@ -223,6 +229,7 @@ def read_settings(options: Mapping[str, Any], environment: Mapping[str, str]) ->
         workers=options["workers"],
         timeouts=Timeouts(inactivity=options["watch_silence"]),
         kueue=options["kueue"],
+        gangs=options["gangs"],
         plan=Settings(
             isolation=Isolation(own_namespace, options["extra_ingress"])
             if options["network_policy"]

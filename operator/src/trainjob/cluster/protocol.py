@@ -180,6 +180,7 @@ class Snapshot:
             before any agent has answered.
         workload: the job's Workload at Kueue, or None.
         queue_objects: the ResourceFlavors, WorkloadPriorityClasses and PriorityClasses, for a job in a queue.
+        pod_group: the PodGroup of the name that the job's gang has, of any owner, or None.
     """
 
     job: Manifest
@@ -191,6 +192,7 @@ class Snapshot:
     agent_report: Mapping[str, Any] | None = None
     workload: Manifest | None = None
     queue_objects: tuple[Manifest, ...] = ()
+    pod_group: Manifest | None = None
 
 
 class Cluster(Protocol):

@@ -76,6 +76,8 @@ GENERATED: Mapping[str, Callable[[str], str]] = {
     "manifests/overlays/kueue/rbac.yaml": lambda _: rbac.kueue_text(),
     "charts/trainjob/files/kueue-rules.yaml": lambda _: rbac.rules_text(rbac.kueue_rules()),
     "charts/trainjob/files/kueue-cluster-rules.yaml": lambda _: rbac.rules_text(rbac.kueue_cluster_rules()),
+    "manifests/overlays/gangs/rbac.yaml": lambda _: rbac.gang_text(),
+    "charts/trainjob/files/gang-rules.yaml": lambda _: rbac.rules_text(rbac.gang_rules()),
     "charts/trainjob/files/edit-rules.yaml": lambda _: rbac.rules_text(rbac.EDIT_RULES),
     "charts/trainjob/files/view-rules.yaml": lambda _: rbac.rules_text(rbac.VIEW_RULES),
     "charts/trainjob/files/dashboard-controller.json": lambda _: dashboards.controller_text(),

@@ -14,6 +14,7 @@ from typing import Any
 from trainjob.api.constants import GROUP, PLURAL
 from trainjob.api.yaml import dump_yaml
 from trainjob.cluster.protocol import Manifest
+from trainjob.core.gangs import POD_GROUP_APIS
 
 # The controller's permissions at the API server.
 
@@ -127,6 +128,18 @@ KUEUE_CLUSTER_PERMISSIONS: tuple[Permission, ...] = (
 """Of objects without a namespace, for the same."""
 
 
+GANG_PERMISSIONS: tuple[Permission, ...] = tuple(
+    Permission(
+        api_version.partition("/")[0],
+        "podgroups",
+        (*_READ, "create", "patch", "delete"),
+        "which pods a gang scheduler places together; patch follows a job's size",
+    )
+    for api_version in POD_GROUP_APIS
+)
+"""In namespaces with jobs, where jobs may have PodGroups."""
+
+
 # The rules and roles that are made from them.
 
 
@@ -185,6 +198,11 @@ def kueue_cluster_rules() -> tuple[RbacRule, ...]:
     return _rules(KUEUE_CLUSTER_PERMISSIONS)
 
 
+def gang_rules() -> tuple[RbacRule, ...]:
+    """Return the rules that the controller also needs in each namespace with jobs that have PodGroups."""
+    return _rules(GANG_PERMISSIONS)
+
+
 def own_rules(*, lease: str, key: str) -> tuple[RbacRule, ...]:
     """Return the rules for the controller's own namespace; all but `create` are for these two objects."""
     names = {"leases": lease, "secrets": key}
@@ -230,6 +248,12 @@ def kueue_text() -> str:
     name = f"{NAME}:{NAMESPACE}:kueue"
     rules = (*kueue_cluster_rules(), *kueue_rules())
     return _HEADER + "---\n".join((_role("ClusterRole", name, rules), _binding("ClusterRole", name)))
+
+
+def gang_text() -> str:
+    """Return the objects for a controller of all namespaces whose jobs may have PodGroups."""
+    name = f"{NAME}:{NAMESPACE}:gangs"
+    return _HEADER + "---\n".join((_role("ClusterRole", name, gang_rules()), _binding("ClusterRole", name)))
 
 
 def _own() -> tuple[str, str]:

@@ -16,6 +16,7 @@ from trainjob.codegen.rbac import (
     VIEW_RULES,
     RbacRule,
     controller_rules,
+    gang_rules,
     kueue_cluster_rules,
     kueue_rules,
     own_rules,
@@ -240,6 +241,11 @@ In the namespaces whose jobs it manages:
 Everywhere, since these objects have no namespace:
 
 {kueue_cluster}
+## The controller, where jobs are [gangs](../queues.md#gangs-without-a-queue)
+
+In the namespaces whose jobs it manages:
+
+{gangs}
 ## People
 
 Two ClusterRoles come with the chart and the kustomize base. They aggregate: an account with Kubernetes' own
@@ -263,6 +269,7 @@ def permissions_text() -> str:
         own=_table(own_rules(lease="the election's", key="the key's")),
         kueue=_table(kueue_rules()),
         kueue_cluster=_table(kueue_cluster_rules()),
+        gangs=_table(gang_rules()),
         edit=_table(EDIT_RULES),
         view=_table(VIEW_RULES),
     )

@@ -165,6 +165,7 @@ class Operator:
             timeouts=settings.timeouts,
             polling=AgentPolling(token_of=self._token_of, on_call=self._metrics.count_agent_call),
             kueue=settings.kueue,
+            gangs=settings.gangs,
         )
         self._bundle: Bundle | None = None
         self._is_equipped = asyncio.Event()
@@ -236,7 +237,11 @@ class Operator:
             self._cluster,
             workers=self._settings.workers,
             settings=replace(
-                self._settings.plan, bundle=bundle, lease=lease, kueue=self._cluster.kueue_version
+                self._settings.plan,
+                bundle=bundle,
+                lease=lease,
+                kueue=self._cluster.kueue_version,
+                pod_groups=self._cluster.pod_groups,
             ),
             on_reconciled=self._metrics.count_reconcile,
             on_taken=self._metrics.count_wait,

@@ -80,6 +80,7 @@ class OperatorSettings:
         workers: how many jobs are reconciled concurrently.
         timeouts: the intervals and timeouts of the caches.
         kueue: whether jobs may wait in queues of Kueue.
+        gangs: whether jobs may have PodGroups.
         plan: the settings for every job; the agent bundle is added later.
     """
 
@@ -93,4 +94,5 @@ class OperatorSettings:
     workers: int = 16
     timeouts: Timeouts = field(default_factory=Timeouts)
     kueue: bool = False
+    gangs: bool = False
     plan: Settings = field(default_factory=Settings)

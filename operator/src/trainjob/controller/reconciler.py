@@ -168,6 +168,7 @@ class Reconciler:
             agent_report=snapshot.agent_report,
             workload=snapshot.workload,
             queue_objects=snapshot.queue_objects,
+            pod_group=snapshot.pod_group,
         )
 
     async def _record(

@@ -200,12 +200,12 @@ def _is_number(value: Any) -> bool:
 # `schedulingPolicy`: its fields for a gang scheduler, and what a TrainJob has instead.
 
 
-_NO_GROUP = "left out: no PodGroup is made"
 _NOTES = {
-    "minAvailable": f"{_NO_GROUP}; all replicas are created at once, and wait for each other",
-    "minResources": f"{_NO_GROUP}; a ResourceQuota of the namespace limits what jobs take",
-    "queue": f"{_NO_GROUP}; name the queue by label or annotation in the pod template",
-    "scheduleTimeoutSeconds": f"{_NO_GROUP}; spec.startTimeoutSeconds is how long replicas may take to meet",
+    "minAvailable": "left out: all replicas are created at once, and wait for each other; if schedulerName "
+    "names a gang scheduler, they get a PodGroup",
+    "minResources": "left out: a ResourceQuota of the namespace limits what jobs take",
+    "queue": "left out: name the queue by label or annotation in the pod template",
+    "scheduleTimeoutSeconds": "left out: spec.startTimeoutSeconds is how long replicas may take to meet",
 }
 
 

@@ -232,6 +232,19 @@ def delete_agent_secrets(observed: Observed, status: TrainJobStatus) -> tuple[De
     return tuple(Delete(ObjectRef("Secret", meta.namespace, name, uid="")) for name in names)
 
 
+def pod_group_actions(observed: Observed, status: TrainJobStatus) -> tuple[Action, ...]:
+    """Return the write that makes the job's PodGroup fit this status; a job that doesn't train has none."""
+    found, gang = observed.pod_group, observed.gang
+    if found is None or not found.ours:
+        return ()
+    ref = ObjectRef("PodGroup", observed.meta.namespace, found.name, found.uid, found.api_version)
+    if gang is None or not _is_to_train(observed, status):
+        return (Delete(ref),)
+    if found.spec.get("minMember") == gang.min_member:
+        return ()
+    return (Patch(ref, found.resource_version, {"spec": {"minMember": gang.min_member}}),)
+
+
 # The agent target: what the controller sends to a job's leading agent (keys: `docs/contract.md`).
 
 
@@ -242,9 +255,7 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
         observed: the job and all that belongs to it.
         status: the status that is about to be written.
     """
-    if observed.parsed is None or not observed.in_place or observed.job.spec.suspend:
-        return None
-    if is_finished(status) or any(is_true(status, k) for k in (QUEUED, FAILURE_TARGET, SUCCESS_CRITERIA_MET)):
+    if observed.parsed is None or not observed.in_place or not _is_to_train(observed, status):
         return None
     spec = observed.job.spec
     return {
@@ -258,6 +269,13 @@ def build_target(observed: Observed, status: TrainJobStatus) -> dict[str, Any] |
         "stallTimeoutSeconds": spec.stall_timeout_seconds,
         "restarts": restart_counts(observed.attempt - 1, status.restarts),
     }
+
+
+def _is_to_train(observed: Observed, status: TrainJobStatus) -> bool:
+    """Return whether, with this status, the job trains or is about to."""
+    if observed.job.spec.suspend or is_finished(status):
+        return False
+    return not any(is_true(status, kind) for kind in (QUEUED, FAILURE_TARGET, SUCCESS_CRITERIA_MET))
 
 
 def _incarnations(observed: Observed, status: TrainJobStatus) -> dict[str, int]:

@@ -30,15 +30,18 @@ class ObjectRef:
     """A reference to one object, never to a later one of the same name.
 
     Attributes:
-        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy`, `Secret`, `Workload` or `TrainJob`.
+        kind: `Pod`, `Service`, `PersistentVolumeClaim`, `NetworkPolicy`, `Secret`, `Workload`, `PodGroup` or
+            `TrainJob`.
         uid: the precondition of every write: an object of the same name with another uid stays unchanged.
             Empty for a Secret: it is never read, and its name is used for one job only.
+        api_version: of a kind that several APIs have; else empty.
     """
 
     kind: str
     namespace: str
     name: str
     uid: str
+    api_version: str = ""
 
 
 # Owners of the objects that are created for a job.
@@ -90,6 +93,12 @@ CODE = "code.zip"
 
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 """On a job: the Kueue queue that admits its pods."""
+
+GROUP_NAME_LABEL = "scheduling.x-k8s.io/pod-group"
+"""On a pod: its PodGroup, for the scheduler with scheduler-plugins' coscheduling."""
+
+GROUP_NAME_ANNOTATION = "scheduling.k8s.io/group-name"
+"""The same, for Volcano's scheduler: an annotation."""
 
 LABEL_RESTORED = "velero.io/restore-name"
 """On all that Velero restores from a backup: a job comes back under another uid and without its status."""

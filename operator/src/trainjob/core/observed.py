@@ -17,6 +17,7 @@ from trainjob.core.agent import AgentSource, agent_source, has_agent
 from trainjob.core.agent_reports import MEETING, STOPPING, AgentReport, Member, Report, RestartCounts
 from trainjob.core.conditions import RUNNING, SUCCESS_CRITERIA_MET, is_true
 from trainjob.core.delays import refusal_delay, time_left
+from trainjob.core.gangs import Gang, read_gang
 from trainjob.core.names import (
     EVALUATOR,
     QUEUE_NAME,
@@ -35,7 +36,7 @@ from trainjob.core.workload import (
     Admission,
     QueueObjects,
     Workload,
-    admitted_job,
+    placed_job,
     read_admission,
     read_queue_objects,
     read_workload,
@@ -44,13 +45,14 @@ from trainjob.core.workload import (
 
 @dataclass(frozen=True)
 class Dependent:
-    """A Service, claim or NetworkPolicy of a name that the job needs.
+    """A Service, claim, NetworkPolicy or PodGroup of a name that the job needs.
 
     Attributes:
         ours: whether this job owns it; not a claim that it created to be retained.
         uid: its uid.
         resource_version: of the version that was read.
         spec: its spec.
+        api_version: its `apiVersion`.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Dependent:
     uid: str = ""
     resource_version: str = ""
     spec: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    api_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class Observed:
         agent_report: the agent report; None before the first one, and for a job without agents.
         workload: the job's Workload at Kueue, or None.
         queue_objects: what else decides on jobs in queues.
+        pod_group: of the gang's name, or None.
     """
 
     meta: ObjectMeta
@@ -164,24 +168,49 @@ class Observed:
     agent_report: AgentReport | None = None
     workload: Workload | None = None
     queue_objects: QueueObjects = field(default_factory=QueueObjects)
+    pod_group: Dependent | None = None
 
     @cached_property
     def job(self) -> TrainJob:
         """Return the typed job as it can be now; only for policies after `invalid` in the chain.
 
         It has as many workers as its queue admits and can share the global batch, and in its templates what
-        its queue adds to pods.
+        its queue and its gang add to pods.
 
         Raises:
             LookupError: the job is invalid.
         """
         if self.parsed is None:
             raise LookupError(f"{self.key} is invalid and has no spec to go by")
-        job = self.parsed
+        job = self._sized(self.parsed)
+        if self.admission is not None:
+            job = placed_job(job, self.admission.placements)
+        return job if self.gang is None else placed_job(job, self.gang.placements)
+
+    @cached_property
+    def gang(self) -> Gang | None:
+        """Return the pods that the job's scheduler places together; None if it places them one by one.
+
+        Nobody becomes a member later: beside pods from a time without gangs, a member would wait for others.
+        """
+        gang = read_gang(self._sized(self.parsed), self.settings.pod_groups) if self.parsed else None
+        if gang is None:
+            return None
+        pods = (p for p in self.pods if p.replica.role in gang.roles and not p.deleting)
+        return gang if all(p.group == gang.name for p in pods) else None
+
+    @property
+    def waits_for_gang(self) -> bool:
+        """Return whether no pod of the job's gang has a node yet: then they hold nothing."""
+        if self.gang is None or is_true(self.status, SUCCESS_CRITERIA_MET):
+            return False
+        return all(p.state is PodState.PENDING for p in self.training_pods)
+
+    def _sized(self, job: TrainJob) -> TrainJob:
         if (size := self._size(job)) != job.spec.worker.replicas:
             worker = job.spec.worker.model_copy(update={"replicas": size})
             job = job.model_copy(update={"spec": job.spec.model_copy(update={"worker": worker})})
-        return job if self.admission is None else admitted_job(job, self.admission)
+        return job
 
     def _size(self, job: TrainJob) -> int:
         """Return how many workers training can have: the previous number if these can't share the batch."""
@@ -397,6 +426,7 @@ def read_observed(
     agent_report: Mapping[str, Any] | None = None,
     workload: Mapping[str, Any] | None = None,
     queue_objects: Iterable[Mapping[str, Any]] = (),
+    pod_group: Mapping[str, Any] | None = None,
 ) -> Observed:
     """Read Kubernetes objects into the input of the policies; an invalid job carries its errors."""
     meta = ObjectMeta.model_validate(job.get("metadata") or {})
@@ -425,6 +455,7 @@ def read_observed(
         agent_report=report,
         workload=read_workload(workload, meta.uid),
         queue_objects=read_queue_objects(queue_objects),
+        pod_group=_dependent(pod_group, meta.uid),
     )
     foreign = [pod for ours, pod in read if not ours and not pod.ended]
     pods_of_others = tuple(p for p in foreign if p.live or _may_write(p, observed))
@@ -469,4 +500,5 @@ def _dependent(manifest: Mapping[str, Any] | None, uid: str) -> Dependent | None
         uid=meta.get("uid", ""),
         resource_version=meta.get("resourceVersion", ""),
         spec=manifest.get("spec") or {},
+        api_version=manifest.get("apiVersion", ""),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from trainjob.api import CONTROLLER
-from trainjob.core.actions import Plan, build_target, delete_agent_secrets
+from trainjob.core.actions import Plan, build_target, delete_agent_secrets, pod_group_actions
 from trainjob.core.delays import soonest
 from trainjob.core.observed import Observed
 from trainjob.core.policies.creation import incomplete
@@ -66,7 +66,11 @@ def plan(observed: Observed, now: datetime) -> Plan:
     return replace(
         decided,
         status=status,
-        actions=(*decided.actions, *workload_actions(observed, status, now)),
+        actions=(
+            *decided.actions,
+            *pod_group_actions(observed, status),
+            *workload_actions(observed, status, now),
+        ),
         events=events,
         requeue=requeue,
         target=build_target(observed, status),

@@ -18,6 +18,8 @@ from trainjob.core.agent import AgentSource, read_source
 from trainjob.core.agent_reports import Report, TerminationMessage, read_termination_message
 from trainjob.core.names import (
     AVOIDED_NODES,
+    GROUP_NAME_ANNOTATION,
+    GROUP_NAME_LABEL,
     LABEL_INCARNATION,
     LABEL_INDEX,
     LABEL_LIVE,
@@ -64,12 +66,14 @@ class Pod:
         created_at: by the API server's clock.
         deleted_at: when its deletion was requested, or None.
         due_at: when the grace period of its deletion ends, or None.
+        placed_at: when it got its node, or None.
         started_at: when the training container started, if the kubelet reports it.
         finished_at: when the training container ended, if the kubelet reports it.
         world: the number of replicas of each training role in its TF_CONFIG.
         termination: its agent's termination message after a failure, or None.
         source: where its agent comes from, or None if it has no agent.
         avoided: the nodes that were lost when it was created.
+        group: the name of its PodGroup; empty if it has none.
     """
 
     name: str
@@ -88,12 +92,14 @@ class Pod:
     created_at: datetime | None = None
     deleted_at: datetime | None = None
     due_at: datetime | None = None
+    placed_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     world: Mapping[str, int] | None = None
     termination: TerminationMessage | None = None
     source: AgentSource | None = None
     avoided: frozenset[str] = frozenset()
+    group: str = ""
 
     @property
     def deleting(self) -> bool:
@@ -116,7 +122,7 @@ class Pod:
 def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
     """Return the pod, or None if its labels don't name a replica and an incarnation."""
     meta = manifest.get("metadata", {})
-    labels = meta.get("labels") or {}
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     found = read_replica_labels(labels)
     if found is None:
         return None
@@ -147,12 +153,14 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         created_at=read_time(meta.get("creationTimestamp")),
         deleted_at=_deleted_at(meta, due_at),
         due_at=due_at,
+        placed_at=_placed_at(status),
         started_at=read_time((ended or container.get("running") or {}).get("startedAt")),
         finished_at=read_time((ended or {}).get("finishedAt")),
         world=_world(spec),
         termination=read_termination_message(read_json(message)) if state is PodState.FAILED else None,
         source=read_source(spec),
-        avoided=frozenset(filter(None, (meta.get("annotations") or {}).get(AVOIDED_NODES, "").split(","))),
+        avoided=frozenset(filter(None, annotations.get(AVOIDED_NODES, "").split(","))),
+        group=labels.get(GROUP_NAME_LABEL) or annotations.get(GROUP_NAME_ANNOTATION) or "",
     )
 
 
@@ -196,6 +204,11 @@ def read_time(text: object) -> datetime | None:
 def _deleted_at(meta: Mapping[str, Any], over: datetime | None) -> datetime | None:
     """Return when the deletion was requested: `deletionTimestamp` is the end of its grace period."""
     return over - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if over else None
+
+
+def _placed_at(status: Mapping[str, Any]) -> datetime | None:
+    scheduled = _condition(status, "PodScheduled")
+    return read_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
 
 
 def _state(status: Mapping[str, Any], container: Mapping[str, Any]) -> PodState:

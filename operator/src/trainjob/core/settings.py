@@ -56,9 +56,11 @@ class Settings:
         lease: the transitions of the controllers' Lease when this one acquired it; 0 without a Lease.
         kueue: the version of Kueue's API; empty if this controller doesn't use Kueue; None where jobs wait in
             no queue, as on one machine.
+        pod_groups: the `apiVersion` of each kind of PodGroup that jobs may have.
     """
 
     isolation: Isolation | None = None
     bundle: Bundle = field(default_factory=lambda: Bundle(b"", b""))
     lease: int = 0
     kueue: str | None = None
+    pod_groups: tuple[str, ...] = ()

@@ -298,10 +298,10 @@ def _updates(workload: Workload, role: str) -> Iterable[Mapping[str, Any]]:
                 yield update
 
 
-def admitted_job(job: TrainJob, admission: Admission) -> TrainJob:
+def placed_job(job: TrainJob, placements: Mapping[str, Placement]) -> TrainJob:
     """Return the job with what is added to its pods in each role's template."""
     roles = {}
-    for role, placement in admission.placements.items():
+    for role, placement in placements.items():
         settings = getattr(job.spec, role, None)
         if settings is None or placement == Placement():
             continue

@@ -14,7 +14,7 @@ from trainjob.api.constants import RESERVED_LABEL_PREFIX
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.api.rules.size import without_too_large
 from trainjob.cluster.protocol import Manifest
-from trainjob.core.names import JobKey, shorten_tf_config
+from trainjob.core.names import GROUP_NAME_ANNOTATION, GROUP_NAME_LABEL, JobKey, shorten_tf_config
 
 # Comparison of resourceVersions.
 #
@@ -50,7 +50,12 @@ _METADATA = (
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
 )
-_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget")
+_CONDITION = ("type", "status", "reason", "message")
+_CONDITIONS = {
+    "PodScheduled": (*_CONDITION, "lastTransitionTime"),
+    "Ready": _CONDITION,
+    "DisruptionTarget": _CONDITION,
+}
 
 
 def project(manifest: Manifest) -> Manifest:
@@ -79,7 +84,11 @@ def _project_metadata(manifest: Manifest) -> Manifest:
 
 
 def _ours(texts: Mapping[str, str]) -> Manifest:
-    return {name: value for name, value in texts.items() if name.startswith(RESERVED_LABEL_PREFIX)}
+    return {
+        name: value
+        for name, value in texts.items()
+        if name.startswith(RESERVED_LABEL_PREFIX) or name in (GROUP_NAME_LABEL, GROUP_NAME_ANNOTATION)
+    }
 
 
 def _project_workload(workload: Manifest) -> Manifest:
@@ -95,8 +104,8 @@ def _project_job(job: Manifest) -> Manifest:
     return _picked(kept, ("spec", "status"))
 
 
-def _project_network_policy(policy: Manifest) -> Manifest:
-    return _picked(policy, ("spec",))
+def _project_spec(manifest: Manifest) -> Manifest:
+    return _picked(manifest, ("spec",))
 
 
 def _project_pod(pod: Manifest) -> Manifest:
@@ -110,7 +119,7 @@ def _project_pod(pod: Manifest) -> Manifest:
     )
     kept_status = _picked(status, ("phase", "reason", "message", "podIP")) | _lists(
         conditions=(
-            _picked(condition, ("type", "status", "reason", "message"))
+            _picked(condition, _CONDITIONS[condition["type"]])
             for _, condition in objects_at(status, "conditions")
             if condition.get("type") in _CONDITIONS
         ),
@@ -143,9 +152,10 @@ def _lists(**parts: Iterable[Mapping[str, Any]]) -> Manifest:
 _PARTS: Mapping[str, Callable[[Manifest], Manifest]] = {
     "TrainJob": _project_job,
     "Pod": _project_pod,
-    "NetworkPolicy": _project_network_policy,
+    "NetworkPolicy": _project_spec,
     "Workload": _project_workload,
-    "ResourceFlavor": lambda flavor: _picked(flavor, ("spec",)),
+    "ResourceFlavor": _project_spec,
+    "PodGroup": _project_spec,
     "WorkloadPriorityClass": lambda found: _picked(found, ("value",)),
     "PriorityClass": lambda found: _picked(found, ("value", "globalDefault")),
 }

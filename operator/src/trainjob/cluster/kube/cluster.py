@@ -15,9 +15,15 @@ from trainjob.cluster.fair_slots import FairSlots
 from trainjob.cluster.kube.agent_programs import AgentPrograms
 from trainjob.cluster.kube.cache import NamespacedName, Store, namespaced_name, project
 from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.discovery import (
+    find_kueue,
+    find_pod_groups,
+    pod_groups,
+    queue_resources,
+    workloads,
+)
 from trainjob.cluster.kube.events import EventSender
 from trainjob.cluster.kube.informer import Backoff, Informer, JobCache, Scope, Timeouts
-from trainjob.cluster.kube.kueue import find_version, queue_resources, workloads
 from trainjob.cluster.kube.resources import (
     BY_KIND,
     CLAIMS,
@@ -31,6 +37,7 @@ from trainjob.cluster.kube.resources import (
     Resource,
 )
 from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Manifest, NotFound, Snapshot
+from trainjob.core.gangs import pod_group_name
 from trainjob.core.names import LABEL_JOB, QUEUE_NAME, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
 from trainjob.core.workload import FINALIZER
@@ -107,9 +114,11 @@ class KubeCluster:
         timeouts: intervals and timeouts.
         polling: how the jobs' agents are polled.
         kueue: whether to look for Kueue.
+        gangs: whether to look for PodGroups.
 
     Attributes:
         kueue_version: of Kueue's API, once the caches are filled; empty without Kueue.
+        pod_groups: likewise, the `apiVersion` of each kind of PodGroup.
     """
 
     pods_wait_for_secrets = True  # the kubelet starts no container before its volumes are there
@@ -124,14 +133,17 @@ class KubeCluster:
         timeouts: Timeouts | None = None,
         polling: AgentPolling | None = None,
         kueue: bool = False,
+        gangs: bool = False,
     ) -> None:
         self._timeouts = timeouts = timeouts or Timeouts()
         self._api = api
         self._namespace = namespace
         self._on_restart = on_restart
         self._looks_for_kueue = kueue
+        self._looks_for_pod_groups = gangs
         self._has_looked = asyncio.Event()
         self.kueue_version = ""
+        self.pod_groups: tuple[str, ...] = ()
         self._watchers: list[Callable[[JobKey], None]] = []
         self._jobs = JobCache(api, namespace, self._notify, sweep_seconds=timeouts.sweep)
         self._agents = AgentPoller(self._uid_of, self._pods_of, self._notify, polling or AgentPolling())
@@ -152,6 +164,8 @@ class KubeCluster:
         """Keep the caches and send events, until cancelled."""
         if self._looks_for_kueue:
             await self._find_kueue()
+        if self._looks_for_pod_groups:
+            await self._find_pod_groups()
         self._has_looked.set()
         async with asyncio.TaskGroup() as group:
             for informer in self._informers.values():
@@ -227,11 +241,13 @@ class KubeCluster:
             agent_report=self._agents.agent_report(key),
             workload=self._workload_of(key),
             queue_objects=self._queue_objects(job),
+            pod_group=self._pod_group_of(key),
         )
 
     async def create(self, manifest: Manifest) -> None:
         """See `Cluster.create`."""
-        resource, full_name = self._resource(manifest["kind"]), namespaced_name(manifest)
+        resource = self._resource(manifest["kind"], manifest["apiVersion"])
+        full_name = namespaced_name(manifest)
         is_read = resource not in (*UNREAD, CONFIG_MAPS)
         try:
             async with self._turn(manifest):
@@ -261,7 +277,7 @@ class KubeCluster:
 
     async def delete(self, ref: ObjectRef, grace_seconds: int | None = None) -> None:
         """See `Cluster.delete`."""
-        resource = self._resource(ref.kind)
+        resource = self._resource(ref.kind, ref.api_version)
         try:
             async with self._turn_for(resource, ref):
                 answer = await self._api.delete(
@@ -292,7 +308,7 @@ class KubeCluster:
         self, ref: ObjectRef, resource_version: str, patch: Mapping[str, Any], subresource: str = ""
     ) -> None:
         """See `Cluster.patch`."""
-        resource = self._resource(ref.kind)
+        resource = self._resource(ref.kind, ref.api_version)
         seen = {"uid": ref.uid, "resourceVersion": resource_version}
         body = {**patch, "metadata": {**patch.get("metadata", {}), **seen}}
         try:
@@ -354,12 +370,20 @@ class KubeCluster:
 
     async def _find_kueue(self) -> None:
         """Cache Kueue's objects too, if its API is served."""
-        backoff = Backoff(self._timeouts.first_retry, self._timeouts.longest_retry)
-        self.kueue_version = version = await find_version(self._api, backoff)
+        self.kueue_version = version = await find_kueue(self._api, self._backoff())
         if version:
             self._cache(Scope(workloads(version), self._namespace, LABEL_JOB))
             for resource in queue_resources(version):
                 self._cache(Scope(resource))
+
+    async def _find_pod_groups(self) -> None:
+        """Cache PodGroups too, of each kind that is served."""
+        self.pod_groups = await find_pod_groups(self._api, self._backoff())
+        for api_version in self.pod_groups:
+            self._cache(Scope(pod_groups(api_version), self._namespace, LABEL_JOB))
+
+    def _backoff(self) -> Backoff:
+        return Backoff(self._timeouts.first_retry, self._timeouts.longest_retry)
 
     def _cache(self, scope: Scope) -> None:
         store = self._stores[scope.resource] = Store(_job_of_label, self._notify)
@@ -369,8 +393,10 @@ class KubeCluster:
         restarted = partial(self._on_restart, scope.resource.plural)
         return Informer(self._api, scope, store, restarted=restarted, timeouts=self._timeouts)
 
-    def _resource(self, kind: str) -> Resource:
-        return workloads(self.kueue_version) if kind == "Workload" else BY_KIND[kind]
+    def _resource(self, kind: str, api_version: str = "") -> Resource:
+        if kind == "Workload":
+            return workloads(self.kueue_version)
+        return pod_groups(api_version) if kind == "PodGroup" else BY_KIND[kind]
 
     @property
     def _workloads(self) -> Store | None:
@@ -379,6 +405,11 @@ class KubeCluster:
     def _workload_of(self, key: JobKey) -> Manifest | None:
         found = self._workloads.of_job(key) if self._workloads is not None else ()
         return next((workload for workload in found if controller_uid(workload) == self._uid_of(key)), None)
+
+    def _pod_group_of(self, key: JobKey) -> Manifest | None:
+        full_name = key.namespace, pod_group_name(key.name, self._uid_of(key) or "")
+        found = (self._stores[pod_groups(api_version)].get(full_name) for api_version in self.pod_groups)
+        return next((group for group in found if group is not None), None)
 
     def _queue_objects(self, job: Manifest) -> tuple[Manifest, ...]:
         if not self.kueue_version or QUEUE_NAME not in job["metadata"].get("labels", {}):

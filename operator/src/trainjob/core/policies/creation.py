@@ -22,6 +22,7 @@ from trainjob.core.actions import (
 from trainjob.core.conditions import RESTARTING, RUNNING, find_condition, is_true
 from trainjob.core.delays import RECHECK, restart_delay, soonest, time_left
 from trainjob.core.failure import awaited_pods, lost_nodes, time_to_end
+from trainjob.core.gangs import build_pod_group
 from trainjob.core.manifests import build_claim, build_network_policy, build_service
 from trainjob.core.names import Replica, desired_replicas, replica_counts, training_replicas
 from trainjob.core.observed import Observed, Refusal, is_same_policy
@@ -138,6 +139,7 @@ def _obstacle(observed: Observed, now: datetime) -> Plan | None:
         # The user's own claim may have any name, and the next job reuses a retained one.
         ("PersistentVolumeClaim", observed.claim if created else None),
         ("NetworkPolicy", observed.network_policy if observed.settings.isolation else None),
+        ("PodGroup", observed.pod_group),
     ):
         if found is not None and not found.ours:
             message = f"{kind} {found.name} exists and isn't this job's; rename the job, or delete it"
@@ -209,7 +211,9 @@ def _delay_left(observed: Observed, now: datetime) -> timedelta:
 def _missing_dependents(observed: Observed) -> tuple[Action, ...]:
     claim = build_claim(observed.job) if observed.claim is None else None
     service = build_service(observed.job) if observed.service is None else None
-    created = tuple(Create(manifest) for manifest in (claim, service) if manifest is not None)
+    gang = observed.gang if observed.pod_group is None else None
+    group = build_pod_group(observed.job, gang) if gang is not None else None
+    created = tuple(Create(manifest) for manifest in (claim, service, group) if manifest is not None)
     return (*created, *_network_policy(observed))
 
 
@@ -263,6 +267,8 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
     refusal = observed.training_refusal
     if refusal is not None:
         return Plan(transitions.wait(observed, "CreationRefused", _describe(refusal), now))
+    if (message := _why_no_nodes(observed)) is not None:
+        return Plan(transitions.wait(observed, _UNSCHEDULABLE, message, now))
     for pod in observed.training_pods:
         if pod.waiting is not None and pod.replica in observed.training_replicas:
             reason, detail = pod.waiting
@@ -283,6 +289,21 @@ def _waiting(observed: Observed, now: datetime) -> Plan:
     if again is not None and again.status == "True" and again.message == observed.status.message:
         return Plan(observed.status)  # the cause of the restart is the more useful message
     return Plan(transitions.wait(observed, "Starting", _starting(observed), now))
+
+
+def _why_no_nodes(observed: Observed) -> str | None:
+    """Return a sentence for a gang that gets no nodes; None before its scheduler says so.
+
+    Volcano also reports pods as `Schedulable`, once the others are.
+    """
+    waiting = [pod.waiting for pod in observed.training_pods if pod.waiting is not None]
+    if observed.gang is None or not observed.waits_for_gang or not waiting:
+        return None
+    reason, detail = min(waiting, key=lambda each: each[0] != _UNSCHEDULABLE)
+    return f"waiting for nodes for {observed.gang.min_member} replicas at once: {detail or reason}"
+
+
+_UNSCHEDULABLE = "Unschedulable"
 
 
 def _starting(observed: Observed) -> str:

@@ -1,6 +1,7 @@
 """`spec.startTimeoutSeconds`: a job whose replicas don't all start yields its machines, and retries later.
 
-Otherwise two jobs that each hold half of the machines would block each other forever.
+Otherwise two jobs that each hold half of the machines would block each other forever. A gang that waits for
+nodes holds none: its time begins with its first node.
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ def start_time_left(observed: Observed, now: datetime) -> timedelta | None:
 
 def waiting_since(observed: Observed) -> datetime | None:
     """Return since when the training replicas have been starting, or None if they aren't."""
-    if trains_on(observed):
+    if trains_on(observed) or (observed.waits_for_gang and observed.training_refusal is None):
         return None
     running, status = find_condition(observed.status, RUNNING), observed.status
     if running is None or running.status == "True" or status.start_time is None:
         return None
     created = min((p.created_at for p in observed.training_pods if p.created_at), default=None)
     since = running.last_transition_time
+    placed = min((p.placed_at for p in observed.training_pods if p.placed_at and observed.gang), default=None)
     # The time before the first pod was created doesn't count towards the timeout.
-    return active_since(status, max(since, status.restarts.next_time or since, created or since))
+    begun = max(since, status.restarts.next_time or since, created or since, placed or since)
+    return active_since(status, begun)
 
 
 def pause(observed: Observed, attempt: int) -> timedelta:

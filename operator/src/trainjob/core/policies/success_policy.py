@@ -96,6 +96,8 @@ def _create(
         source=observed.agent_source,
         avoided=lost_nodes(observed, now),
     )
+    if observed.waits_for_gang:
+        return EvaluatorStep(after)  # it would take a node from a gang of another job, and not train
     actions = (*after, pod)
     refusal = observed.refusal
     if refusal is None or refusal.role != EVALUATOR:

@@ -1,0 +1,128 @@
+"""Gang scheduling without a queue: a job's PodGroup, whose pods its scheduler places together or not at all.
+
+Sources: scheduler-plugins' plugin Coscheduling, and Volcano's plugin gang. Both count the pods of a group
+that have a node already: so the successor of one pod doesn't wait for others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainjob.api import TrainJob, TrainJobSpec
+from trainjob.api.errors import mapping_at
+from trainjob.core.manifests import Manifest, role_template
+from trainjob.core.names import (
+    GROUP_NAME_ANNOTATION,
+    GROUP_NAME_LABEL,
+    job_labels,
+    owner_references,
+    training_counts,
+)
+from trainjob.core.workload import Placement
+
+COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
+VOLCANO = "scheduling.volcano.sh/v1beta1"
+POD_GROUP_APIS = (COSCHEDULING, VOLCANO)
+"""The `apiVersion` of each known PodGroup."""
+
+_VOLCANOS_NAME = "volcano"
+_KUBERNETES_NAMES = ("", "default-scheduler")
+
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+"""On a pod template: the Volcano queue of its group."""
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The training pods that a job's scheduler places together.
+
+    Attributes:
+        api_version: of the PodGroup.
+        name: the PodGroup's, which no other job uses.
+        roles: whose pods belong to it. The evaluator never does: training doesn't wait for its node.
+        min_member: how many pods get nodes together, or none of them does.
+    """
+
+    api_version: str
+    name: str
+    roles: tuple[str, ...]
+    min_member: int
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """Return what makes the pods of each role its members."""
+        if self.api_version == VOLCANO:
+            placement = Placement(annotations={GROUP_NAME_ANNOTATION: self.name})
+        else:
+            placement = Placement(labels={GROUP_NAME_LABEL: self.name})
+        return dict.fromkeys(self.roles, placement)
+
+
+def read_gang(job: TrainJob, served: tuple[str, ...]) -> Gang | None:
+    """Return the gang of a job, or None if its scheduler places pods one by one.
+
+    Args:
+        job: a valid job, at the size that it can have now.
+        served: the `apiVersion` of each PodGroup that the cluster has.
+    """
+    if not served:
+        return None
+    templates = {role: role_template(job.spec, role) for role in training_counts(job.spec)}
+    scheduler = _scheduler(templates["worker"])
+    api_version = VOLCANO if scheduler == _VOLCANOS_NAME else COSCHEDULING
+    if scheduler in _KUBERNETES_NAMES or api_version not in served:
+        return None
+    roles = tuple(role for role, template in templates.items() if _scheduler(template) == scheduler)
+    if any(_has_group(templates[role]) for role in roles):
+        return None  # its user's own
+    counts = training_counts(job.spec) | {"worker": _fewest_workers(job.spec)}
+    name = pod_group_name(job.metadata.name, job.metadata.uid)
+    return Gang(api_version, name, roles, sum(counts[role] for role in roles))
+
+
+def pod_group_name(job: str, uid: str) -> str:
+    """Return the name of the job's PodGroup, which no other job uses."""
+    return f"{job}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
+
+
+def _scheduler(template: Mapping[str, Any]) -> str:
+    return template["spec"].get("schedulerName") or ""
+
+
+def _has_group(template: Mapping[str, Any]) -> bool:
+    metadata = mapping_at(template, "metadata")
+    has_label = GROUP_NAME_LABEL in mapping_at(metadata, "labels")
+    return has_label or GROUP_NAME_ANNOTATION in mapping_at(metadata, "annotations")
+
+
+def _fewest_workers(spec: TrainJobSpec) -> int:
+    """Return with how many workers training can start."""
+    least = spec.worker.min_replicas
+    return spec.worker.replicas if least is None else min(least, spec.worker.replicas)
+
+
+def build_pod_group(job: TrainJob, gang: Gang) -> Manifest:
+    """Return the PodGroup to create for a job."""
+    spec: Manifest = {"minMember": gang.min_member}
+    if gang.api_version == VOLCANO:  # the other scheduler reads the pods' own priority, and has no queues
+        template = role_template(job.spec, "worker")
+        annotations = mapping_at(mapping_at(template, "metadata"), "annotations")
+        named = {
+            "queue": annotations.get(VOLCANO_QUEUE),
+            "priorityClassName": template["spec"].get("priorityClassName"),
+        }
+        spec |= {key: value for key, value in named.items() if value}
+    return {
+        "apiVersion": gang.api_version,
+        "kind": "PodGroup",
+        "metadata": {
+            "name": gang.name,
+            "namespace": job.metadata.namespace,
+            "labels": job_labels(job.metadata.name),
+            "ownerReferences": owner_references(job),
+        },
+        "spec": spec,
+    }
