@@ -1,4 +1,4 @@
-"""The programs that are built from Go modules: Kubernetes, CoreDNS, Helm and others.
+"""The programs that are built from Go modules: Kubernetes, CoreDNS, Helm, kind and others.
 
 Versions are pinned by `testbed/go/*/go.mod` and go.sum. What is built goes to the cache, under a name
 that changes with everything that went into it.
