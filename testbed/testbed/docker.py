@@ -16,7 +16,7 @@ from testbed.commands import run, succeeds
 from testbed.component import Component
 from testbed.debian import search_path, unpacked
 from testbed.enclosure import Enclosure
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, Unfit
 from testbed.locking import locked
 from testbed.node_tier import check_machine
 from testbed.places import state
@@ -66,6 +66,13 @@ class Docker:
         return (str(unpacked("docker")), "--host", f"unix://{self._enclosure.root}{SOCKET}")
 
 
+def check() -> None:
+    """Raises Unfit if an engine can't run here."""
+    if os.geteuid() != 0:
+        raise Unfit("a Docker engine needs root: run this as root, or where there is an engine")
+    check_machine()
+
+
 @contextmanager
 def running() -> Iterator[Docker]:
     """An engine that ends with this block, or with this process.
@@ -74,7 +81,7 @@ def running() -> Iterator[Docker]:
         Unfit: This machine can't have one; says why.
         TestbedError: It could not be started.
     """
-    check_machine()
+    check()
     daemon = _daemon()
     with locked(state() / "docker.lock"):
         _clean()

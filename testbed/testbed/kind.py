@@ -44,6 +44,7 @@ def enter(command: Sequence[str]) -> int:
     `docker`, `kind`, `kubectl` and `helm` are on its PATH. TRAINJOB_KIND_NODE_IMAGE names the node image, and
     TRAINJOB_KIND_ARCHIVE the archive of the project's images.
     """
+    docker.check()
     archive = need_archive()
     node = need_node_image()
     clients = [str(program(name).parent) for name in ("kind", "kubectl", "helm")]
