@@ -91,8 +91,8 @@ def faulty_job(
 def sight(cluster: NodeCluster, namespace: str, name: str) -> str:
     """What people see of a job: `kubectl get`, its conditions, its first failure and its latest warning.
 
-    Names and number of nodes are masked, and what kubelets and schedulers of another version would put otherwise. That
-    the job was restarting at some time depends on when the controller looked.
+    Names and number of nodes are masked, and what kubelets and schedulers of another version would put
+    otherwise. That the job was restarting at some time depends on when the controller looked.
     """
     status = cluster.get("tj", name, namespace=namespace)["status"]
     lines = [
