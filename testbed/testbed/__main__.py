@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from testbed import debian, node_tier, plain_tier, programs
+from testbed import debian, docker, kind, node_tier, plain_tier, programs
 from testbed.errors import TestbedError
 from testbed.images import need_images
 from testbed.progress import step
@@ -18,13 +18,13 @@ def main() -> int:
     up_command = commands.choices["up"]
     up_command.add_argument("--bare", action="store_true", help="without the project's images")
     up_command.add_argument("--joined", type=int, default=0, help="number of nodes beside the first one")
+    commands.choices["kind"].add_argument("command", nargs="+", help="a program and its arguments, after --")
     arguments = vars(parser.parse_args())
     try:
-        arguments.pop("function")(**arguments)
+        return arguments.pop("function")(**arguments) or 0
     except TestbedError as error:
         print(f"testbed: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def up(*, bare: bool, joined: int) -> None:
@@ -45,11 +45,18 @@ def down() -> None:
     plain_tier.sweep()
     plain_tier.stop(plain_tier.KEPT)
     node_tier.stop()
+    docker.stop()
+
+
+def beside_docker(*, command: list[str]) -> int:
+    """Runs a command beside a Docker engine of its own."""
+    return kind.enter(command)
 
 
 def build() -> None:
     """Builds every program."""
-    for name in (*programs.CONTROL_PLANE, *programs.NODE, *programs.RELEASE, *programs.FLEET):
+    wanted = (programs.CONTROL_PLANE, programs.NODE, programs.RELEASE, programs.FLEET, programs.KIND)
+    for name in (name for names in wanted for name in names):
         programs.program(name)
     programs.forget_old()
 
@@ -81,6 +88,7 @@ COMMANDS = {
         "start only the API, without root, and print the path of its kubeconfig",
     ),
     "down": (down, "stop both and clean up; nothing to stop is fine"),
+    "kind": (beside_docker, "run a command beside a Docker engine and kind; `make kind-e2e` does"),
     "prepare": (prepare, "build and fetch all that `up` needs, without starting it"),
     "packages": (packages, "… only what comes from Debian"),
     "build": (build, "… only what is built from Go modules"),

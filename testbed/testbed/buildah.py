@@ -76,6 +76,10 @@ class Buildah:
         """Writes an image to an OCI layout, uncompressed: it travels from disk to disk."""
         self._run("push", "--quiet", "--disable-compression", image, f"oci:{layout}:{image}")
 
+    def save(self, image: str, archive: Path) -> None:
+        """Writes an image to an archive that Docker and containerd load."""
+        self._run("push", "--quiet", image, f"docker-archive:{archive}:{image}")
+
     def _run(self, *words: str | Path) -> str:
         return run((*self._words, *words), env=self._env)
 

@@ -18,19 +18,25 @@ def name() -> str:
     return f"trainjob-testbed-{mark()}"
 
 
-def create() -> None:
-    """Makes the group wherever the kubelet looks for it.
+def name_for_docker() -> str:
+    """The name of the group of Docker's containers: both clusters may run at a time."""
+    return f"{name()}-docker"
+
+
+def create(group: str | None = None) -> None:
+    """Makes the group wherever the kubelet looks for it; the nodes' own unless another is named.
 
     Raises:
         Unfit: This machine's control groups can't be written to.
     """
+    group = group or name()
     try:
         for root in _hierarchies():
-            _make(root / name())
-            _share_cpus(root)
+            _make(root / group)
+            _share_cpus(root / group)
         if _is_v2(Path("/sys/fs/cgroup")):
             _hand_down(Path("/sys/fs/cgroup"))
-            _hand_down(Path("/sys/fs/cgroup") / name())
+            _hand_down(Path("/sys/fs/cgroup") / group)
     except OSError as error:
         raise Unfit(
             f"no control group for the pods: {error}; run on the machine itself, or in a privileged "
@@ -47,15 +53,16 @@ def create_for(node: str) -> str:
     return f"/{name()}/{node}"
 
 
-def remove() -> None:
+def remove(group: str | None = None) -> None:
     """Removes the group and all below it, once their processes are gone."""
-    for group in leftovers():
-        until(partial(_removed, group), what=f"the removal of {group}", seconds=20)
+    for left in leftovers(group):
+        until(partial(_removed, left), what=f"the removal of {left}", seconds=20)
 
 
-def leftovers() -> list[Path]:
+def leftovers(group: str | None = None) -> list[Path]:
     """The groups of ours that exist."""
-    return [root / name() for root in _hierarchies() if (root / name()).exists()]
+    group = group or name()
+    return [root / group for root in _hierarchies() if (root / group).exists()]
 
 
 def _hierarchies() -> list[Path]:
@@ -88,9 +95,9 @@ def _make(group: Path) -> None:
             own.write_text((group.parent / setting).read_text())
 
 
-def _share_cpus(root: Path) -> None:
+def _share_cpus(group: Path) -> None:
     """On cgroup v1 each process beside the group counts as much as all pods together, if nothing is done."""
-    own = root / name() / "cpu.shares"
+    own = group / "cpu.shares"
     if own.exists():
         own.write_text(str(_SHARES_OF_A_PROCESSOR * (os.cpu_count() or 1)))
 

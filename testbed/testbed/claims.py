@@ -46,7 +46,7 @@ class NodeCluster(Cluster):
             folder.mkdir(parents=True)
             self.apply(_volume(volume, folder))
             spec |= {"volumeName": volume, "storageClassName": ""}
-        elif not self._has_shared_storage():
+        elif not self.has_shared_storage():
             spec["accessModes"] = ["ReadWriteOnce"]
         self.apply(
             {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec},
@@ -58,8 +58,13 @@ class NodeCluster(Cluster):
         """Deletes a namespace. Its pods take seconds to go, and its volumes go with the cluster."""
         self.delete("namespace", name, wait=False)
 
-    def _has_shared_storage(self) -> bool:
-        # kind's provisioner is the one that people have and that can't share.
+    def has_shared_storage(self) -> bool:
+        """Whether pods on several nodes can write to one claim.
+
+        kind's provisioner is the one that people have and that can't share.
+        """
+        if self.folder is not None:
+            return True
         provisioners = [each["provisioner"] for each in self.get("storageclass")["items"]]
         return "rancher.io/local-path" not in provisioners
 

@@ -1,4 +1,4 @@
-"""What comes from Debian: etcd, containerd, runc, the CNI plugins, a registry, Prometheus and Chromium.
+"""What comes from Debian: etcd, containerd, runc, CNI plugins, Docker, a registry, Prometheus and Chromium.
 
 These packages start services and conflict with Docker's when they are installed, so they are not: apt
 downloads them, and their files are unpacked into the cache. Only plain tools are installed, and only if they
@@ -21,6 +21,8 @@ UNPACKED = {
     "ctr": ("containerd", "usr/bin/ctr"),
     "runc": ("runc", "usr/sbin/runc"),
     "cni": ("containernetworking-plugins", "usr/lib/cni"),
+    "docker": ("docker.io", "usr/bin/docker"),
+    "dockerd": ("docker.io", "usr/sbin/dockerd"),
     "docker-registry": ("docker-registry", "usr/bin/docker-registry"),
     "prometheus": ("prometheus", "usr/bin/prometheus"),
     "promtool": ("prometheus", "usr/bin/promtool"),

@@ -56,28 +56,41 @@ class Layout:
         missing = [digest for digest in self.blobs(image)[:-1] if digest not in there] + self.blobs(image)[
             -1:
         ]
-        entry = {**(self.entry(image) or {}), "annotations": {"io.containerd.image.name": image}}
         with client.importing() as process:
             assert process.stdin
             with contextlib.suppress(BrokenPipeError):  # then it says why itself
-                self._write(process.stdin, entry, missing)
+                self._write(process.stdin, [image], missing)
 
-    def _write(self, target: IO[bytes], entry: dict[str, Any], blobs: list[str]) -> None:
+    def archive(self, images: list[str], file: Path) -> None:
+        """Writes images to an archive that containerd imports."""
+        unfinished = file.with_name(f".{file.name}")
+        with unfinished.open("wb") as target:
+            blobs = dict.fromkeys(digest for image in images for digest in self.blobs(image))
+            self._write(target, images, list(blobs))
+        unfinished.rename(file)
+
+    def _write(self, target: IO[bytes], images: list[str], blobs: list[str]) -> None:
+        entries = [
+            {**(self.entry(image) or {}), "annotations": {"io.containerd.image.name": image}}
+            for image in images
+        ]
         with tarfile.open(fileobj=target, mode="w|") as archive:
             _add(archive, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
-            _add(archive, "index.json", json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
+            _add(archive, "index.json", json.dumps({"schemaVersion": 2, "manifests": entries}).encode())
             for digest in blobs:
                 archive.add(self.blob(digest), f"blobs/{digest.replace(':', '/')}")
 
-    def write_static(self, image: str, program: Path, architecture: str) -> None:
-        """Writes an image that consists of one static program."""
+    def write_static(self, image: str, program: Path, architecture: str, *, folder: str = "",
+                     user: str = "65535") -> None:  # fmt: skip
+        """Writes an image that consists of one static program, in a folder of it."""
         layer = io.BytesIO()
+        path = f"{folder}/{program.name}".strip("/")
         with tarfile.open(fileobj=layer, mode="w") as archive:
-            _add(archive, program.name, program.read_bytes(), mode=0o755)
+            _add(archive, path, program.read_bytes(), mode=0o755)
         layer_entry = self._put(layer.getvalue(), "application/vnd.oci.image.layer.v1.tar")
         config = {
             "architecture": architecture, "os": "linux",
-            "config": {"Entrypoint": [f"/{program.name}"], "User": "65535"},
+            "config": {"Entrypoint": [f"/{path}"], "User": user},
             "rootfs": {"type": "layers", "diff_ids": [layer_entry["digest"]]},
         }  # fmt: skip
         config_entry = self._put(json.dumps(config).encode(), "application/vnd.oci.image.config.v1+json")
@@ -88,6 +101,7 @@ class Layout:
             "layers": [layer_entry],
         }
         entry = {**self._put(json.dumps(manifest).encode(), MANIFEST), "annotations": {NAME: image}}
+        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
         (self.folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
 

@@ -1,4 +1,4 @@
-"""The programs that are built from Go modules: Kubernetes, CoreDNS, Helm and others.
+"""The programs that are built from Go modules: Kubernetes, CoreDNS, Helm, kind and others.
 
 Versions are pinned by `testbed/go/*/go.mod` and go.sum. What is built goes to the cache, under a name
 that changes with everything that went into it.
@@ -23,6 +23,8 @@ RELEASE = ("helm4", "actionlint", "krew", "syft")
 """What only the tests of a release need."""
 FLEET = ("kwok",)
 """What only benchmarks and tests of a fleet need."""
+KIND = ("kind", "kubeadm", "etcd", "coredns-kubeadm", "local-path-provisioner", "runc")
+"""What only `make kind-e2e` needs, on a machine without Docker."""
 
 FLAGS = ("-trimpath", "-mod=readonly", "-buildvcs=false")
 
@@ -41,7 +43,7 @@ class Source:
     @property
     def link_flags(self) -> str:
         """Strips symbols; Kubernetes' programs also learn their version, or they would report v0.0.0."""
-        if self.module != "kubernetes":
+        if self.module not in {"kubernetes", "kubeadm"}:
             return "-s -w"
         major, minor, _ = kubernetes_version().lstrip("v").split(".")
         values = {"gitVersion": kubernetes_version(), "gitMajor": major, "gitMinor": minor}
@@ -51,7 +53,7 @@ class Source:
     def key(self) -> str:
         """Changes when the program might: sources, pinned versions, flags, architecture."""
         digest = hashlib.sha256(repr((FLAGS, self.link_flags, architecture())).encode())
-        for file in sorted(self.folder.iterdir()):
+        for file in sorted(file for file in self.folder.rglob("*") if file.is_file()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
         return digest.hexdigest()[:16]
 
@@ -68,6 +70,12 @@ OTHERS = {
     "scheduler-plugins": Source("scheduler-plugins", "sigs.k8s.io/scheduler-plugins/cmd/scheduler"),
     "volcano": Source("volcano", "volcano.sh/volcano/cmd/scheduler"),
     "kwok": Source("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "kubeadm": Source("kubeadm", "k8s.io/kubernetes/cmd/kubeadm"),
+    "kind": Source("kind", "sigs.k8s.io/kind"),
+    "etcd": Source("kind", "go.etcd.io/etcd/server/v3"),
+    "coredns-kubeadm": Source("kind", "./coredns"),
+    "local-path-provisioner": Source("kind", "github.com/rancher/local-path-provisioner"),
+    "runc": Source("kind", "./runc"),
 }
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,13 @@ IMAGES = [
 class Run:
     """The script, run once with programs that only write down how they were called."""
 
-    def __init__(self, folder: Path, *, failing: str = "", keep: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, failing: str = "", keep: str = "", given: Mapping[str, str] | None = None
+    ) -> None:
         log = folder / "calls"
         programs = folder / "bin"
         programs.mkdir()
-        for name in ("docker", "kind", "kubectl", "helm", "pytest"):
+        for name in ("docker", "kind", "kubectl", "helm", "pytest", "python"):
             program = programs / name
             program.write_text(
                 f'#!/bin/sh\necho "{name} $*" >>{log}\n'
@@ -37,7 +40,12 @@ class Run:
             )
             program.chmod(0o755)
         env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(folder)}
-        env |= {"PYTEST": str(programs / "pytest"), "KEEP": keep}
+        env |= {
+            "PYTEST": str(programs / "pytest"),
+            "PYTHON": str(programs / "python"),
+            "KEEP": keep,
+            **(given or {}),
+        }
         done = subprocess.run(
             [ROOT / "tests" / "kind" / "run", "-k", "digits"],
             env=env, capture_output=True, text=True, timeout=60, check=False,
@@ -60,11 +68,28 @@ def test_the_images_are_built_and_loaded_then_the_suite_runs(tmp_path: Path) -> 
     assert run.option("docker build", "--tag") == IMAGES
     assert run.option("docker build", "--target") == ["operator", "trainer"]
     assert run.option("docker build", "--build-arg") == [f"TRAINER_IMAGE={IMAGES[1]}"]
-    assert run.of("kind load") == [f"kind load docker-image {image} --name trainjob-e2e" for image in IMAGES]
+    nodes = "--name trainjob-e2e --nodes trainjob-e2e-worker,trainjob-e2e-worker2"
+    assert run.of("kind load") == [f"kind load docker-image {' '.join(IMAGES)} {nodes}"]
+    assert "--image" not in run.of("kind create")[0]
     (kubeconfig,) = run.option("kind create", "--kubeconfig")
     assert run.calls[-3:-1] == ["pytest tests/e2e -k digits", f"given {kubeconfig}"]
     assert run.calls[-1] == f"kind delete cluster --name trainjob-e2e --kubeconfig {kubeconfig}"
     assert run.left == []
+
+
+def test_beside_the_testbeds_engine_the_images_are_those_that_it_names(tmp_path: Path) -> None:
+    given = {"TRAINJOB_KIND_NODE_IMAGE": "localhost/node:1", "TRAINJOB_KIND_ARCHIVE": "/images.tar"}
+    run = Run(tmp_path, given=given)
+    assert run.status == 0
+    assert run.option("kind create", "--image") == ["localhost/node:1"]
+    assert run.of("docker build") == []
+    nodes = "--name trainjob-e2e --nodes trainjob-e2e-worker,trainjob-e2e-worker2"
+    assert run.of("kind load") == [f"kind load image-archive /images.tar {nodes}"]
+
+
+def test_without_an_engine_it_runs_beside_the_testbeds(tmp_path: Path) -> None:
+    run = Run(tmp_path, failing="docker info")
+    assert run.calls == ["docker info", "python -m testbed kind -- tests/kind/run -k digits"]
 
 
 def test_failed_tests_are_its_failure_and_the_cluster_goes_all_the_same(tmp_path: Path) -> None:
@@ -107,7 +132,7 @@ def test_a_missing_program_is_named(program: str, tmp_path: Path) -> None:
         )
     done = subprocess.run(
         [ROOT / "tests" / "kind" / "run"],
-        env={"PATH": str(tmp_path)},
+        env={"PATH": str(tmp_path), "TRAINJOB_KIND_ARCHIVE": "/images.tar"},
         capture_output=True,
         text=True,
         check=False,

@@ -43,7 +43,7 @@ ELSEWHERE = {
     r"(trainjob )?tensorboard|trainjob ui": "servers that run until Ctrl-C: tests/cli, tests/client",
     r"python benchmarks/": "measure for minutes or hours, by hand: the page has the date and the machine",
     r"docker build ": "needs Docker; tests/e2e/node runs images that are built from the same files",
-    r"kind ": "needs Docker: tests/kind/run, by hand",
+    r"kind ": "needs Docker, or the testbed's: make kind-e2e",
     r"helm push ": "test_helm.py pushes the chart to a real registry and installs it from there",
     r"helm .* test trainjob": "needs a controller that serves: tests/e2e/node/test_install.py",
     r"helm upgrade .*serviceMonitor": "needs the Prometheus operator; tests/chart holds what is created",

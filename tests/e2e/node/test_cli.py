@@ -118,6 +118,8 @@ def test_doctor_finds_a_cluster_in_order_and_tries_an_image(shell: Shell) -> Non
     checks = {each["subject"]: each for each in json.loads(said.stdout) if each["where"] == "cluster"}
     image = checks.pop("image")
     assert list(checks) == ["cluster", "CRD", "controller", "permissions", "storage"]
+    storage = "ok" if shell.cluster.has_shared_storage() else "note"
+    assert checks.pop("storage")["verdict"] == storage
     assert {each["verdict"] for each in checks.values()} == {"ok"}, checks
     assert (said.returncode, image["verdict"]) == (1, "problem")
     assert re.search(r"/operator:\S+ has Python 3\.\d+\.\d+ and no TensorFlow", image["found"]), image

@@ -91,8 +91,8 @@ def faulty_job(
 def sight(cluster: NodeCluster, namespace: str, name: str) -> str:
     """What people see of a job: `kubectl get`, its conditions, its first failure and its latest warning.
 
-    Names of nodes are masked, and what kubelets and schedulers of another version would put otherwise. That
-    the job was restarting at some time depends on when the controller looked.
+    Names and number of nodes are masked, and what kubelets and schedulers of another version would put
+    otherwise. That the job was restarting at some time depends on when the controller looked.
     """
     status = cluster.get("tj", name, namespace=namespace)["status"]
     lines = [
@@ -138,7 +138,10 @@ def _latest_warning(described: str) -> list[str]:
 def _masked(text: str) -> str:
     for pattern, instead in (
         (r"on node \S+", "on node <node>"),
-        (r"(Insufficient nvidia.com/gpu)\..*?;", r"\1 …;"),
+        (
+            r"0/\d+ (nodes are available: )(?:1 node\(s\) had .*?, )?\d+ (Insufficient nvidia.com/gpu)\..*?;",
+            r"0/1 \g<1>1 \2 …;",
+        ),
         (r"(ErrImagePull): .*", r"\1: …"),
     ):
         text = re.sub(pattern, instead, text)
