@@ -122,7 +122,8 @@ def test_the_cluster_has_two_workers_of_the_kubernetes_that_is_tested_with() -> 
         re.search(r"k8s\.io/kubernetes (v1\.\d+)(\.\d+)", (GO / module / "go.mod").read_text())
         for module in ("kubernetes", "kubeadm")
     )
-    assert version and kubeadms
+    assert version
+    assert kubeadms
     assert version[0] == kubeadms[0]
     (image,) = {node["image"] for node in config["nodes"]}
     assert image.startswith(f"kindest/node:{version[1]}.")
