@@ -68,7 +68,7 @@ cluster-up: $(SYNCED)  ## Start a real single-node Kubernetes here, with the ima
 cluster-down: $(SYNCED)  ## Stop it, and clean up after it.
 	@PYTHONPATH=testbed $(BIN)/python -m testbed down
 
-kind-e2e: $(SYNCED)  ## Run tests/e2e on a kind cluster of its own, with Docker or as root on Linux. ARGS='-k name' runs some.
+kind-e2e: $(SYNCED)  ## Run tests/e2e/node on a kind cluster of its own, with Docker or as root on Linux. ARGS='-k name' runs some.
 	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.

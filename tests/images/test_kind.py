@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+GO = ROOT / "testbed" / "go"
 VERSION = tomllib.loads((ROOT / "operator" / "pyproject.toml").read_text())["project"]["version"]
 IMAGES = [
     f"ghcr.io/trainjob/operator:{VERSION}",
@@ -72,7 +73,7 @@ def test_the_images_are_built_and_loaded_then_the_suite_runs(tmp_path: Path) -> 
     assert run.of("kind load") == [f"kind load docker-image {' '.join(IMAGES)} {nodes}"]
     assert "--image" not in run.of("kind create")[0]
     (kubeconfig,) = run.option("kind create", "--kubeconfig")
-    assert run.calls[-3:-1] == ["pytest tests/e2e -k digits", f"given {kubeconfig}"]
+    assert run.calls[-3:-1] == ["pytest tests/e2e/node -k digits", f"given {kubeconfig}"]
     assert run.calls[-1] == f"kind delete cluster --name trainjob-e2e --kubeconfig {kubeconfig}"
     assert run.left == []
 
@@ -117,11 +118,15 @@ def test_the_cluster_has_two_workers_of_the_kubernetes_that_is_tested_with() -> 
     config = yaml.safe_load((ROOT / "tests" / "kind" / "cluster.yaml").read_text())
     assert (config["kind"], config["name"]) == ("Cluster", "trainjob-e2e")
     assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
-    go = (ROOT / "testbed" / "go" / "kubernetes" / "go.mod").read_text()
-    minor = re.search(r"k8s\.io/kubernetes (v1\.\d+)\.", go)
-    assert minor
+    version, kubeadms = (
+        re.search(r"k8s\.io/kubernetes (v1\.\d+)(\.\d+)", (GO / module / "go.mod").read_text())
+        for module in ("kubernetes", "kubeadm")
+    )
+    assert version
+    assert kubeadms
+    assert version[0] == kubeadms[0]
     (image,) = {node["image"] for node in config["nodes"]}
-    assert image.startswith(f"kindest/node:{minor[1]}.")
+    assert image.startswith(f"kindest/node:{version[1]}.")
 
 
 @pytest.mark.parametrize("program", ["docker", "kind", "kubectl", "helm"])
