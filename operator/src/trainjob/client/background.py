@@ -8,6 +8,7 @@ import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
+from concurrent import futures
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -34,7 +35,10 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             task.cancel()
 
     try:
-        return asyncio.run_coroutine_threadsafe(until_end(), loop).result()
+        future = asyncio.run_coroutine_threadsafe(until_end(), loop)
+        while not futures.wait([future], _NOTICE_SECONDS).done:
+            pass
+        return future.result()
     except BaseException:
         # Not through the future: Ctrl-C may come before there is one.
         if not ended.is_set():
@@ -63,7 +67,10 @@ def iterate(items: AsyncGenerator[T]) -> Generator[T]:
     future.add_done_callback(lambda _: received.put((False, None)))
     try:
         while True:
-            is_item, item = received.get()
+            try:
+                is_item, item = received.get(timeout=_NOTICE_SECONDS)
+            except queue.Empty:
+                continue
             if not is_item:
                 future.result()
                 return
@@ -75,6 +82,8 @@ def iterate(items: AsyncGenerator[T]) -> Generator[T]:
 
 _CLOSE_SECONDS = 10.0
 """For the requests by which a cancelled call cleans up."""
+_NOTICE_SECONDS = 0.5
+"""How long one wait takes at most: Python notices a Ctrl-C that comes just before a wait only after it."""
 
 
 @functools.cache
