@@ -408,7 +408,7 @@ def test_a_drain_keeps_the_budget_and_saves_first(
     finally:
         cluster.kubectl("uncordon", node.name)
     leader = live_pod(cluster, claim, "worker-0")["metadata"]["name"]
-    assert "resumed from step" in cluster.kubectl("logs", leader, "-n", claim.namespace, "--tail=-1")
     status = completed(cluster, claim)
+    assert "resumed from step" in cluster.kubectl("logs", leader, "-n", claim.namespace, "--tail=-1")
     assert status["restarts"]["uncharged"] == 1
     assert largest_difference(undisturbed, output(claim)) <= EQUAL
