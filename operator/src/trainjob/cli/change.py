@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import find_handle
@@ -21,7 +21,7 @@ _EXITS = {
     Exit.GOOD: "changed",
     Exit.FAILED: "the change is refused, or the run doesn't run any more",
     Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.INTERRUPTED: "interrupted by Ctrl-C",
 }
 

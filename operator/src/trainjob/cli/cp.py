@@ -9,7 +9,14 @@ from pathlib import Path
 
 import click
 
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly, like_ctrl_c, print_lines
+from trainjob.cli.ending import (
+    NO_CLUSTER_MEANING,
+    Exit,
+    describe_exits,
+    ends_quietly,
+    like_ctrl_c,
+    print_lines,
+)
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.screen import ProgressLine
 from trainjob.client.connection import ClusterOptions
@@ -60,7 +67,7 @@ _EXITS = {
     Exit.FAILED: "there is no such path, TARGET exists or can't be written, or the output can't be read",
     Exit.USAGE: "NAME:PATH is none",
     Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.TIMEOUT: "not copied after --timeout",
     Exit.INTERRUPTED: "interrupted by Ctrl-C",
 }

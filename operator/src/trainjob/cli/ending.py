@@ -43,6 +43,9 @@ class Exit(IntEnum):
     """The program that read the output has exited, as after `| head`."""
 
 
+NO_CLUSTER_MEANING = "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API"
+
+
 def describe_exits(meanings: Mapping[Exit, str]) -> str:
     """Return the part of a command's help that explains its exit codes."""
     rows = (f"  {code.value:<4} {meaning}" for code, meaning in meanings.items())

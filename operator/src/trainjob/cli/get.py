@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.cli.documents import dump_stream
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions, Connection
 from trainjob.client.handle import ClusterJob, find_handle
@@ -60,7 +60,7 @@ _TABLES = (None, "wide")
 _EXITS = {
     Exit.GOOD: "printed",
     Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.INTERRUPTED: "interrupted by Ctrl-C",
     Exit.NOBODY_READS: "nobody reads the output any more",
 }

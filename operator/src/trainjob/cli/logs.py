@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainjob.cli.ending import Exit, conclude, describe_exits, ends_quietly
+from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, conclude, describe_exits, ends_quietly
 from trainjob.cli.options import cluster_options
 from trainjob.cli.screen import LogPrinter
 from trainjob.client.connection import ClusterOptions
@@ -135,7 +135,7 @@ _EXITS = {
     Exit.GOOD: "the logs were printed; with -f: and the job is complete",
     Exit.FAILED: "with -f: the job failed",
     Exit.NO_JOB: "there is no such job; with -f: or it was deleted meanwhile",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.INTERRUPTED: "interrupted by Ctrl-C",
     Exit.NOBODY_READS: "nobody reads the output any more",
 }

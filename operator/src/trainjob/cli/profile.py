@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.jobs import find_job
@@ -38,7 +38,7 @@ _EXITS = {
     Exit.GOOD: "the profile is written",
     Exit.FAILED: "it can't be had: the steps or the job are over, or the replica doesn't answer",
     Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.TIMEOUT: "the steps have not come within --timeout",
     Exit.INTERRUPTED: "interrupted by Ctrl-C; the request is withdrawn",
 }

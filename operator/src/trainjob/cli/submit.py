@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainjob.api import Document
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly
+from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly
 from trainjob.cli.logs import LogShowing
 from trainjob.cli.options import Duration, cluster_options, namespace_of
 from trainjob.cli.screen import LogPrinter, ProgressLine
@@ -105,7 +105,7 @@ _EXITS = {
     Exit.FAILED: "a mistake in FILE, a job of that name exists, or the cluster refused it; a job failed",
     Exit.USAGE: "FILE can't be read, or the options don't fit together",
     Exit.NO_JOB: "with --wait or --logs: a job was deleted meanwhile",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.TIMEOUT: "with --wait: a job is not over after --timeout",
     Exit.INTERRUPTED: "interrupted by Ctrl-C; jobs that were created continue",
     Exit.NOBODY_READS: "nobody reads the output any more; jobs that were created continue",

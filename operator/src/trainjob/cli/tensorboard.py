@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from trainjob.cli.ending import Exit, describe_exits, ends_quietly, like_ctrl_c
+from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, describe_exits, ends_quietly, like_ctrl_c
 from trainjob.cli.options import cluster_options
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import JobHandle, find_handle
@@ -149,7 +149,7 @@ _EXITS = {
     Exit.GOOD: "TensorBoard was ended",
     Exit.FAILED: "TensorBoard isn't installed or can't start, or the output can't be read",
     Exit.NO_JOB: "there is no such job",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.INTERRUPTED: "ended by Ctrl-C",
 }
 

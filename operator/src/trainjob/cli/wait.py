@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import click
 
-from trainjob.cli.ending import Exit, conclude, describe_exits, ends_quietly
+from trainjob.cli.ending import NO_CLUSTER_MEANING, Exit, conclude, describe_exits, ends_quietly
 from trainjob.cli.options import Duration, cluster_options
 from trainjob.cli.screen import ProgressLine
 from trainjob.client.connection import ClusterOptions
@@ -49,7 +49,7 @@ _EXITS = {
     Exit.GOOD: "the job is complete",
     Exit.FAILED: "the job failed, or its run on this machine was interrupted",
     Exit.NO_JOB: "there is no such job, or it was deleted while it was waited for",
-    Exit.NO_CLUSTER: "the cluster can't be asked: no kubeconfig, no answer, no permission, no TrainJob API",
+    Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
     Exit.TIMEOUT: "the job is not over after --timeout",
     Exit.INTERRUPTED: "interrupted by Ctrl-C",
 }

@@ -318,16 +318,16 @@ class Child:
         report = self._progress.report or {}
         reported = report.get("error")
         error = reported if isinstance(reported, dict) else {}
+        tail = run.log.tail if run.log is not None else ""
         crash = fatal_error(run.log.recent) if run.log is not None and number is not None else ""
-        tail = run.log.tail if run.log is not None and not crash else crash
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
-        last = lines[0 if crash else -1] if lines else ""
+        last = crash.partition("\n")[0] or (lines[-1] if lines else "")
         step = report.get("step")
         return ChildExit(
             code=code,
             signal=number,
             out_of_memory=code == 128 + signal.SIGKILL and self._oom.changed(),
-            log_tail=tail,
+            log_tail=crash or tail,
             message=str(error.get("message") or last),
             reason=str(error.get("reason") or ""),
             step=step if isinstance(step, int) else None,
