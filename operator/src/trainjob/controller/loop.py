@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trainjob.api import TrainJobStatus
@@ -186,7 +186,9 @@ class Controller:
             _log.exception("%s: could not be reconciled; trying again in %.1f s", key, wait)
         else:
             self._queue.forget(key)
-            if again is not None:
+            if again == timedelta(0):
+                self._queue.put_off(key)
+            elif again is not None:
                 self._queue.add_after(key, again.total_seconds())
 
     async def _post_refusal(self, key: JobKey, message: str) -> None:

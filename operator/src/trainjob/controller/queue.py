@@ -15,6 +15,7 @@ from trainjob.cluster.fair_slots import FairQueue
 
 Key = TypeVar("Key", bound=Hashable)
 
+PUT_OFF_SECONDS = 1.0
 FIRST_RETRY = 0.05
 LONGEST_RETRY = 60.0
 SUPERSEDED_KEPT = 100
@@ -83,6 +84,17 @@ class WorkQueue(Generic[Key]):
             self._later = [entry for entry in self._later if self._due.get(entry[2]) == entry[0]]
             heapq.heapify(self._later)
         self._wake()
+
+    def put_off(self, key: Key) -> None:
+        """Make a key that is being processed due again: at once if no other is, else a little later.
+
+        What has changed meanwhile is seen then too: a pass over a new job changes it many times itself.
+        """
+        if len(self):
+            self._again.discard(key)
+            self.add_after(key, PUT_OFF_SECONDS)
+        else:
+            self.add(key)
 
     def retry(self, key: Key) -> float:
         """Make the key due after a wait that doubles with each consecutive failure, and return the wait."""

@@ -296,13 +296,20 @@ def _waves(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
     """Group creations so that pods don't wait for what they need; only their token comes last.
 
     Without that Secret no container starts: a pod does nothing if one of the other objects can't be created.
+    So pods are sent before all that nobody looks at until they run.
     """
 
-    def is_token(action: Action) -> bool:
-        return isinstance(action, Create) and action.kind == "Secret"
+    def rank(action: Action) -> int:
+        """Return where an action stands in the order of kinds; 0 for pods and what a scheduler looks at."""
+        kind = action.kind if isinstance(action, Creation) else ""
+        return 1 + _LATE.index(kind) if kind in _LATE else 0
 
-    yield tuple(action for action in actions if not is_token(action))
-    yield tuple(action for action in actions if is_token(action))
+    in_order = sorted(actions, key=rank)
+    yield tuple(action for action in in_order if rank(action) < len(_LATE))
+    yield tuple(action for action in in_order if rank(action) == len(_LATE))
+
+
+_LATE = ("Service", "NetworkPolicy", "ConfigMap", "Secret")
 
 
 def _is_fine(action: Action, error: BaseException) -> bool:
