@@ -57,6 +57,13 @@ async def test_a_large_job_says_what_it_does_before_its_pods_are_made(workers: i
     assert len(world.pods) == workers + 1
 
 
+@pytest.mark.parametrize(("workers", "rests"), [(2, False), (WORKERS, True)])
+async def test_only_a_large_job_rests_between_two_passes(workers: int, rests: bool) -> None:
+    world = World(build_job(workers=workers))
+    await world.settle()
+    assert (world.reconciler.rest(world.key) > 0) is rests
+
+
 async def test_pods_are_sent_before_what_nobody_needs_until_they_run_and_their_token_last() -> None:
     world = World(build_job())
     world.cluster.fault_after = lambda _, manifest: kinds.append(manifest["kind"])

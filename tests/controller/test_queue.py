@@ -46,6 +46,23 @@ def test_keys_come_in_the_order_in_which_they_were_added() -> None:
     assert [queue.take(), queue.take(), queue.take()] == ["c", "a", "b"]
 
 
+def test_a_key_that_rests_is_not_handed_out_whatever_happens() -> None:
+    queue, clock = build_queue()
+    queue.add("a")
+    assert queue.take() == "a"
+    queue.add("a")
+    queue.done("a", rest=2)
+    queue.add("a")
+    clock.now = 1
+    assert queue.take() is None
+    assert queue.next_due() == 1
+    clock.now = 2
+    assert queue.take() == "a"
+    queue.done("a")
+    queue.add("a")
+    assert queue.take() == "a"
+
+
 def test_a_key_that_is_put_off_comes_after_others_but_soon() -> None:
     queue, clock = build_queue()
     queue.add("a")

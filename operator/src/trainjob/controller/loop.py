@@ -152,7 +152,7 @@ class Controller:
                 await self._reconcile(key)
             finally:
                 del self._began[key]
-                self._queue.done(key)
+                self._queue.done(key, self._reconciler.rest(key))
             self._on_reconciled(key, time() - began)
 
     async def _next(self) -> JobKey:
