@@ -62,6 +62,12 @@ def test_a_start_writes_nothing(result: dict[str, Any], part: str) -> None:
     assert result[part]["writes"] == 0
 
 
+@pytest.mark.parametrize("role", ["leader", "standby"])
+def test_memory_is_given_back(result: dict[str, Any], role: str) -> None:
+    """Without a return to the kernel each minute, it stays what it was."""
+    assert result["given_back"][f"{role}_mib"] < result["jobs"][f"{role}_mib"]
+
+
 def test_nothing_grows_in_ten_minutes() -> None:
     """The nightly part: `--soak 3600` is for the docs."""
     small = ("--jobs", "0", "--finished", "0", "--running", "20", "--workers", "2")
