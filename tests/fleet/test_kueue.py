@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from testbed import Cluster, Unfit
 
+from support.kube.gangs import make_nodes
 from support.kube.helm import own_plane
 from support.kube.kube_cluster import running
 from support.kube.kubelet import GhostAgents
@@ -66,10 +67,18 @@ class Place:
         job, role = labels["trainjob.dev/job"], labels["trainjob.dev/role"]
         return self.codes.get((job, role), self.codes.get((job, "")))
 
-    async def submit(self, name: str, *, queue: str = "research", priority: str = "", **changes: Any) -> None:
+    async def submit(
+        self,
+        name: str,
+        *,
+        queue: str = "research",
+        priority: str = "",
+        annotations: dict[str, str] | None = None,
+        **changes: Any,
+    ) -> None:
         labels = {"kueue.x-k8s.io/queue-name": queue}
         labels |= {"kueue.x-k8s.io/priority-class": priority} if priority else {}
-        meta = {"labels": labels}
+        meta = {"labels": labels, "annotations": annotations or {}}
         job = build_job(name=name, namespace=self.namespace, metadata=meta, container=CPU, **changes)
         await self.admin.create(TRAINJOBS, job)
 
@@ -99,7 +108,7 @@ class Place:
 
     def workload_of(self, name: str) -> Manifest:
         found = self.kueue.workloads(self.namespace)
-        return next(w for w in found if w["metadata"]["labels"]["trainjob.dev/job"] == name)
+        return next(w for w in found if w["metadata"].get("labels", {}).get("trainjob.dev/job") == name)
 
     async def nothing_is_terminating(self) -> None:
         async def terminating() -> list[str]:
@@ -184,8 +193,7 @@ async def test_of_two_jobs_the_second_starts_when_the_first_ends(place: Place, h
 
 @pytest.mark.parametrize("place", ["v1beta2", "v1beta1"], indirect=True)
 async def test_a_job_of_higher_priority_preempts_another_which_resumes(place: Place) -> None:
-    head = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass"}
-    place.cluster.apply({**head, "metadata": {"name": "urgent"}, "value": 100})
+    place.kueue.make_priority("urgent", 100)
     await place.submit("usual")
     await place.is_("usual", "Running")
     await place.submit("urgent", priority="urgent")
@@ -238,6 +246,109 @@ async def test_a_job_that_waits_may_ask_for_less_or_in_another_queue(place: Plac
     labels = {"kueue.x-k8s.io/queue-name": "research"}
     await place.admin.patch(TRAINJOBS, place.namespace, "elsewhere", {"metadata": {"labels": labels}})
     await place.is_("elsewhere", "Running")
+
+
+async def test_the_position_in_the_queue_is_told(place: Place) -> None:
+    place.kueue.make_priority("later", -1)
+    await place.submit("first")
+    await place.is_("first", "Running")
+    await place.submit("third", priority="later")
+    await place.is_("third", "Queued", "waiting in queue research at position 1: couldn't assign flavors")
+    await place.submit("second")
+    await place.is_("second", "Queued", "waiting in queue research at position 1: couldn't assign flavors")
+    await place.is_("third", "Queued", "waiting in queue research at position 2: couldn't assign flavors")
+
+
+async def test_what_an_admission_check_adds_reaches_the_pods(place: Place) -> None:
+    check = f"check-{place.namespace}"
+    place.kueue.make_check(check)
+    place.kueue.make_queue(place.namespace, 3, admissionChecksStrategy={"admissionChecks": [{"name": check}]})
+    await place.submit("x")
+    await place.is_("x", "Queued", f"waiting in queue research, which has quota for it: {check}: pending")
+    update = {
+        "name": "worker",
+        "labels": {"example.com/label": "1"},
+        "annotations": {"example.com/annotation": "2"},
+        "nodeSelector": {"example.com/node": "3"},
+        "tolerations": [{"key": "example.com/spot", "operator": "Exists"}],
+    }
+    place.kueue.answer_check(place.workload_of("x"), check, "Ready", podSetUpdates=[update])
+    await place.is_("x", "Running")
+    for pod in await place.pods("x"):
+        meta, spec = pod["metadata"], pod["spec"]
+        is_worker = meta["labels"]["trainjob.dev/role"] == "worker"
+        added = {
+            "labels": {k: v for k, v in meta["labels"].items() if k.startswith("example.com/")},
+            "annotations": {
+                k: v for k, v in meta.get("annotations", {}).items() if k.startswith("example.com/")
+            },
+            "nodeSelector": {k: v for k, v in spec["nodeSelector"].items() if k.startswith("example.com/")},
+            "tolerations": [t for t in spec["tolerations"] if t["key"].startswith("example.com/")],
+        }
+        wanted = {key: update[key] for key in added}
+        assert added == (wanted if is_worker else {key: type(value)() for key, value in wanted.items()})
+    await place.submit("dear", workers=1, evaluator=False)
+    await end(place, "x", "Complete")
+    await place.is_("dear", "Queued", "which has quota for it")
+    place.kueue.answer_check(place.workload_of("dear"), check, "Rejected", message="over budget")
+    await place.is_("dear", "Queued", "over budget")
+
+
+async def test_nodes_that_are_assigned_by_topology_are_refused_and_their_quota_given_back(
+    place: Place,
+) -> None:
+    make_nodes(place.cluster, 3, 4, pool="gpu")
+    place.kueue.make_topology(place.namespace)
+    place.kueue.make_queue(place.namespace, 3, flavor={"topologyName": place.namespace})
+    await place.submit("x")
+    sentence = "it assigns nodes by topology, which this controller can't follow; name another queue"
+    await place.is_("x", "Queued", f"waiting in queue research: {sentence}")
+
+    async def conditions() -> dict[str, str]:
+        found = place.workload_of("x")["status"]["conditions"]
+        return {condition["type"]: condition["status"] for condition in found}
+
+    await eventually(conditions, lambda found: found["QuotaReserved"] == "False", guard=60)
+    assert await place.pods("x") == []
+    await place.is_("x", "Queued", sentence)
+
+
+async def test_quota_is_borrowed_from_a_cohort_until_its_owner_wants_it(place: Place) -> None:
+    cohort = {"cohortName": place.namespace, "preemption": {"reclaimWithinCohort": "Any"}}
+    place.kueue.make_queue(place.namespace, 3, **cohort)
+    place.kueue.make_queue(place.namespace, 3, "owner", **cohort)
+    await place.submit("borrower", workers=5, evaluator=False)
+    await place.is_("borrower", "Running")
+    await place.submit("owned", queue="owner")
+    await place.is_("borrower", "Queued")
+    await place.is_("owned", "Running")
+    assert "evicted by Kueue (Preempted)" in "".join(await place.events("Evicted"))
+    place.codes["owned", ""] = 0
+    await place.is_("borrower", "Running", "attempt 2")
+
+
+async def test_a_workload_that_was_made_before_its_job_becomes_the_jobs(place: Place) -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "image": "example.com/x:1", **CPU}]}}
+    sets = [{"name": "worker", "count": 2}, {"name": "evaluator", "count": 1}]
+    spec = {"queueName": "research", "podSets": [{**each, "template": template} for each in sets]}
+    head = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
+    place.cluster.apply({**head, "metadata": {"name": "made", "namespace": place.namespace}, "spec": spec})
+    await place.submit("x", annotations={"kueue.x-k8s.io/prebuilt-workload-name": "made"})
+    await place.is_("x", "Running")
+    assert {pod["spec"]["nodeSelector"]["pool"] for pod in await place.pods("x")} == {"gpu"}
+    await place.submit("second")
+    await place.is_("second", "Queued")
+    await end(place, "x", "Complete")
+    await place.is_("second", "Running")
+    names = {workload["metadata"]["name"] for workload in place.kueue.workloads(place.namespace)}
+    assert len(names) == 2
+    assert place.workload_of("x")["metadata"]["name"] == "made"
+    place.cluster.kubectl("delete", "tj", "x", "-n", place.namespace)
+
+    async def left() -> set[str]:
+        return {workload["metadata"]["name"] for workload in place.kueue.workloads(place.namespace)}
+
+    await eventually(left, lambda found: "made" not in found, guard=60)
 
 
 async def test_kueue_restarts_in_the_middle(place: Place) -> None:

@@ -92,6 +92,7 @@ CODE = "code.zip"
 """The key of a job's code in its ConfigMap, and its file beside the agent's program."""
 
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
 """On a job: the Kueue queue that admits its pods."""
 
 GROUP_NAME_LABEL = "scheduling.x-k8s.io/pod-group"
