@@ -363,6 +363,60 @@ async def test_a_prebuilt_workload_that_cannot_be_the_jobs_is_not_taken(
         assert world.workload["metadata"]["name"] == "made"
 
 
+def build_delegated_job() -> dict[str, Any]:
+    return build_queued_job(managedBy="kueue.x-k8s.io/multikueue")
+
+
+async def test_multikueue_runs_a_job_elsewhere_and_the_workload_asks_for_it() -> None:
+    world = QueueWorld(build_delegated_job())
+    world.add("PriorityClass", "any", value=1)
+    await world.settle()
+    assert (world.status.state, world.status.message) == ("Queued", "waiting in queue research")
+    await world.admit()
+    copied = {"state": "Running", "conditions": [], "message": "training on 2 workers"}
+    world.cluster.change(world.cluster.job(world.key), {"status": copied})
+    await world.pass_time(60)
+    assert (world.status.state, world.status.message) == ("Running", "training on 2 workers")
+    assert world.condition("PodsReady") is None
+    await world.evict()
+    assert world.condition("QuotaReserved") == ("False", "Pending")
+    assert (world.status.state, world.status.message) == (
+        "Queued",
+        "waiting in queue research: preempted by UID 7",
+    )
+    await world.admit()
+    done = {"type": "Complete", "status": "True", "reason": "TrainingFinished", "message": "done"}
+    done["lastTransitionTime"] = world.now.isoformat()
+    world.cluster.change(
+        world.cluster.job(world.key), {"status": {"state": "Complete", "conditions": [done]}}
+    )
+    await world.settle()
+    assert world.condition("Finished") == ("True", "Succeeded")
+    assert world.workload["metadata"]["finalizers"] == []
+    assert created(world) == {"Workload"}
+
+
+async def test_a_suspended_job_of_multikueue_gives_its_quota_back() -> None:
+    world = QueueWorld(build_delegated_job())
+    await world.settle()
+    await world.admit()
+    world.edit(suspend=True)
+    await world.settle()
+    assert (world.status.state, world.workload["spec"]["active"]) == ("Suspended", False)
+    await world.evict("Deactivated", "The workload is deactivated")
+    assert world.condition("QuotaReserved") == ("False", "Pending")
+    world.edit(suspend=False)
+    await world.settle()
+    assert (world.status.state, world.workload["spec"]["active"]) == ("Queued", True)
+
+
+@pytest.mark.parametrize("kueue", ["", None])
+async def test_a_job_of_multikueue_is_left_alone_without_kueue(kueue: str | None) -> None:
+    world = QueueWorld(build_delegated_job(), kueue=kueue)
+    await world.settle()
+    assert world.cluster.writes == []
+
+
 async def test_a_workload_that_the_cluster_refuses_is_reported_and_tried_again() -> None:
     world = QueueWorld()
     refused = Refused("Forbidden", "workloads is forbidden")

@@ -7,7 +7,7 @@ of it, is real; that pods save before they end is for tests of the node tier.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,15 @@ async def place(
 ) -> AsyncIterator[Place]:
     """A place for a controller that knows this version of Kueue's API only."""
     monkeypatch.setattr("trainjob.cluster.kube.discovery.KUEUE_VERSIONS", (request.param,))
+    async with open_place(kueue, kueue.cluster.create_namespace(), tmp_path) as place:
+        yield place
+
+
+@asynccontextmanager
+async def open_place(kueue: Kueue, namespace: str, folder: Path) -> AsyncIterator[Place]:
     cluster = kueue.cluster
-    namespace = cluster.create_namespace()
     kueue.make_queue(namespace, cpus=3)
-    access = grant(cluster, namespace, tmp_path, (*PERMISSIONS, *KUEUE_PERMISSIONS))
+    access = grant(cluster, namespace, folder, (*PERMISSIONS, *KUEUE_PERMISSIONS))
     _grant_everywhere(cluster, namespace)
     async with AsyncExitStack() as stack:
         admin = await stack.enter_async_context(open_admin(cluster))
@@ -349,6 +354,53 @@ async def test_a_workload_that_was_made_before_its_job_becomes_the_jobs(place: P
         return {workload["metadata"]["name"] for workload in place.kueue.workloads(place.namespace)}
 
     await eventually(left, lambda found: "made" not in found, guard=60)
+
+
+async def test_multikueue_runs_a_job_in_another_cluster(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Both clusters have Kueue and a controller; only the other one has pods."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with own_plane("kueue-elsewhere") as cluster:
+        install_crd(cluster)
+        with running_kueue(cluster, folder / "kueue") as kueue:
+            cluster.kubectl("create", "namespace", place.namespace)
+            async with open_place(kueue, place.namespace, folder) as elsewhere:
+                await _is_run_elsewhere(place, elsewhere)
+
+
+async def _is_run_elsewhere(place: Place, elsewhere: Place) -> None:
+    name = f"elsewhere-{place.namespace}"
+    place.kueue.make_remote(name, elsewhere.cluster)
+    place.kueue.make_queue(place.namespace, 3, admissionChecksStrategy={"admissionChecks": [{"name": name}]})
+    here = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    await place.submit("first", **here)
+    await place.submit("second", **here)
+    await place.is_("first", "Running")
+    await elsewhere.is_("first", "Running")
+    await place.is_("second", "Queued", "waiting in queue research")
+    assert await place.pods("first") == []
+    assert len(elsewhere.kueue.workloads(place.namespace)) == 1
+    elsewhere.codes["first", ""] = 0
+    await place.is_("first", "Complete")
+    await place.is_("second", "Running")
+
+    await place.edit("second", suspend=True)
+    await place.is_("second", "Suspended")
+
+    async def jobs() -> set[str]:
+        found = (await elsewhere.admin.list(TRAINJOBS, place.namespace))["items"]
+        return {job["metadata"]["name"] for job in found}
+
+    await eventually(jobs, lambda found: not found, guard=60)
+    await place.edit("second", suspend=False)
+    await place.is_("second", "Running")
+    place.cluster.kubectl("delete", "tj", "second", "-n", place.namespace)
+    await eventually(jobs, lambda found: not found, guard=60)
+    await elsewhere.nothing_is_terminating()
+    await place.nothing_is_terminating()
+    left = {w["metadata"]["labels"]["trainjob.dev/job"] for w in place.kueue.workloads(place.namespace)}
+    assert left == {"first"}
 
 
 async def test_kueue_restarts_in_the_middle(place: Place) -> None:

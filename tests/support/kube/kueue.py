@@ -141,6 +141,18 @@ class Kueue:
         meta = workload["metadata"]
         self.patch_status("workload", meta["name"], {"admissionChecks": [written]}, "-n", meta["namespace"])
 
+    def make_remote(self, name: str, worker: Cluster) -> None:
+        """Have MultiKueue run in that cluster what passes the admission check of this name."""
+        config = {"kubeconfig": b64encode(worker.kubeconfig.read_bytes()).decode()}
+        meta = {"name": name, "namespace": "kueue-system"}
+        self.cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": config})
+        source = {"kubeConfig": {"locationType": "Secret", "location": name}}
+        self._apply("MultiKueueCluster", {"name": name}, {"clusterSource": source})
+        self._apply("MultiKueueConfig", {"name": name}, {"clusters": [name]})
+        parameters = {"apiGroup": GROUP, "kind": "MultiKueueConfig", "name": name}
+        check = {"controllerName": f"{GROUP}/multikueue", "parameters": parameters}
+        self._apply("AdmissionCheck", {"name": name}, check)
+
     def make_topology(self, name: str) -> None:
         """Create a topology in which each node is a place of its own."""
         self._apply("Topology", {"name": name}, {"levels": [{"nodeLabel": "kubernetes.io/hostname"}]})
@@ -194,6 +206,7 @@ class Kueue:
             "internalCertManagement": {"enable": False},
             "visibilityServer": {"bindAddress": self._host, "bindPort": self._visibility},
             "waitForPodsReady": {"timeout": "10m"},
+            "multiKueue": {"externalFrameworks": [{"name": "TrainJob.v1alpha1.trainjob.dev"}]},
             "integrations": {
                 "frameworks": ["batch/job"],
                 "externalFrameworks": ["TrainJob.v1alpha1.trainjob.dev"],

@@ -26,6 +26,9 @@ GROUP = "kueue.x-k8s.io"
 VISIBILITY_GROUP = f"visibility.{GROUP}"
 FINALIZER = f"{GROUP}/resource-in-use"
 JOB_UID = f"{GROUP}/job-uid"
+MULTIKUEUE = f"{GROUP}/multikueue"
+"""Manager of a job that Kueue runs in another cluster."""
+
 PRIORITY_CLASS = f"{GROUP}/priority-class"
 """On a job: the WorkloadPriorityClass of its Workload."""
 

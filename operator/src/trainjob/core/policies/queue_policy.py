@@ -18,6 +18,7 @@ from trainjob.core.delays import RECHECK
 from trainjob.core.failure import describe_resume
 from trainjob.core.names import EVALUATOR, ObjectRef, replica_counts
 from trainjob.core.observed import Observed, Refusal
+from trainjob.core.policies.lifecycle import suspended
 from trainjob.core.wording import quoted, reason_word
 from trainjob.core.workload import (
     ADMITTED,
@@ -25,6 +26,7 @@ from trainjob.core.workload import (
     FINALIZER,
     FINISHED,
     INACTIVE,
+    MULTIKUEUE,
     PODS_READY,
     QUOTA_RESERVED,
     REQUEUED,
@@ -57,6 +59,13 @@ def queued(observed: Observed, now: datetime) -> Plan | None:
         () if waits else (event,),
         _recheck(observed, now),
     )
+
+
+def held_here(observed: Observed, now: datetime) -> Plan | None:
+    """Hold a job that MultiKueue will run in another cluster, from where it then copies the status."""
+    if is_finished(observed.status):
+        return None
+    return suspended(observed, now) or (queued(observed, now) if _is_held(observed) else None)
 
 
 def _is_held(observed: Observed) -> bool:
@@ -245,7 +254,7 @@ def _status_changes(
 ) -> dict[str, Any]:
     if found.is_true(EVICTED) and found.holds_quota:
         return {} if observed.unfinished_pods else _give_back(found, status, now)
-    if not found.admitted:
+    if not found.admitted or observed.manager == MULTIKUEUE:
         return {}
     changes: dict[str, Any] = {}
     ready = is_true(status, RUNNING) or is_true(status, SUCCESS_CRITERIA_MET)
