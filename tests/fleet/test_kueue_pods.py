@@ -63,7 +63,7 @@ def test_a_preempted_job_saves_makes_room_and_ends_as_if_nothing_had_happened(ku
     wait_for(cluster, namespace, "digits", RUNNING)
     wait_for(cluster, namespace, "digits", "jsonpath={.status.progress.step}")
     checkpoints = output(claim) / "checkpoints"
-    assert not list(checkpoints.glob("*.index"))
+    assert not list(checkpoints.glob("step-*"))
 
     urgent = script_job("urgent", 'until("done")')
     urgent["metadata"]["labels"] = {**queue, "kueue.x-k8s.io/priority-class": "urgent"}
@@ -71,7 +71,7 @@ def test_a_preempted_job_saves_makes_room_and_ends_as_if_nothing_had_happened(ku
     wait_for(cluster, namespace, "digits", "jsonpath={.status.state}=Queued")
     wait_for(cluster, namespace, "urgent", RUNNING)
     assert pods(cluster, namespace, "digits") == []
-    assert list(checkpoints.glob("*.index")), "nothing was saved in the grace period"
+    assert list(checkpoints.glob("step-*")), "nothing was saved in the grace period"
     told = describe(cluster, namespace, "digits")
     assert "evicted by Kueue (Preempted): Preempted to accommodate a workload" in told
 

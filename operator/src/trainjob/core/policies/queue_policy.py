@@ -112,7 +112,8 @@ def _why_held(observed: Observed) -> tuple[str, str]:
         checks = "; ".join(
             f"{check['name']}: {quoted(check.get('message') or 'pending')}" for check in pending
         )
-        return "AdmissionChecks", f"{waiting}, which has quota for it: {checks or 'its flavors are unknown'}"
+        rest = "its flavors are unknown" if found.admitted else "its admission is pending"
+        return "AdmissionChecks", f"{waiting}, which has quota for it: {checks or rest}"
     if observed.queue_position is not None:
         waiting += f" at position {observed.queue_position}"
     held = found.condition(FINISHED) if found.is_true(FINISHED) else found.condition(QUOTA_RESERVED)
