@@ -31,6 +31,7 @@ from trainjob.core.settings import Bundle, Settings
 Manifest = dict[str, Any]
 
 BUNDLE = Bundle(b"the agent's program", b"the controller's key")
+POSITIONS = "visibility.kueue.x-k8s.io", "localqueues/pendingworkloads", "get"
 CPU = {"resources": {"requests": {"cpu": "1"}}}
 
 
@@ -45,6 +46,7 @@ def plane() -> Iterator[Cluster]:
 def kueue(plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
     try:
         with running_kueue(plane, tmp_path_factory.mktemp("kueue")) as kueue:
+            kueue.await_collector()
             yield kueue
     except Unfit as error:
         pytest.skip(str(error))
@@ -89,13 +91,13 @@ class Place:
         status: Manifest = (await self.admin.get(TRAINJOBS, self.namespace, name)).get("status", {})
         return status
 
-    async def is_(self, name: str, state: str, message: str = "") -> None:
+    async def is_(self, name: str, state: str, message: str = "", *, guard: float = 60) -> None:
         """Wait until the job is in this state, with this in its message."""
 
         def holds(status: Manifest) -> bool:
             return status.get("state") == state and message in status.get("message", "")
 
-        await eventually(lambda: self.status(name), holds, guard=60)
+        await eventually(lambda: self.status(name), holds, guard=guard)
 
     async def pods(self, name: str) -> list[Manifest]:
         selector = f"trainjob.dev/job={name}"
@@ -146,7 +148,9 @@ async def open_place(kueue: Kueue, namespace: str, folder: Path) -> AsyncIterato
         controller = Controller(kube, workers=4, settings=settings)
         await stack.enter_async_context(running(controller.run(), place.kubelet.run()))
         yield place
-    assert 403 not in {call.code for call in place.calls}
+    refused = {(call.group, call.resource, call.verb) for call in place.calls if call.code == 403}
+    assert refused <= {POSITIONS}  # by Kueue itself, while it starts
+    assert POSITIONS not in refused or 200 in {c.code for c in place.calls if c.group == POSITIONS[0]}
 
 
 def _grant_everywhere(cluster: Cluster, namespace: str) -> None:
@@ -181,11 +185,11 @@ async def test_of_two_jobs_the_second_starts_when_the_first_ends(place: Place, h
     await place.is_("first", "Running")
     assert {pod["spec"]["nodeSelector"]["pool"] for pod in await place.pods("first")} == {"gpu"}
     await place.submit("second")
-    await place.is_("second", "Queued", "waiting in queue research: couldn't assign flavors to pod set")
+    await place.is_("second", "Queued", "couldn't assign flavors to pod set")
     assert await place.pods("second") == []
     assert "startTime" not in await place.status("second")
     await end(place, "first", how)
-    await place.is_("second", "Running")
+    await place.is_("second", "Running", guard=10)
     await place.nothing_is_terminating()
     place.codes["second", ""] = 0
     await place.is_("second", "Complete")
@@ -356,17 +360,22 @@ async def test_a_workload_that_was_made_before_its_job_becomes_the_jobs(place: P
     await eventually(left, lambda found: "made" not in found, guard=60)
 
 
-async def test_multikueue_runs_a_job_in_another_cluster(
-    place: Place, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Both clusters have Kueue and a controller; only the other one has pods."""
-    folder = tmp_path_factory.mktemp("elsewhere")
+@pytest.fixture
+def other_kueue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
+    """Kueue in another cluster."""
     with own_plane("kueue-elsewhere") as cluster:
         install_crd(cluster)
-        with running_kueue(cluster, folder / "kueue") as kueue:
-            cluster.kubectl("create", "namespace", place.namespace)
-            async with open_place(kueue, place.namespace, folder) as elsewhere:
-                await _is_run_elsewhere(place, elsewhere)
+        with running_kueue(cluster, tmp_path_factory.mktemp("elsewhere")) as other:
+            yield other
+
+
+async def test_multikueue_runs_a_job_in_another_cluster(
+    other_kueue: Kueue, place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Both clusters have Kueue and a controller; only the other one has pods."""
+    other_kueue.cluster.kubectl("create", "namespace", place.namespace)
+    async with open_place(other_kueue, place.namespace, tmp_path_factory.mktemp("access")) as elsewhere:
+        await _is_run_elsewhere(place, elsewhere)
 
 
 async def _is_run_elsewhere(place: Place, elsewhere: Place) -> None:

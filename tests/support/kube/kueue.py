@@ -164,6 +164,15 @@ class Kueue:
             "patch", kinds, name, *words, "--subresource=status", "--type=merge", "--patch", patch
         )
 
+    def await_collector(self) -> None:
+        """Return once the garbage collector knows Workloads: it looks for new kinds every 30 seconds."""
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "gone"}
+        meta = {"name": "left-behind", "namespace": "default", "ownerReferences": [owner]}
+        pods = {"containers": [{"name": "main", "image": "example.com/x:1"}]}
+        sets = [{"name": "main", "count": 1, "template": {"spec": pods}}]
+        self._apply("Workload", meta, {"podSets": sets})
+        until(lambda: not self.workloads("default"), what="the garbage collector", seconds=120)
+
     def workloads(self, namespace: str) -> list[Manifest]:
         found: list[Manifest] = self.cluster.get(f"workloads.{GROUP}", namespace=namespace)["items"]
         return found
