@@ -83,6 +83,7 @@ def test_a_preempted_job_saves_makes_room_and_ends_as_if_nothing_had_happened(ku
 
     touch(cluster, namespace, "urgent", "done")
     wait_for(cluster, namespace, "urgent", "jsonpath={.status.state}=Complete")
+    cluster.delete("tj", "urgent", namespace=namespace)
     status = completed(cluster, claim)
     assert resumed(cluster, claim)
     restarts = status["restarts"]
