@@ -92,8 +92,10 @@ CODE = "code.zip"
 """The key of a job's code in its ConfigMap, and its file beside the agent's program."""
 
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
-PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
 """On a job: the Kueue queue that admits its pods."""
+
+PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
+"""On a job, as a label or an annotation: the Workload that was made for it."""
 
 GROUP_NAME_LABEL = "scheduling.x-k8s.io/pod-group"
 """On a pod: its PodGroup, for the scheduler with scheduler-plugins' coscheduling."""

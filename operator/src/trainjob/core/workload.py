@@ -126,7 +126,7 @@ class Workload:
 
 
 def read_workload(manifest: Mapping[str, Any] | None, uid: str | None) -> Workload | None:
-    """Return the Workload that the job with this uid owns, or (None) that nobody owns; None if it isn't."""
+    """Return the Workload that the job with this uid owns, or (None) that nobody owns; else None."""
     if manifest is None or controller_uid(manifest) != uid:
         return None
     meta, spec, status = manifest["metadata"], mapping_at(manifest, "spec"), mapping_at(manifest, "status")
