@@ -350,13 +350,12 @@ WARNING = 30
 """Seconds between the warning and the end of a spot node; clouds' handlers drain it in less."""
 
 
-@pytest.mark.parametrize("replica", ["worker-0", "worker-1"])
 def test_a_spot_node_with_a_short_warning_costs_no_step(
-    cluster: NodeCluster, claim: Claim, undisturbed: Path, replica: str
+    cluster: NodeCluster, claim: Claim, undisturbed: Path
 ) -> None:
     start(cluster, claim, *RARELY)
     is_training_without_a_checkpoint(cluster, claim)
-    old = live_pod(cluster, claim, replica)
+    old = live_pod(cluster, claim, "worker-0")
     node = node_of(cluster, old)
     end = time.monotonic() + WARNING
     with cordoned(cluster, node):
@@ -364,7 +363,7 @@ def test_a_spot_node_with_a_short_warning_costs_no_step(
         cluster.kubectl(*drain, f"--timeout={WARNING - 5}s", timeout=WARNING)
         time.sleep(max(0, end - time.monotonic()))
         with dead(node):
-            new = successor(cluster, claim, replica, old)
+            new = successor(cluster, claim, "worker-0", old)
             assert new["spec"]["nodeName"] != node.name
             trains_again(cluster, claim, 2)
             status = completed(cluster, claim)
