@@ -62,6 +62,23 @@ async def test_a_job_is_observed_when_its_key_is_added() -> None:
     running.cancel()
 
 
+async def test_passes_that_wait_for_nothing_let_other_tasks_run() -> None:
+    passed: list[JobKey] = []
+    controller = Controller(
+        FakeCluster(lambda: datetime.now(UTC)), on_reconciled=lambda key, _: passed.append(key)
+    )
+    keys = [JobKey("default", f"gone-{number}") for number in range(200)]
+    for key in keys:
+        controller.add(key)
+    running = asyncio.create_task(controller.run())
+    seen = set()
+    while len(passed) < len(keys):
+        await asyncio.sleep(0)
+        seen.add(len(passed))
+    running.cancel()
+    assert len(seen) > len(keys) / 8
+
+
 def test_the_wait_of_the_key_that_is_next() -> None:
     now = [100.0]
     queue: WorkQueue[str] = WorkQueue(lambda: now[0])

@@ -154,6 +154,9 @@ class Controller:
                 del self._began[key]
                 self._queue.done(key)
             self._on_reconciled(key, time() - began)
+            # A pass over a finished job waits for nothing: ten thousand of them, one after the other, would
+            # keep the loop from renewing the lease.
+            await asyncio.sleep(0)
 
     async def _next(self) -> JobKey:
         while True:
