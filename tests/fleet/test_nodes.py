@@ -369,7 +369,7 @@ def test_a_spot_node_with_a_short_warning_costs_no_step(
             status = completed(cluster, claim)
     assert resumed(cluster, claim)
     assert status["restarts"]["uncharged"] == 1
-    assert status["restarts"].get("lostSteps", 0) == 0
+    assert status["restarts"].get("stepsLost", 0) == 0
     assert largest_difference(undisturbed, output(claim)) <= EQUAL
 
 
