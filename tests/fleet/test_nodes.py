@@ -404,8 +404,6 @@ def test_a_worker_that_is_evicted_for_its_nodes_memory_goes_on_elsewhere(
     node.restart_kubelet(**pressure(cluster, node))
     try:
         new = successor(cluster, claim, "worker-1", old)
-        print(json.dumps(pods(cluster, claim, "worker-1"), indent=1))
-        print(describe(cluster, claim.namespace, "digits"))
         assert new["spec"]["nodeName"] != node.name
         trains_again(cluster, claim, 2)
         status = completed(cluster, claim)
