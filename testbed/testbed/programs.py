@@ -21,7 +21,7 @@ CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kubectl")
 NODE = ("kubelet", "kube-scheduler", "kube-proxy", "coredns", "helm", "pause")
 RELEASE = ("helm4", "actionlint", "krew", "syft")
 """What only the tests of a release need."""
-FLEET = ("kwok", "kube-router")
+FLEET = ("kwok",)
 """What only benchmarks and tests of a fleet need."""
 KIND = ("kind", "kubeadm", "etcd", "coredns-kubeadm", "local-path-provisioner", "runc")
 """What only `make kind-e2e` needs, on a machine without Docker."""
