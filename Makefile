@@ -12,7 +12,7 @@ PACKAGES := operator/src trainer/src testbed release tests examples benchmarks
 JOB ?= examples/digits.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fleet check docs pictures format generate release-check version first-steps cluster-up cluster-down \
+.PHONY: help run test test-fleet test-next check docs pictures format generate release-check version first-steps cluster-up cluster-down \
     kind-e2e clean
 
 help:  ## Show what there is.
@@ -26,6 +26,15 @@ test: check $(OLDEST)  ## Check and run all tests, side by side. ARGS='-k name' 
 
 test-fleet: $(SYNCED)  ## Run the tests that take minutes each: fleets, several nodes, other versions. ARGS='-k name' runs some.
 	@$(BIN)/pytest --durations=10 tests/fleet $(ARGS)
+
+test-next: | $(UV)  ## Try the newest TensorFlow and Keras, pre-releases included. ARGS='-k name' runs some.
+	UV_PROJECT_ENVIRONMENT=.venv-next $(UV) sync --quiet --locked --compile-bytecode
+	$(UV) pip install --quiet --python .venv-next --prerelease allow --upgrade tensorflow-cpu tensorboard
+	$(UV) pip uninstall --quiet --python .venv-next keras keras-nightly
+	$(UV) pip install --quiet --python .venv-next --no-deps --prerelease allow --upgrade keras-nightly
+	TRAIN_WITHOUT=keras-version .venv-next/bin/pytest --durations=10 -n auto --no-loadscope-reorder tests/keras_forms \
+	    tests/trainer/test_private_names.py tests/trainer_plain/test_keras_repair.py \
+	    tests/multiprocess/test_library.py::test_two_workers_equal_one $(ARGS)
 
 check: $(SYNCED)  ## Style, types, layers, links of the docs, and that generated files are up to date.
 	@$(BIN)/ruff check $(PACKAGES)
@@ -72,7 +81,7 @@ kind-e2e: $(SYNCED)  ## Run tests/e2e/node on a kind cluster of its own, with Do
 	@tests/kind/run $(ARGS)
 
 clean:  ## Remove the environment and the runs.
-	rm -rf .venv .venv-oldest .uv runs examples/runs site .cache
+	rm -rf .venv .venv-oldest .venv-next .uv runs examples/runs site .cache
 
 $(SYNCED): uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml | $(UV)
 	$(UV) sync --locked --compile-bytecode --extra $(TENSORFLOW) --group docs

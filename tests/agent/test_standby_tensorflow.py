@@ -18,6 +18,7 @@ if os.environ['RUN'] == 'first':
 import random
 before = random.random()
 import hashlib, sys
+print('library imported', 'trainjob_trainer.library' in sys.modules)
 import keras
 import numpy as np
 import tensorflow as tf
@@ -65,6 +66,7 @@ async def test_cold_and_warm_starts_train_alike(tmp_path: Path) -> None:
         assert ended.message == f"program.py:{SCRIPT.count(chr(10))}: RuntimeError: as asked"
         assert list((folder / "out").rglob("manifest.json"))
         printed.append([line for line in one.output.splitlines() if line.startswith(("weights", "drawn"))])
+        assert f"library imported {standby}\n" in one.output
         assert "repaired True\nsaved by True True\n" in one.output
         await one.child.close()
     assert printed[0] == printed[1] != []

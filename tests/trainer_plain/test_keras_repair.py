@@ -46,20 +46,34 @@ def mended_reduce(values, strategy, reduction):
     return values
 
 
+def trainer_of(kind: type) -> Any:
+    return SimpleNamespace(TensorFlowTrainer=kind, reduce_per_replica=mended_reduce)
+
+
 @pytest.mark.parametrize(
     ("trainer", "version"),
     [(MendedTrainer, "3.9.2"), (MendedTrainer, "3.99.0"), (MendedTrainer, "4.0"), (ChangedTrainer, "3.15.1")],
 )
 def test_an_unknown_keras_is_left_alone_and_named(
-    trainer: type, version: str, capsys: pytest.CaptureFixture[str]
+    trainer: type, version: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = SimpleNamespace(TensorFlowTrainer=trainer, reduce_per_replica=mended_reduce)
+    monkeypatch.delenv("TRAIN_WITHOUT", raising=False)
+    module = trainer_of(trainer)
     method = trainer._maybe_symbolic_build
     assert not keras_repair.repair_keras(module, version)
     assert trainer._maybe_symbolic_build is method
     message = capsys.readouterr().err
     assert f"Keras {version} is not known" in message
     assert "keras>=3.10,<3.16" in message
+
+
+def test_an_unknown_keras_of_the_expected_form_is_tried_where_that_is_wished(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAIN_WITHOUT", "keras-version")
+    assert keras_repair.repair_keras(trainer_of(MendedTrainer), "3.99.0")
+    assert not keras_repair.repair_keras(trainer_of(ChangedTrainer), "3.99.0")
+    assert "Keras 3.99.0 is not known" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["TensorFlowTrainer", "Trainer"])

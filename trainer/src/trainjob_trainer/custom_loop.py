@@ -28,6 +28,7 @@ from trainjob_trainer.parameter_server import serve
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica, join
 from trainjob_trainer.reporting.profiler import Profiler
+from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
 from trainjob_trainer.reporting.wandb_run import begin_run
@@ -217,8 +218,7 @@ class Run:
             return
         self._reported_at = now
         numbers = {name: self._number(value) for name, value in metrics.items()}
-        others = {name: value for name, value in numbers.items() if name != "loss"}
-        self._replica.progress.update(loss=numbers.get("loss"), metrics=others or None)
+        self._replica.progress.update(**by_loss(numbers))
         self._summaries.write(self._done, numbers)
 
     def each_checkpoint(self, evaluate: Callable[[int], Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from trainjob_trainer.engine.work_time import OwnTime
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.machine import Machine
-from trainjob_trainer.reporting.progress import add_to_history, announce
+from trainjob_trainer.reporting.progress import add_to_history, announce, by_loss
 from trainjob_trainer.reporting.step_times import StepTimes
 from trainjob_trainer.reporting.summaries import Summaries
 
@@ -71,14 +71,14 @@ class Recorder:
             step_seconds=seconds / max(count, 1),
             work_seconds=own.work,
             input_seconds=own.input,
+            **by_loss(logs),
         )
-        self._record_metrics(logs)
         if self._is_writer and self._clock() - self._figures_at >= SECONDS_BETWEEN_FIGURES:
             self._write_figures(step, logs)
 
     def record_epoch(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report that an epoch ended at `step`; `metrics` are reduced over all workers."""
-        self._record_metrics(metrics)
+        self._replica.progress.update(**by_loss(metrics))
         if self._is_writer:
             add_to_history(self._replica.environment, step, metrics)
         self._summaries.write(step, {**metrics, "examples_per_second": self._speed})
@@ -92,9 +92,11 @@ class Recorder:
         if self._is_writer:
             self._write_figures(ending.step, {})
         self._summaries.close()
-        self._record_metrics(ending.metrics)
         self._replica.progress.update(
-            state="finished", step=ending.step, stopped_early=ending.stopped_early or None
+            state="finished",
+            step=ending.step,
+            stopped_early=ending.stopped_early or None,
+            **by_loss(ending.metrics),
         )
         self._replica.progress.flush()
 
@@ -108,11 +110,6 @@ class Recorder:
         self._summaries.write(step, {**metrics, **times.figures, **machine})
         self._summaries.write_histogram(step, "step_seconds", times.seconds)
         self._summaries.flush()
-
-    def _record_metrics(self, metrics: Mapping[str, float]) -> None:
-        others = {name: value for name, value in metrics.items() if name != "loss"}
-        if metrics:
-            self._replica.progress.update(loss=metrics.get("loss"), metrics=others)
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:
         done = f"step {step}/{self._plan.total_steps}"

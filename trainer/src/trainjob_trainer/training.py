@@ -1,54 +1,36 @@
-"""The training loop of `train_and_evaluate`: Keras's own `fit`, and a callback that saves and reports."""
+"""The training loop of `train_and_evaluate`: Keras's own `fit`, and its last callback."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
-
 from trainjob_trainer.checkpoint.snapshot import (
     HostGroups,
+    NamedArray,
     VariableGroups,
-    assign,
     json_group,
-    read,
     read_json,
 )
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.early_stopping import Selection
-from trainjob_trainer.engine.callbacks import (
-    isolate,
-    keep_files,
-    put_back,
-    remembered,
-    remembered_weights,
-)
-from trainjob_trainer.engine.metric_state import (
-    LAST_EPOCH,
-    METRICS,
-    MetricState,
-    OverAll,
-    read_results,
-    saved_results,
-    scalars,
-)
+from trainjob_trainer.engine.callbacks import isolate, keep_files, remembered
+from trainjob_trainer.engine.metric_state import LAST_EPOCH, OverAll, read_results, saved_results
 from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.engine.stepping import compile_in_parts
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.engine.work_time import OwnTime
+from trainjob_trainer.plain.callbacks import LastCallback
 from trainjob_trainer.plain.fit_call import FitCall, Seen
 from trainjob_trainer.plain.install import prepare_fit
 from trainjob_trainer.plain.process import PlainProcess, running_as
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.resume import SETTINGS, saved_settings
 
 MEMORY = "callbacks"
@@ -91,8 +73,11 @@ class Training:
         and the errors of `CheckpointManager.between_steps`.
         """
         is_writer = self.replica.task.is_writer
-        call = self._begin_call(start_step)
-        between = BetweenCalls(self, call, saved, start_step)
+        call = self._begin_call(start_step, saved)
+        process = PlainProcess(
+            self.replica.task, self.replica.environment, self.replica.progress, step=start_step, call=call
+        )
+        between = BetweenCalls(self, process, call)
         is_at_end = start_step >= self.plan.total_steps or bool(between.stopped_by_callback)
         is_over = between.checkpoints.resume(saved, start_step) or is_at_end
         if not is_writer:
@@ -101,7 +86,7 @@ class Training:
             keep_files(self.users)
         self.recorder.begin(start_step)
         with between.checkpoints.patient():
-            with running_as(between.process):
+            with running_as(process):
                 self.model.fit(
                     batches,
                     epochs=call.epoch if is_over else call.epochs,
@@ -113,7 +98,7 @@ class Training:
                 )
             is_changed = bool(self.users) or getattr(self.model.optimizer, "use_ema", False)
             ending = between.checkpoints.end(
-                between.step, between.last_epoch, between.stopped_by_callback, is_changed=is_changed
+                process.step, between.last_epoch, between.stopped_by_callback, is_changed=is_changed
             )
         self.recorder.end(ending)
         return ending
@@ -131,13 +116,14 @@ class Training:
         """Return the steps of `epoch` whole epochs and `batches` batches of the next one."""
         return epoch * self._epoch_steps + batches
 
-    def _begin_call(self, step: int) -> FitCall:
+    def _begin_call(self, step: int, saved: HostGroups) -> FitCall:
         prepare_fit()
         epoch, batches = divmod(step, self._epoch_steps)
         seen = Seen.by_any(self.strategy, self.replica.task, self.users)
         compiles = self.model.jit_compile and compile_in_parts(
             self.model, is_writer=self.replica.task.is_writer
         )
+        task = self.replica.task
         return FitCall(
             number=1,
             epochs=self.plan.total_epochs or 1,
@@ -151,36 +137,29 @@ class Training:
             seen=seen,
             executions=StepsPerExecution.fixed(1) if seen.batches else StepsPerExecution(self.agree),
             compiles=bool(compiles),
+            watch=FiniteWatch(self.on_nan, task),
+            weights=WeightsWatch(self.strategy, task, wanted=self.compares_weights),
+            remembered=read_json(saved[MEMORY]) if MEMORY in saved else (),
+            resumed_groups=saved,
         )
 
 
-class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
-    """The last callback: it reports, saves checkpoints, and decides whether training continues.
+class BetweenCalls(LastCallback):
+    """The last callback of `train_and_evaluate`, whose plan and selection decide whether training continues.
 
     `last_epoch` has the metrics of the last epoch over all workers; `stopped_by_callback` is the reason if
     one of the user's callbacks ends training early.
     """
 
-    def __init__(self, training: Training, call: FitCall, saved: HostGroups, step: int) -> None:
-        """Start at `step`, whose checkpoint holds `saved`."""
-        super().__init__()
-        replica = training.replica
-        self.process = PlainProcess(replica.task, replica.environment, replica.progress, step=step, call=call)
+    def __init__(self, training: Training, process: PlainProcess, call: FitCall) -> None:
+        super().__init__(process, call, training.users, training.plan.total_steps)
         self._training = training
-        self._call = call
-        self._saved = saved
-        self._held: HostGroups = {}
-        self._groups = training.groups
         self._plan = training.plan
-        self._watch = call.watch = FiniteWatch(training.on_nan, replica.task)
-        self._weights = WeightsWatch(training.strategy, replica.task, wanted=training.compares_weights)
-        self._profiler = Profiler(replica.task, replica.environment, training.plan.total_steps)
-        self._mark = contextlib.ExitStack()
         self._settings = saved_settings(training.settings)
-        self._metrics: Sequence[Any] = ()
+        self._metrics: Sequence[NamedArray] = ()
         self._is_within_epoch = False
         self._began = 0.0
-        self.step = step
+        saved = call.resumed_groups
         self.last_epoch: Mapping[str, float] = read_results(saved.get(LAST_EPOCH, ()))
         self.stopped_by_callback = ""
         if STOPPED in saved:
@@ -189,93 +168,64 @@ class BetweenCalls(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore
             self.stopped_by_callback = before["reason"] if is_same_end else ""
         self._is_to_stop = False
         self.checkpoints = CheckpointManager(
-            replica,
+            training.replica,
             training.plan,
             training.selection,
             training.groups,
-            self._snapshot,
+            self._saved,
             training.export,
             agree=training.agree,
             compare=self._before_checkpoint,
         )
 
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, after the user's callbacks have reset their state."""
-        if MEMORY in self._saved:
-            put_back(self._training.users, read_json(self._saved[MEMORY]), self._saved)
-        if self._call.batches_before:
-            self._held = read(self._groups)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras. In a resumed epoch, undo callbacks' changes: restored variables include them."""
-        self._call.epoch = epoch
-        saved, self._saved = self._saved, {}
-        held, self._held = self._held, {}
-        if self._call.batches_before:
-            assign(self._groups, held)
-            is_writer = self._training.replica.task.is_writer
-            MetricState(self.model).put_back(saved.get(METRICS, ()), is_writer=is_writer)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Called by Keras."""
-        executions = self._call.executions
-        self._profiler.between_calls(self.step, executions.longest if executions else 1)
-        self._mark.enter_context(self._profiler.mark(self.step))
+        super().on_train_batch_begin(batch, logs)
         self._began = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras; `batch` is the number of the last batch within the epoch, from 0."""
+        """Called by Keras."""
         seconds = time.perf_counter() - self._began
-        self._mark.close()
-        before, self.step = self.step, self._training.step_of(self._call.epoch, batch + 1)
-        self.process.step = self.step
-        figures = {**scalars(logs or {}), **self._watch.metrics}
-        own = self._call.own_time or OwnTime()
-        self._training.recorder.record_call(self.step, self.step - before, seconds, own, figures)
-        if not self._plan.is_epoch_end(self.step):
+        super().on_train_batch_end(batch, logs)
+        before, step = self.process.step, self._training.step_of(self.call.epoch, batch + 1)
+        self.process.step = step
+        own = self.call.own_time or OwnTime()
+        self._training.recorder.record_call(step, step - before, seconds, own, self.figures(logs))
+        if not self._plan.is_epoch_end(step):
             self._is_within_epoch = True
-            self._decide(may_ask=self._call.seen.batches)
+            self._decide(may_ask=self.call.seen.batches)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, also if training ends within an epoch."""
-        self._is_within_epoch = False
-        if self._plan.is_epoch_end(self.step) or self.stopped_by_callback:
-            self.last_epoch = {**scalars(logs or {}), **self._watch.metrics}
-            self._training.recorder.record_epoch(self.step, self.last_epoch)
-        if self._plan.is_epoch_end(self.step):
-            self.checkpoints.epoch_ended(self.step, self.last_epoch)
-            self._decide(may_ask=self._call.seen.epochs)
+        self._is_within_epoch, step = False, self.process.step
+        if self._plan.is_epoch_end(step) or self.stopped_by_callback:
+            self.last_epoch = self.figures(logs)
+            self._training.recorder.record_epoch(step, self.last_epoch)
+        if self._plan.is_epoch_end(step):
+            self.checkpoints.epoch_ended(step, self.last_epoch)
+            self._decide(may_ask=self.call.seen.epochs)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""
-        self._profiler.finish(self.step)
+        self.profiler.finish(self.process.step)
 
     def _decide(self, *, may_ask: bool) -> None:
         """Save a checkpoint or stop training if it is time; all workers decide the same."""
         self._is_to_stop |= bool(self.model.stop_training)
-        goes_on = self.step < self._plan.total_steps
+        goes_on = self.process.step < self._plan.total_steps
         if may_ask and goes_on and self._training.agree(int(self._is_to_stop)):
             self.stopped_by_callback = "a callback has set model.stop_training"
-        is_over = self.checkpoints.between_steps(self.step)
+        is_over = self.checkpoints.between_steps(self.process.step)
         self.model.stop_training = is_over or bool(self.stopped_by_callback) or not goes_on
 
     def _before_checkpoint(self, step: int) -> None:
-        self._weights.compare(self._groups, step)
-        self._metrics = self._call.metrics.state() if self._is_within_epoch else ()
+        self.compare_weights(step)
+        self._metrics = self.call.metrics.state() if self._is_within_epoch else ()
 
-    def _snapshot(self) -> HostGroups:
-        values = read(self._groups)
-        self._watch.check_weights(self._groups, values)
-        users = self._training.users
-        memory = {MEMORY: json_group("state", remembered(users), default=float)} if users else {}
+    def _saved(self) -> HostGroups:
+        memory = {MEMORY: json_group("state", remembered(self.users), default=float)} if self.users else {}
         if self.stopped_by_callback:
             stopped = {"reason": self.stopped_by_callback, "totalSteps": self._plan.total_steps}
             memory[STOPPED] = json_group("state", stopped, default=str)
-        return {
-            **values,
-            METRICS: list(self._metrics),
-            LAST_EPOCH: saved_results(self.last_epoch),
-            **memory,
-            **remembered_weights(users),
-            SETTINGS: self._settings,
-        }
+        last = saved_results(self.last_epoch)
+        return {**self.snapshot(self._metrics), LAST_EPOCH: last, **memory, SETTINGS: self._settings}

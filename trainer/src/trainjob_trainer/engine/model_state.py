@@ -58,13 +58,25 @@ def _create_variables(model: Any, spec: Any) -> None:
 VariableLists = Mapping[str, list[Any]]
 
 
-def variable_groups(model: Any) -> VariableLists:
-    """Return the variables that every checkpoint of the model holds.
+def checkpoint_groups(model: Any) -> VariableLists:
+    """Return all variables of a checkpoint; Keras's random state must exist in the strategy's scope."""
+    return {**variable_groups(model), **further_groups(model)}
+
+
+def variable_groups(model: Any, *, with_optimizer: bool = True) -> VariableLists:
+    """Return the variables that every checkpoint holds; create the optimizer's if they don't exist yet.
 
     `model.variables` has the random state of dropout, which TensorFlow's own checkpoints of a Keras 3 model
     leave out.
     """
-    return {"model": list(model.variables), "optimizer": list(model.optimizer.variables)}
+    groups = {"model": list(model.variables)}
+    optimizer = getattr(model, "optimizer", None)
+    if not with_optimizer or optimizer is None:
+        return groups
+    if not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+    return {**groups, "optimizer": list(optimizer.variables)}
 
 
 def further_groups(model: Any) -> VariableLists:

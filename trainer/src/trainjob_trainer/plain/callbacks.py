@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups
-from trainjob_trainer.engine.callbacks import put_back
-from trainjob_trainer.engine.metric_state import scalars
-from trainjob_trainer.plain.fit_call import ResumePlan, ScriptCall
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, assign, read
+from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
+from trainjob_trainer.engine.metric_state import METRICS, MetricState, scalars
+from trainjob_trainer.engine.model_state import checkpoint_groups
+from trainjob_trainer.plain.fit_call import GROUP, FitCall, FitState, PastCall, ScriptCall
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.saving import between_calls, read_variables, resume_midway
 from trainjob_trainer.reporting.profiler import Profiler
-from trainjob_trainer.reporting.progress import ProgressFile, add_to_history
+from trainjob_trainer.reporting.progress import ProgressFile, add_to_history, by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 
 
@@ -69,39 +70,99 @@ class Scoring(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     on_predict_begin, on_predict_batch_end, on_predict_end = on_test_begin, on_test_batch_end, on_test_end
 
 
-class AtEnd(Scoring):
-    """Last in the list, so that it sees the decisions of the user's callbacks."""
+class LastCallback(Scoring):
+    """Last in the list, so that it sees the decisions of the user's callbacks.
+
+    The script's `fit` and `train_and_evaluate` have one each, which decides when to save and to end. What
+    they share stands here: the steps, profiles, what a checkpoint holds, and how an epoch under way resumes.
+    """
 
     async_safe = False
 
-    def __init__(self, process: PlainProcess, call: ScriptCall, users: list[Any]) -> None:
+    def __init__(
+        self, process: PlainProcess, call: FitCall, users: Sequence[Any], total_steps: int | None = None
+    ) -> None:
         super().__init__(process.progress)
-        self._process = process
-        self._call = call
-        self._users = users
-        self._clock = StepClock()
-        self._profiler = Profiler(process.task, process.environment)
-        self._step_before = 0
-        self._batches = 0
-        self._patience = 0.0
+        self.process = process
+        self.call = call
+        self.users = users
+        self.profiler = Profiler(process.task, process.environment, total_steps)
+        self._mark = contextlib.ExitStack()
         self._held: HostGroups = {}
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras, after the user's callbacks have reset their state."""
-        resumed = self._call.resumed
-        if resumed is not None and self._call.plan is ResumePlan.RESUME and not resumed.complete:
-            put_back(self._users, resumed.callbacks, self._call.resumed_groups)
-        if self._call.midway[1]:
-            self._held = read_variables(self.model)
+        put_back(self.users, self.call.remembered, self.call.resumed_groups)
+        if self.call.midway[1]:
+            self._held = read(checkpoint_groups(self.model))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Called by Keras, with the epoch's number, from 0."""
-        process, call, steps = self._process, self._call, (self.params or {}).get("steps")
+        """Called by Keras, with the epoch's number, from 0.
+
+        In a resumed epoch, undo what the user's callbacks did just now, since the restored variables include
+        it: one may multiply the learning rate each time.
+        """
+        self.call.epoch = epoch
+        host, self.call.resumed_groups = self.call.resumed_groups, {}
+        held, self._held = self._held, {}
+        if self.call.batches_before:
+            assign(checkpoint_groups(self.model), held)
+            MetricState(self.model).put_back(host.get(METRICS, ()), is_writer=self.process.is_writer)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, with the first batch's number within the epoch, from 0."""
+        executions = self.call.executions
+        self.profiler.between_calls(self.process.step, executions.longest if executions else 1)
+        self._mark.enter_context(self.profiler.mark(self.process.step))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        """Called by Keras, with the last batch's number within the epoch, from 0."""
+        self._mark.close()
+
+    def figures(self, logs: Any) -> dict[str, float]:
+        """Return those of Keras's `logs` that are single numbers, and the number of skipped updates."""
+        if not isinstance(logs, Mapping):
+            return {}
+        return {**scalars(logs), **(self.call.watch.metrics if self.call.watch else {})}
+
+    def compare_weights(self, step: int) -> None:
+        """Compare the workers' weights before saving; all call it; raises as `WeightsWatch.compare`."""
+        if self.call.weights is not None:
+            self.call.weights.compare(checkpoint_groups(self.model), step)
+
+    def snapshot(self, metrics: Sequence[NamedArray]) -> HostGroups:
+        """Read what every checkpoint holds: variables, `metrics`, and the best weights of callbacks.
+
+        Raises NotFinite if the weights are not finite.
+        """
+        variables = checkpoint_groups(self.model)
+        values = read(variables)
+        if self.call.watch is not None:
+            self.call.watch.check_weights(variables, values)
+        return {**values, METRICS: list(metrics), **remembered_weights(self.users)}
+
+
+_SAVE, _STOP, _END = 1, 2, 4
+
+
+class AtEnd(LastCallback):
+    """The last callback of a script's `fit`."""
+
+    call: ScriptCall
+
+    def __init__(self, process: PlainProcess, call: ScriptCall, users: Sequence[Any]) -> None:
+        super().__init__(process, call, users)
+        self._clock = StepClock()
+        self._step_before = 0
+        self._batches = 0
+        self._patience = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Called by Keras."""
+        process, call, steps = self.process, self.call, (self.params or {}).get("steps")
         if epoch > call.epoch and steps:  # another callback restored a later epoch
             process.step += (epoch - call.epoch) * int(steps)
-        call.epoch = epoch
-        before, self._held = self._held, {}
-        resume_midway(process, call, self.model, before)
+        super().on_epoch_begin(epoch, logs)
         self._batches = call.batches_before
         self._step_before = process.step - self._batches
         process.progress.update(
@@ -112,66 +173,131 @@ class AtEnd(Scoring):
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras, with the last batch's number within the epoch, from 0."""
+        """Called by Keras."""
+        super().on_train_batch_end(batch, logs)
         steps = (self.params or {}).get("steps")
         self._batches = done = min(batch + 1, int(steps)) if steps else batch + 1
-        self._process.step = self._step_before + done
-        self._process.progress.update(
+        self.process.step = self._step_before + done
+        own = self.call.own_time
+        self.process.progress.update(
             state="training",
-            step=self._process.step,
-            **self._own_time(),
-            **self._clock.look(self._process.step, self._call.batch_size),
-            **self._figures(logs),
-        )
-        self._profiler.between_calls(
-            self._process.step, self._call.executions.longest if self._call.executions else 1
+            step=self.process.step,
+            **({} if own is None else {"work_seconds": own.work, "input_seconds": own.input}),
+            **self._clock.look(self.process.step, self.call.batch_size),
+            **by_loss(self.figures(logs)),
         )
         is_last = steps and done == int(steps)
-        if not is_last and self._call.times.within_epochs:
-            between_calls(self._process, self._call, self.model, self._users, done)
+        if not is_last and self.call.times.within_epochs:
+            self._between_calls(done)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; the script may call `fit` again."""
-        self._profiler.pause(self._process.step)
+        self.profiler.pause(self.process.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras; `training` saves the state after the last epoch, once all callbacks have ended."""
-        call = self._call
+        """Called by Keras; `save_end` saves the state after the last epoch, once all callbacks have ended."""
+        call = self.call
         call.epoch = epoch + 1
         call.epochs_run.append(epoch)
         for name, value in (logs or {}).items():
             call.history.setdefault(name, []).append(value)
-        figures = self._figures(logs)
-        self._process.progress.update(**figures)
-        if self._process.is_writer:
-            loss = {} if figures.get("loss") is None else {"loss": figures["loss"]}
-            metrics = {**loss, **(figures.get("metrics") or {})}
-            add_to_history(self._process.environment, self._process.step, metrics)
+        figures = self.figures(logs)
+        self.process.progress.update(**by_loss(figures))
+        if self.process.is_writer:
+            add_to_history(self.process.environment, self.process.step, figures)
         if epoch + 1 < call.epochs:
-            between_calls(self._process, call, self.model, self._users)
+            self._between_calls()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Called by Keras; a stop needn't wait for the end of a validation, which has nothing to save."""
-        if self._batches and self._call.times.within_epochs:
-            between_calls(
-                self._process, self._call, self.model, self._users, self._batches, before_validation=True
-            )
+        if self._batches and self.call.times.within_epochs:
+            self._between_calls(self._batches, before_validation=True)
         super().on_test_begin(logs)
-        stop = self._process.stop
+        stop = self.process.stop
         self._patience, stop.patience_seconds = stop.patience_seconds, 0.0
 
     def on_test_end(self, logs: Any = None) -> None:
         """Called by Keras."""
         super().on_test_end(logs)
-        self._process.stop.patience_seconds = self._patience
+        self.process.stop.patience_seconds = self._patience
 
-    def _own_time(self) -> dict[str, Any]:
-        own = self._call.own_time
-        return {} if own is None else {"work_seconds": own.work, "input_seconds": own.input}
+    def save_end(self) -> None:
+        """Write the checkpoint of the call's end, and wait for it. Only the writer calls it.
 
-    def _figures(self, logs: Any) -> dict[str, Any]:
-        watched = self._call.watch.metrics if self._call.watch else {}
-        return _figures({**logs, **watched}) if isinstance(logs, Mapping) else {}
+        The call is the last of its record's `past`. Raises OutputFull or OutputUnwritable if the checkpoint
+        can't be written, and NotFinite if the weights are not finite.
+        """
+        record = self.call.record
+        record.writer.save_last(
+            self.process.step,
+            self.call.epoch,
+            lambda: self._saved(complete=True),
+            record.ends,
+            says_more=True,
+        )
+        record.saved = self.process.step
+
+    def _between_calls(self, batches: int = 0, *, before_validation: bool = False) -> None:
+        """Save if a checkpoint is due, end the process if a stop is requested. All workers call it together.
+
+        `batches` is the number of batches taken of the current epoch; 0 at an epoch's end. There training
+        ends on all workers if the writer's `stop_training` is set, and nothing is saved. Before a validation
+        a checkpoint is saved only if a stop is requested: otherwise it waits for the epoch's end and the
+        epoch's metrics.
+
+        Raises:
+            OutputFull, OutputUnwritable: this or an earlier checkpoint can't be written.
+            Fenced, OutputTaken: a newer start of this job, or another job, has taken over the output.
+            NotFinite: the weights are not finite.
+            WeightsDiverged, PeerLost: as `WeightsWatch.compare`.
+            Preempted: a stop was requested; the current state is saved.
+        """
+        process, call, writer = self.process, self.call, self.call.record.writer
+
+        def wishes() -> int:
+            if self.model.stop_training and not batches:
+                return _END
+            if not process.is_writer:
+                return 0
+            writer.watch()
+            is_due = call.times.is_due(process.step, epoch_ends=not batches, is_writing=writer.is_writing)
+            return _SAVE * (is_due and not before_validation) + _STOP * process.stop.requested
+
+        now = not batches or before_validation or call.times.has_come(process.step)
+        wished = call.looks.after_call(wishes, now=now)
+        if not batches:
+            self.model.stop_training = bool(wished & _END)
+        if not wished or wished & _END:
+            return
+        with call.times.saving(process.step):
+            self.compare_weights(process.step)
+            metrics = call.metrics.state() if batches else []
+            writer.between_steps(
+                process.step,
+                call.epoch,
+                True,
+                lambda: self._saved(batches, metrics),
+                call.record.ends,
+                is_stopping=bool(wished & _STOP),
+            )
+
+    def _saved(
+        self, batches: int = 0, metrics: Sequence[NamedArray] = (), *, complete: bool = False
+    ) -> HostGroups:
+        call, past = self.call, list(self.call.record.past)
+        if not complete:
+            past.append(PastCall(tuple(call.epochs_run), dict(call.history)))
+        state = FitState(
+            call=call.number,
+            epochs_done=call.epoch,
+            epochs_asked=call.epochs,
+            complete=complete,
+            past=tuple(past),
+            callbacks=remembered(self.users),
+            settings=call.settings,
+            batches_done=batches,
+        )
+        return {**self.snapshot(metrics), GROUP: state.to_arrays()}
 
 
 def listed(callbacks: Any) -> list[Any]:
@@ -202,9 +328,3 @@ def with_scoring(callbacks: Any, progress: ProgressFile) -> Any:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return [*listed(callbacks), Scoring(progress)]
-
-
-def _figures(logs: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = scalars(logs)
-    loss = numbers.pop("loss", None)
-    return {"loss": loss, "metrics": numbers}

@@ -14,9 +14,9 @@ import keras
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.metric_state import scalars
+from trainjob_trainer.engine.model_state import variable_groups
 from trainjob_trainer.evaluation import BatchesTold, evaluate_checkpoints
 from trainjob_trainer.plain.process import PlainProcess
-from trainjob_trainer.plain.saving import groups_of
 from trainjob_trainer.plain.strategy import end_evaluator
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
@@ -64,7 +64,7 @@ def _scoring(
     def score(checkpoint: Checkpoint) -> Mapping[str, float]:
         if not model.built:
             model.evaluate(**{**data, "steps": 1}, verbose=0)
-        store.load(checkpoint, groups_of(model, with_optimizer=False))
+        store.load(checkpoint, variable_groups(model, with_optimizer=False))
         metrics = model.evaluate(**data, verbose=0, return_dict=True)
         return scalars(metrics)
 

@@ -189,6 +189,11 @@ class ModelRecord:
     past: list[PastCall] = field(default_factory=list)
     compiles: bool = False
 
+    @property
+    def ends(self) -> list[int]:
+        """Steps of the checkpoints that its newest calls ended with: a new one doesn't replace them."""
+        return [one.step for one in self.past[-KEPT_CALLS:]]
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -236,6 +241,9 @@ class FitCall:
         sees_tests: whether a callback of the evaluation under way looks at its batches.
         own_time: this worker's own time per step of the last call, if measured.
         watch: watch for losses, gradients and weights that are not finite.
+        weights: compares the workers' weights, if they train one model together.
+        remembered: state of the user's callbacks to put back, in the form of `callbacks.remembered`.
+        resumed_groups: all groups of the checkpoint that it started from, until all are restored.
     """
 
     number: int
@@ -256,6 +264,9 @@ class FitCall:
     sees_tests: bool = False
     own_time: OwnTime | None = None
     watch: FiniteWatch | None = None
+    weights: WeightsWatch | None = None
+    remembered: Sequence[Mapping[str, Any]] = ()
+    resumed_groups: HostGroups = field(default_factory=dict)
 
     @property
     def batches_before(self) -> int:
@@ -271,12 +282,9 @@ class ScriptCall(FitCall):
     Attributes:
         looks: when the workers agree on whether to save or to stop.
         skipped_to: step of the checkpoint that is restored instead, if the call is skipped.
-        resumed: the state that it started from.
-        resumed_groups: all groups of the checkpoint that it started from, until all are restored.
         epochs_run: numbers of the epochs in its `History`, including those of earlier attempts.
         history: metrics of these epochs.
         settings: result of `resume.settings_of` for it, once the model is built.
-        weights: compares the workers' weights, if they train one model together.
     """
 
     record: ModelRecord
@@ -284,9 +292,6 @@ class ScriptCall(FitCall):
     looks: Looks
     plan: ResumePlan = ResumePlan.TRAIN
     skipped_to: int = 0
-    resumed: FitState | None = None
-    resumed_groups: HostGroups = field(default_factory=dict)
     epochs_run: list[int] = field(default_factory=list)
     history: dict[str, list[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    weights: WeightsWatch | None = None

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from trainjob_trainer.engine.replica_share import without_share
+from trainjob_trainer.environment import is_without
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.process import current_process
 
@@ -34,8 +36,8 @@ def repair_keras(trainer: Any, version: str | None = None) -> bool:
     """
     if getattr(trainer, _MARK, False):
         return True
-    known = FIRST_KNOWN <= _numbers(version or _keras_version()) < FIRST_UNKNOWN
-    if not known or not _has_expected_shape(trainer):
+    is_known = FIRST_KNOWN <= _numbers(version or _keras_version()) < FIRST_UNKNOWN
+    if not (is_known or is_without("keras-version", os.environ)) or not _has_expected_shape(trainer):
         _warn(version or _keras_version())
         return False
     if has_build_fault(trainer):
@@ -320,6 +322,7 @@ def _warn(version: str) -> None:
     first, last = (".".join(map(str, numbers)) for numbers in (FIRST_KNOWN, FIRST_UNKNOWN))
     print(
         f"trainjob: Keras {version} is not known to this release: with several workers `fit` may end in "
-        f'"ValueError: ... PerReplica". Install "keras>={first},<{last}", or a newer trainjob',
+        f'"ValueError: ... PerReplica". Install "keras>={first},<{last}", or a newer trainjob; '
+        "TRAIN_WITHOUT=keras-version tries this one",
         file=sys.stderr,
     )

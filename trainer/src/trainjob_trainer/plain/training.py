@@ -32,7 +32,7 @@ from trainjob_trainer.plain.calls import build_executions, reads_over
 from trainjob_trainer.plain.fit_call import ModelRecord, PastCall, ResumePlan, SaveTimes, ScriptCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
-from trainjob_trainer.plain.saving import compare_weights, restore, save_end
+from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import end_if_finished
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
@@ -85,7 +85,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
 
     Raises InvalidConfiguration if TRAIN_ON_NAN or TRAIN_COMPARE_WEIGHTS has an invalid value, OutputFinished
     if another job finished in this folder and no more epochs are requested (SystemExit if this job did), and
-    NotFinite for a step's loss or gradient. Other errors are those of `saving.between_calls`.
+    NotFinite for a step's loss or gradient. Other errors are those of `AtEnd`.
     """
     if not model.compiled:
         return fit(model, **arguments)  # Keras reports what is missing
@@ -118,16 +118,13 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call.executions = build_executions(process, model, users)
     if not process.is_writer:
         isolate(users)
-    arguments["callbacks"] = with_ours(
-        arguments.get("callbacks"),
-        AtBegin(lambda steps: restore(process, call, model, users, steps), process.claim_output),
-        AtEnd(process, call, users),
-        model,
-    )
+    first = AtBegin(lambda steps: restore(process, call, model, users, steps), process.claim_output)
+    last = AtEnd(process, call, users)
+    arguments["callbacks"] = with_ours(arguments.get("callbacks"), first, last, model)
     try:
         with call.record.writer.patient():
             history = fit(model, **arguments)
-            _end(process, call, model, users)
+            _end(process, call, last)
     except Exception:
         with contextlib.suppress(TrainerError):  # the original error says more
             call.record.writer.settle()
@@ -208,14 +205,14 @@ def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
     return WeightsWatch(strategy, process.task, wanted=is_wanted(os.environ))
 
 
-def _end(process: PlainProcess, call: ScriptCall, model: Any, users: list[Any]) -> None:
+def _end(process: PlainProcess, call: ScriptCall, last: AtEnd) -> None:
     """Save the state after the call: callbacks may have restored other weights at its end."""
     step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
     call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step))
     if call.plan is ResumePlan.SKIP:
         return
-    compare_weights(process, call, model)
+    last.compare_weights(process.step)
     if process.is_writer:
-        save_end(process, call, model, users)
+        last.save_end()
     process.progress.update(state="preparing")  # the script takes no steps now
     process.progress.flush()

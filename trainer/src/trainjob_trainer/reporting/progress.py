@@ -215,6 +215,12 @@ def add_to_history(environment: Environment, step: int, metrics: Mapping[str, An
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
+def by_loss(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return metrics as fields of `Progress`, which has the loss by itself; no fields without metrics."""
+    others = {name: value for name, value in metrics.items() if name != "loss"}
+    return {"loss": metrics.get("loss"), "metrics": others} if metrics else {}
+
+
 def plain_number(value: Any) -> Any:
     """Return a JSON value for a number of any library; NaN and infinities, which JSON lacks, as strings."""
     if isinstance(value, Mapping):
