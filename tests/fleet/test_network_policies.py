@@ -18,7 +18,7 @@ from support.kube.digits_job import (
     trains_again,
 )
 
-TENSORFLOW, AGENT, CONTROLLER = 2222, 2223, 8080
+TENSORFLOW, AGENT, CONTROLLER, OTHER = 2222, 2223, 8080, 8000
 REACH = """
 import socket, sys
 host, port = sys.argv[1:]
@@ -44,8 +44,9 @@ def cluster() -> Iterator[NodeCluster]:
 
 
 def stranger(cluster: NodeCluster, namespace: str, node: str) -> tuple[str, str]:
-    """A pod of nobody's job on this node; return its namespace and name once it runs."""
-    container = {"name": "main", "image": images.operator().name, "command": ["sleep", "1d"]}
+    """A pod of nobody's job on this node, which serves; return its namespace and name once it runs."""
+    serve = ["python3", "-m", "http.server", str(OTHER)]
+    container = {"name": "main", "image": images.operator().name, "command": serve}
     spec = {"containers": [container], "nodeName": node, "terminationGracePeriodSeconds": 1}
     name = f"stranger-{node}"
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
@@ -96,4 +97,8 @@ def test_strangers_reach_no_port_of_a_job_and_its_own_pods_do(cluster: NodeClust
         assert not reaches(cluster, pod, host, AGENT)
     leader = live_pod(cluster, claim, "worker-0")["metadata"]["name"]
     assert reaches(cluster, (namespace, leader), host, TENSORFLOW)
+    assert reaches(cluster, (namespace, leader), host, AGENT)
+    for there, name in strangers:
+        host = cluster.get("pod", name, namespace=there)["status"]["podIP"]
+        assert all(reaches(cluster, pod, host, OTHER) for pod in strangers), "no policy is about these"
     cluster.delete("tj", "--all", namespace=namespace)
