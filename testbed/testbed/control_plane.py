@@ -87,7 +87,10 @@ class ControlPlane:
         return Component("etcd", (str(unpacked("etcd")), *flags(words)), RARELY_COLLECTED)
 
     def api_server(self) -> Component:
-        """With TLS, RBAC, node authorization, service-account tokens and the default admission plugins."""
+        """With TLS, RBAC, node authorization, service-account tokens and the default admission plugins.
+
+        Other API servers can be part of it, as `front-proxy` says to them for whom a request is.
+        """
         where = self.addresses
         serving = self._authority.issue(
             "kube-apiserver",
@@ -99,6 +102,7 @@ class ControlPlane:
             ],
         )  # fmt: skip
         to_kubelet = self._authority.issue("kube-apiserver-kubelet-client", groups=["system:masters"])
+        front = self._authority.issue("front-proxy")
         words = {
             "etcd-servers": where.etcd, "bind-address": where.host, "secure-port": where.api_port,
             "advertise-address": where.host, "service-cluster-ip-range": where.services,
@@ -109,6 +113,11 @@ class ControlPlane:
             "service-account-key-file": self._token_keys.certificate,
             "service-account-signing-key-file": self._token_keys.key,
             "kubelet-client-certificate": to_kubelet.certificate, "kubelet-client-key": to_kubelet.key,
+            "proxy-client-cert-file": front.certificate, "proxy-client-key-file": front.key,
+            "requestheader-client-ca-file": self.authority, "requestheader-allowed-names": "front-proxy",
+            "requestheader-username-headers": "X-Remote-User",
+            "requestheader-group-headers": "X-Remote-Group",
+            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
             "kubelet-preferred-address-types": "InternalIP", "cert-dir": self.folder / "pki",
             "profiling": "false", "v": 1,
         }  # fmt: skip

@@ -294,6 +294,129 @@ async def test_what_still_waits_is_in_the_message() -> None:
     assert world.status.message == "waiting in queue research, which has quota for it: budget: asking finance"
 
 
+async def test_the_position_in_the_queue_is_in_the_message_while_it_is_known() -> None:
+    world = QueueWorld()
+    await world.settle()
+    world.tell(("QuotaReserved", False, "WaitingForQuota", "no quota"))
+    for position, sentence in ((3, " at position 3: no quota"), (None, ": no quota")):
+        world.cluster.queue_positions = {world.key: position} if position else {}
+        await world.pass_time(60)
+        world.restart_controller()
+        await world.settle()
+        assert world.status.message == f"waiting in queue research{sentence}"
+    assert len([reason for reason, _ in world.cluster.events if reason == "Queued"]) == 1
+
+
+MADE = {"kueue.x-k8s.io/prebuilt-workload-name": "made"}
+
+
+def made(world: QueueWorld, *, workers: int = 2, owner: str = "") -> None:
+    """MultiKueue has made a Workload."""
+    metadata: dict[str, Any] = {"name": "made", "namespace": "default"}
+    if owner:
+        metadata["ownerReferences"] = [{"controller": True, "uid": owner}]
+    sets = [{"name": "worker", "count": workers}, {"name": "evaluator", "count": 1}]
+    spec = {"queueName": "research", "podSets": sets, "priority": 7}
+    world.cluster.put({"kind": "Workload", "metadata": metadata, "spec": spec})
+
+
+async def test_a_prebuilt_workload_becomes_the_jobs_own_and_is_left_as_it_is() -> None:
+    world = QueueWorld(build_queued_job(MADE))
+    made(world)
+    await world.settle()
+    assert created(world) == set()
+    assert world.workload["metadata"]["name"] == "made"
+    uid = world.cluster.job(world.key)["metadata"]["uid"]
+    labels = world.workload["metadata"]["labels"]
+    assert (labels["trainjob.dev/job"], labels["kueue.x-k8s.io/job-uid"]) == ("digits", uid)
+    spec = world.workload["spec"]
+    await world.admit()
+    world.each(world.cluster.run_pod)
+    await world.settle()
+    assert world.status.state == "Running"
+    world.edit(suspend=True)
+    await world.settle()
+    assert world.workload["spec"] == spec
+    assert "Workload" not in created(world)
+
+
+@pytest.mark.parametrize(
+    ("workers", "owner", "sentence"),
+    [
+        (None, "", "its Workload made doesn't exist, or another object owns it"),
+        (2, "another-uid", "its Workload made doesn't exist, or another object owns it"),
+        (3, "", "its Workload made is for other pods than the job's"),
+    ],
+)
+async def test_a_prebuilt_workload_that_cannot_be_the_jobs_is_not_taken(
+    workers: int | None, owner: str, sentence: str
+) -> None:
+    world = QueueWorld(build_queued_job(MADE))
+    if workers is not None:
+        made(world, workers=workers, owner=owner)
+    await world.pass_time(60)
+    assert world.status.message == f"waiting in queue research: {sentence}"
+    assert (world.cluster.workload(world.key), world.pods, created(world)) == (None, [], set())
+    if workers is None:
+        made(world)
+        await world.pass_time(60)
+        assert world.workload["metadata"]["name"] == "made"
+
+
+def build_delegated_job() -> dict[str, Any]:
+    return build_queued_job(managedBy="kueue.x-k8s.io/multikueue")
+
+
+async def test_multikueue_runs_a_job_elsewhere_and_the_workload_asks_for_it() -> None:
+    world = QueueWorld(build_delegated_job())
+    world.add("PriorityClass", "any", value=1)
+    await world.settle()
+    assert (world.status.state, world.status.message) == ("Queued", "waiting in queue research")
+    await world.admit()
+    copied = {"state": "Running", "conditions": [], "message": "training on 2 workers"}
+    world.cluster.change(world.cluster.job(world.key), {"status": copied})
+    await world.pass_time(60)
+    assert (world.status.state, world.status.message) == ("Running", "training on 2 workers")
+    assert world.condition("PodsReady") is None
+    await world.evict()
+    assert world.condition("QuotaReserved") == ("False", "Pending")
+    assert (world.status.state, world.status.message) == (
+        "Queued",
+        "waiting in queue research: preempted by UID 7",
+    )
+    await world.admit()
+    done = {"type": "Complete", "status": "True", "reason": "TrainingFinished", "message": "done"}
+    done["lastTransitionTime"] = world.now.isoformat()
+    world.cluster.change(
+        world.cluster.job(world.key), {"status": {"state": "Complete", "conditions": [done]}}
+    )
+    await world.settle()
+    assert world.condition("Finished") == ("True", "Succeeded")
+    assert world.workload["metadata"]["finalizers"] == []
+    assert created(world) == {"Workload"}
+
+
+async def test_a_suspended_job_of_multikueue_gives_its_quota_back() -> None:
+    world = QueueWorld(build_delegated_job())
+    await world.settle()
+    await world.admit()
+    world.edit(suspend=True)
+    await world.settle()
+    assert (world.status.state, world.workload["spec"]["active"]) == ("Suspended", False)
+    await world.evict("Deactivated", "The workload is deactivated")
+    assert world.condition("QuotaReserved") == ("False", "Pending")
+    world.edit(suspend=False)
+    await world.settle()
+    assert (world.status.state, world.workload["spec"]["active"]) == ("Queued", True)
+
+
+@pytest.mark.parametrize("kueue", ["", None])
+async def test_a_job_of_multikueue_is_left_alone_without_kueue(kueue: str | None) -> None:
+    world = QueueWorld(build_delegated_job(), kueue=kueue)
+    await world.settle()
+    assert world.cluster.writes == []
+
+
 async def test_a_workload_that_the_cluster_refuses_is_reported_and_tried_again() -> None:
     world = QueueWorld()
     refused = Refused("Forbidden", "workloads is forbidden")

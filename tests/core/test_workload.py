@@ -16,9 +16,12 @@ from trainjob.core.workload import (
     build_priority,
     build_workload,
     placed_job,
+    prebuilt_workload,
     read_admission,
+    read_positions,
     read_queue_objects,
     read_workload,
+    waits_in_queue,
 )
 
 OBJECTS = QueueObjects(
@@ -155,7 +158,13 @@ def test_a_job_is_admitted_once_its_conditions_and_flavors_are_there(
 
 
 def test_pods_get_what_flavors_and_admission_checks_add() -> None:
-    update = {"name": "worker", "annotations": {"a": "1"}, "labels": {"l": "2"}, "nodeSelector": {"n": "3"}}
+    update = {
+        "name": "worker",
+        "annotations": {"a": "1"},
+        "labels": {"l": "2"},
+        "nodeSelector": {"n": "3"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+    }
     found = admission_of(conditions=ADMITTED, checks=[{"name": "provision", "podSetUpdates": [update]}])
     assert found is not None
     assert found.counts == {"worker": 2, "evaluator": 1}
@@ -168,7 +177,11 @@ def test_pods_get_what_flavors_and_admission_checks_add() -> None:
         for role in ("worker", "evaluator")
     )
     assert worker["spec"]["nodeSelector"] == {"disk": "ssd", "pool": "gpu", "n": "3"}
-    assert worker["spec"]["tolerations"] == [{"key": "own"}, {"key": "gpu", "operator": "Exists"}]
+    assert worker["spec"]["tolerations"] == [
+        {"key": "own"},
+        {"key": "gpu", "operator": "Exists"},
+        {"key": "spot", "operator": "Exists"},
+    ]
     assert worker["metadata"]["annotations"] == {"a": "1"}
     assert worker["metadata"]["labels"]["l"] == "2"
     assert {"name": "E", "value": "1"} in worker["spec"]["containers"][0]["env"]
@@ -193,3 +206,52 @@ def test_a_topology_is_refused(field: str) -> None:
 def test_a_workload_of_another_owner_is_none_of_the_jobs() -> None:
     manifest = build_workload(job_of(), "v1beta2", OBJECTS)
     assert read_workload(manifest, "another-uid") is None
+
+
+NAME = "kueue.x-k8s.io/prebuilt-workload-name"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "name"),
+    [
+        ({}, ""),
+        ({"labels": {NAME: "one"}}, "one"),
+        ({"annotations": {NAME: "two"}}, "two"),
+        ({"annotations": {NAME: "two"}, "labels": {NAME: "one"}}, "two"),
+        ({"annotations": {NAME: ""}, "labels": {NAME: "one"}}, "one"),
+    ],
+)
+def test_a_job_names_its_prebuilt_workload_in_an_annotation_or_label(
+    metadata: dict[str, Any], name: str
+) -> None:
+    assert prebuilt_workload(metadata) == name
+
+
+@pytest.mark.parametrize(
+    ("metadata", "spec", "conditions", "waits"),
+    [
+        ({}, {}, {}, True),
+        ({}, {}, {"QuotaReserved": "False", "Evicted": "True"}, True),
+        ({}, {"active": False}, {}, False),
+        ({}, {}, {"QuotaReserved": "True"}, False),
+        ({}, {}, {"Finished": "True"}, False),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, {}, {}, False),
+    ],
+)
+def test_a_workload_without_quota_waits(
+    metadata: dict[str, str], spec: dict[str, Any], conditions: dict[str, str], waits: bool
+) -> None:
+    status = {"conditions": [{"type": kind, "status": value} for kind, value in conditions.items()]}
+    assert waits_in_queue({"metadata": metadata, "spec": spec, "status": status}) == waits
+
+
+@pytest.mark.parametrize(
+    ("summary", "positions"),
+    [
+        ({}, {}),
+        ({"items": [{"metadata": {"name": "a"}, "positionInLocalQueue": 4}]}, {"a": 5}),
+        ({"items": [{"metadata": {"name": "a"}}, "no object", {"positionInLocalQueue": 1}]}, {"a": 1}),
+    ],
+)
+def test_positions_are_counted_from_one(summary: dict[str, Any], positions: dict[str, int]) -> None:
+    assert read_positions(summary) == positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 import pytest
 
 from support.kube.apiserver import FakeApiServer
-from support.kube.kube_cluster import open_kube, running, until
+from support.kube.kube_cluster import QUICK, open_kube, running, until
 from support.kube.kubelet import GhostAgents, Kubelet
 from support.world.kueue import build_queued_job
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.transport import Call
 from trainjob.codegen.rbac import KUEUE_CLUSTER_PERMISSIONS, KUEUE_PERMISSIONS
 from trainjob.controller import Controller
+from trainjob.core.names import JobKey
 from trainjob.core.settings import Settings
 
 Manifest = dict[str, Any]
+
+KEY = JobKey("default", "digits")
 
 
 @asynccontextmanager
@@ -70,12 +74,14 @@ async def test_the_newest_known_version_of_kueue_is_used(served: tuple[str, ...]
 async def test_a_life_in_a_queue_needs_the_permissions_of_the_table() -> None:
     calls: list[Call] = []
     async with start_server("v1beta2").serve() as server:
+        server.pending = {"research": []}
         done: set[str] = set()
         kubelet = Kubelet(server, lambda _pod: 0 if done else None)
         async with open_controller(server, on_call=calls.append), running(kubelet.run()):
             server.put(build_queued_job())
             await until(lambda: status_of(server).get("state") == "Queued")
             await until(lambda: server.all("Workload"))
+            await until(lambda: "LocalQueue/pendingworkloads" in {seen.kind for seen in server.seen})
             admit(server)
             await until(lambda: status_of(server).get("state") == "Running")
             assert {pod["spec"]["nodeSelector"]["pool"] for pod in server.all("Pod")} == {"gpu"}
@@ -94,7 +100,8 @@ async def test_a_life_in_a_queue_needs_the_permissions_of_the_table() -> None:
     made = {(call.group, call.resource, call.verb) for call in calls}
     tables = (*KUEUE_PERMISSIONS, *KUEUE_CLUSTER_PERMISSIONS)
     granted = {(p.group, p.resource, verb) for p in tables for verb in p.verbs}
-    kueues = {call for call in made if call[0] in ("kueue.x-k8s.io", "scheduling.k8s.io")}
+    groups = ("kueue.x-k8s.io", "scheduling.k8s.io", "visibility.kueue.x-k8s.io")
+    kueues = {call for call in made if call[0] in groups}
     assert kueues == granted - {("kueue.x-k8s.io", "workloads", "get")}  # after a conflict
 
 
@@ -137,3 +144,44 @@ async def test_a_workload_that_kueue_has_changed_meanwhile_is_read_again() -> No
         assert stored is not None
         server.put({**stored, "spec": {**stored["spec"], "suspend": True}})
         await until(lambda: server.all("Workload")[0]["spec"].get("active") is False)
+
+
+async def test_positions_are_asked_for_while_jobs_wait() -> None:
+    asked = "LocalQueue/pendingworkloads"
+    async with start_server("v1beta2").serve() as server:
+        server.pending = {}
+        async with open_controller(server) as cluster:
+            server.put(build_queued_job())
+            await until(lambda: server.all("Workload"))
+            (workload,) = server.all("Workload")
+
+            async def is_at(position: int | None) -> None:
+                while (snapshot := await cluster.observe(KEY)) and snapshot.queue_position != position:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+            for others, position in (([], 1), (["other"], 2)):
+                server.pending = {"research": [*others, workload["metadata"]["name"]]}
+                await asyncio.wait_for(is_at(position), 30)
+            server.pending = {}
+            await asyncio.wait_for(is_at(None), 30)
+            admit(server)
+            await until(lambda: status_of(server).get("state") == "Pending")
+            await asyncio.sleep(2 * QUICK.positions)
+            before = [seen.kind for seen in server.seen].count(asked)
+            await asyncio.sleep(5 * QUICK.positions)
+            assert [seen.kind for seen in server.seen].count(asked) == before
+
+
+@pytest.mark.parametrize("labels", [{}, {"trainjob.dev/job": "digits"}])
+async def test_a_workload_that_multikueue_has_made_is_adopted(labels: dict[str, str]) -> None:
+    sets = [{"name": "worker", "count": 2}, {"name": "evaluator", "count": 1}]
+    made = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": {"podSets": sets}}
+    async with start_server("v1beta2").serve() as server, open_controller(server):
+        server.put({**made, "metadata": {"name": "made", "namespace": "default", "labels": labels}})
+        job = build_queued_job()
+        job["metadata"]["annotations"] = {"kueue.x-k8s.io/prebuilt-workload-name": "made"}
+        server.put(job)
+        await until(lambda: server.all("Workload")[0]["metadata"].get("ownerReferences"))
+        admit(server)
+        await until(lambda: status_of(server).get("state") == "Pending")
+        assert [workload["metadata"]["name"] for workload in server.all("Workload")] == ["made"]

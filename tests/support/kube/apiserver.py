@@ -37,6 +37,7 @@ class FakeApiServer(FaultyServer, ApiRules):
     """Anybody is accepted, unless there are bearer `tokens`.
 
     `kueue` are the versions of Kueue's API; `pod_groups` has the `apiVersion` of each kind of PodGroup.
+    `pending` are the Workloads of each queue, as Kueue's visibility API has them; None: it isn't served.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class FakeApiServer(FaultyServer, ApiRules):
         self.tokens: set[str] = set()
         self.kueue: tuple[str, ...] = ()
         self.pod_groups: tuple[str, ...] = ()
+        self.pending: dict[str, list[str]] | None = None
         self._streams: list[Stream] = []
 
     # -- what tests do -----------------------------------------------------------------------------------
@@ -90,6 +92,7 @@ class FakeApiServer(FaultyServer, ApiRules):
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/apis":
             served = {"kueue.x-k8s.io": self.kueue}
+            served |= {} if self.pending is None else {"visibility.kueue.x-k8s.io": self.kueue}
             served |= {group: (version,) for group, _, version in (p.partition("/") for p in self.pod_groups)}
             groups = [{"name": n, "versions": [{"version": v} for v in each]} for n, each in served.items()]
             return web.json_response({"groups": groups})
@@ -102,6 +105,8 @@ class FakeApiServer(FaultyServer, ApiRules):
                 return self._give(request, early)
             if self.tokens and seen.token not in self.tokens:
                 raise ApiError(401, "Unauthorized", "Unauthorized")
+            if sub == "pendingworkloads":
+                return web.json_response(self._pending(name))
             if seen.verb == "watch":
                 return await self._watch(request, kind, namespace)
             answer = web.json_response(self.work(seen, kind, namespace, sub), status=_code(seen.verb))
@@ -124,6 +129,12 @@ class FakeApiServer(FaultyServer, ApiRules):
         seen = Seen(verb, f"{kind.kind}/{sub}" if sub else kind.kind, name, query, token, peer, body)
         self.seen.append(seen)
         return seen
+
+    def _pending(self, queue: str) -> Manifest:
+        if self.pending is None or queue not in self.pending:
+            raise ApiError(404, "NotFound", f'localqueue "{queue}" not found')
+        names = enumerate(self.pending[queue])
+        return {"items": [{"metadata": {"name": n}, "positionInLocalQueue": i} for i, n in names]}
 
     # -- watches -----------------------------------------------------------------------------------------
 

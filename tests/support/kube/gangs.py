@@ -44,11 +44,12 @@ def install_pod_groups(cluster: Cluster) -> None:
     cluster.kubectl("patch", *words, "--patch", json.dumps(is_open))
 
 
-def make_nodes(cluster: Cluster, count: int, cpus: int) -> None:
+def make_nodes(cluster: Cluster, count: int, cpus: int, **labels: str) -> None:
     """Create nodes that are ready and have this many CPUs each."""
     for number in range(count):
         name = f"node-{number}"
-        cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+        meta = {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}}
+        cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": meta})
         room = {"cpu": str(cpus), "memory": "16Gi", "pods": "110"}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
         status = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}

@@ -19,7 +19,7 @@ from trainjob.cluster.kube.transport import Call
 GUARD_SECONDS = 30.0
 """Against hanging only."""
 
-QUICK = Timeouts(watch=60.0, inactivity=30.0, first_retry=0.01, longest_retry=0.05)
+QUICK = Timeouts(watch=60.0, inactivity=30.0, first_retry=0.01, longest_retry=0.05, positions=0.05)
 """Failures are got over at once; what is silent isn't dead."""
 
 

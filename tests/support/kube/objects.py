@@ -24,6 +24,7 @@ KINDS = {
         Kind("configmaps", "ConfigMap"),
         Kind("events", "Event"),
         Kind("workloads", "Workload"),
+        Kind("localqueues", "LocalQueue"),
         Kind("podgroups", "PodGroup"),
         Kind("resourceflavors", "ResourceFlavor"),
         Kind("workloadpriorityclasses", "WorkloadPriorityClass"),

@@ -30,6 +30,7 @@ class FakeCluster:
         writes: every write that succeeded, as `create Pod digits-worker-0-…`.
         events: (reason, message) of every event, oldest first.
         targets: the latest target for each job's agents.
+        queue_positions: where jobs are in their queues.
         fault: asked before each write; None lets it through.
         fault_after: asked after each write: the write is done, but its answer is lost.
     """
@@ -45,6 +46,7 @@ class FakeCluster:
         self._version = 0
         self._uids = 0
         self.targets: dict[JobKey, Mapping[str, Any] | None] = {}
+        self.queue_positions: dict[JobKey, int] = {}
         self.writes: list[str] = []
         self.events: list[tuple[str, str]] = []
         self.fault: Fault = lambda _operation, _manifest: None
@@ -70,7 +72,8 @@ class FakeCluster:
             network_policy=deepcopy(self._objects.get(("NetworkPolicy", key.namespace, key.name))),
             progress=dict(self._progress),
             agent_report=deepcopy(self._agent_reports.get(key)),
-            workload=deepcopy(self.workload(key)),
+            workload=deepcopy(self.workload(key) or self._prebuilt_of(job)),
+            queue_position=self.queue_positions.get(key),
             queue_objects=tuple(deepcopy(o) for o in self._objects.values() if o["kind"] in _QUEUE_KINDS),
             pod_group=deepcopy(self.pod_group(key)),
         )
@@ -211,6 +214,10 @@ class FakeCluster:
         uid = self.job(key)["metadata"]["uid"]
         workloads = (o for o in self._objects.values() if o["kind"] == "Workload")
         return next((found for found in workloads if uid in _owner_uids(found)), None)
+
+    def _prebuilt_of(self, job: Manifest) -> Manifest | None:
+        name = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/prebuilt-workload-name")
+        return self._objects.get(("Workload", job["metadata"]["namespace"], name)) if name else None
 
     def pod_group(self, key: JobKey) -> Manifest | None:
         """Return the PodGroup of the job's gang, of any owner, or None."""

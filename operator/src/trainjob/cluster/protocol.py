@@ -178,7 +178,8 @@ class Snapshot:
         agent_report: the latest report of the job's leading agent (its keys are in `docs/contract.md`), with
             `age`, the seconds since then, and `unreachableSeconds`, for how long it hasn't answered; None
             before any agent has answered.
-        workload: the job's Workload at Kueue, or None.
+        workload: the job's Workload at Kueue, or the one of any owner that it names as prebuilt, or None.
+        queue_position: the job's position in its queue, from 1; None if that is unknown.
         queue_objects: the ResourceFlavors, WorkloadPriorityClasses and PriorityClasses, for a job in a queue.
         pod_group: the PodGroup of the name that the job's gang has, of any owner, or None.
     """
@@ -191,6 +192,7 @@ class Snapshot:
     progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     agent_report: Mapping[str, Any] | None = None
     workload: Manifest | None = None
+    queue_position: int | None = None
     queue_objects: tuple[Manifest, ...] = ()
     pod_group: Manifest | None = None
 

@@ -117,6 +117,7 @@ KUEUE_PERMISSIONS: tuple[Permission, ...] = (
         "what jobs in queues ask of Kueue; patch keeps it up to date and takes the finalizer off",
     ),
     Permission("kueue.x-k8s.io", "workloads/status", ("patch",), "which pods are ready or need no quota"),
+    Permission("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads", ("get",), "positions in queues"),
 )
 """In namespaces with jobs, where jobs wait in queues of Kueue."""
 

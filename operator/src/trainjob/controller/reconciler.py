@@ -167,6 +167,7 @@ class Reconciler:
             settings=self._settings,
             agent_report=snapshot.agent_report,
             workload=snapshot.workload,
+            queue_position=snapshot.queue_position,
             queue_objects=snapshot.queue_objects,
             pod_group=snapshot.pod_group,
         )

@@ -94,6 +94,9 @@ CODE = "code.zip"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 """On a job: the Kueue queue that admits its pods."""
 
+PREBUILT = "kueue.x-k8s.io/prebuilt-workload-name"
+"""On a job, as a label or an annotation: the Workload that was made for it."""
+
 GROUP_NAME_LABEL = "scheduling.x-k8s.io/pod-group"
 """On a pod: its PodGroup, for the scheduler with scheduler-plugins' coscheduling."""
 

@@ -37,6 +37,7 @@ from trainjob.core.workload import (
     QueueObjects,
     Workload,
     placed_job,
+    prebuilt_workload,
     read_admission,
     read_queue_objects,
     read_workload,
@@ -148,6 +149,8 @@ class Observed:
         settings: settings for all jobs.
         agent_report: the agent report; None before the first one, and for a job without agents.
         workload: the job's Workload at Kueue, or None.
+        prebuilt: the Workload that it names as prebuilt and that nobody owns yet, or None.
+        queue_position: its position in the queue, from 1; None if that is unknown.
         queue_objects: what else decides on jobs in queues.
         pod_group: of the gang's name, or None.
     """
@@ -167,6 +170,8 @@ class Observed:
     settings: Settings = field(default_factory=Settings)
     agent_report: AgentReport | None = None
     workload: Workload | None = None
+    prebuilt: Workload | None = None
+    queue_position: int | None = None
     queue_objects: QueueObjects = field(default_factory=QueueObjects)
     pod_group: Dependent | None = None
 
@@ -227,6 +232,11 @@ class Observed:
     def queue(self) -> str:
         """Return the queue that the job waits in or was admitted by; empty if it has none."""
         return self.meta.labels.get(QUEUE_NAME, "") if self.settings.kueue is not None else ""
+
+    @property
+    def prebuilt_name(self) -> str:
+        """Return the name of the Workload that was made for the job before it; empty if it gets its own."""
+        return prebuilt_workload({"labels": self.meta.labels, "annotations": self.meta.annotations})
 
     @cached_property
     def admission(self) -> Admission | None:
@@ -425,6 +435,7 @@ def read_observed(
     settings: Settings | None = None,
     agent_report: Mapping[str, Any] | None = None,
     workload: Mapping[str, Any] | None = None,
+    queue_position: int | None = None,
     queue_objects: Iterable[Mapping[str, Any]] = (),
     pod_group: Mapping[str, Any] | None = None,
 ) -> Observed:
@@ -454,6 +465,8 @@ def read_observed(
         settings=settings or Settings(),
         agent_report=report,
         workload=read_workload(workload, meta.uid),
+        prebuilt=read_workload(workload, None),
+        queue_position=queue_position,
         queue_objects=read_queue_objects(queue_objects),
         pod_group=_dependent(pod_group, meta.uid),
     )

@@ -21,11 +21,12 @@ from trainjob.core.policies.lifecycle import (
     suspended,
     time_left_of_deadline,
 )
-from trainjob.core.policies.queue_policy import queued, workload_actions
+from trainjob.core.policies.queue_policy import held_here, queued, workload_actions
 from trainjob.core.policies.startup_policy import yielded
 from trainjob.core.policies.success_policy import succeeded
 from trainjob.core.progress import with_overview
 from trainjob.core.stragglers import straggler_events
+from trainjob.core.workload import MULTIKUEUE
 
 Policy = Callable[[Observed, datetime], Plan | None]
 
@@ -46,6 +47,9 @@ CHAIN: tuple[Policy, ...] = (
 )
 """In order: the first policy that returns a plan decides. The last one always returns one."""
 
+DELEGATED: tuple[Policy, ...] = (held_here,)
+"""For jobs that MultiKueue runs in other clusters: without a decision, the status isn't this controller's."""
+
 
 def plan(observed: Observed, now: datetime) -> Plan:
     """Return what to do for a job.
@@ -59,7 +63,10 @@ def plan(observed: Observed, now: datetime) -> Plan:
     """
     if observed.meta.deletion_timestamp is not None or _is_managed_elsewhere(observed):
         return Plan(observed.status)
-    decided = next(made for policy in CHAIN if (made := policy(observed, now)) is not None)
+    chain = DELEGATED if observed.manager == MULTIKUEUE else CHAIN
+    decided = next((made for policy in chain if (made := policy(observed, now)) is not None), None)
+    if decided is None:
+        return Plan(observed.status, workload_actions(observed, observed.status, now))
     status, recheck = with_overview(observed, decided.status, now)
     requeue = soonest(decided.requeue, recheck, _deadline(observed, now))
     events = (*decided.events, *straggler_events(observed.status, status))
@@ -84,4 +91,7 @@ def _deadline(observed: Observed, now: datetime) -> timedelta | None:
 
 
 def _is_managed_elsewhere(observed: Observed) -> bool:
+    """Return whether another controller does everything; for MultiKueue, this one writes the Workload."""
+    if observed.manager == MULTIKUEUE:
+        return observed.parsed is None or not observed.queue or not observed.settings.kueue
     return observed.manager not in (None, CONTROLLER)

@@ -13,11 +13,22 @@ from typing import Any
 from trainjob.api import TrainJob
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.core.manifests import Manifest, role_template
-from trainjob.core.names import QUEUE_NAME, controller_uid, job_labels, owner_references, replica_counts
+from trainjob.core.names import (
+    PREBUILT,
+    QUEUE_NAME,
+    controller_uid,
+    job_labels,
+    owner_references,
+    replica_counts,
+)
 
 GROUP = "kueue.x-k8s.io"
+VISIBILITY_GROUP = f"visibility.{GROUP}"
 FINALIZER = f"{GROUP}/resource-in-use"
 JOB_UID = f"{GROUP}/job-uid"
+MULTIKUEUE = f"{GROUP}/multikueue"
+"""Manager of a job that Kueue runs in another cluster."""
+
 PRIORITY_CLASS = f"{GROUP}/priority-class"
 """On a job: the WorkloadPriorityClass of its Workload."""
 
@@ -114,8 +125,8 @@ class Workload:
         return self.is_true(ADMITTED) and not self.is_true(EVICTED) and not self.deleting
 
 
-def read_workload(manifest: Mapping[str, Any] | None, uid: str) -> Workload | None:
-    """Return the Workload that the job with this uid owns, or None."""
+def read_workload(manifest: Mapping[str, Any] | None, uid: str | None) -> Workload | None:
+    """Return the Workload that the job with this uid owns, or (None) that nobody owns; else None."""
     if manifest is None or controller_uid(manifest) != uid:
         return None
     meta, spec, status = manifest["metadata"], mapping_at(manifest, "spec"), mapping_at(manifest, "status")
@@ -137,6 +148,34 @@ def read_workload(manifest: Mapping[str, Any] | None, uid: str) -> Workload | No
         checks=tuple(check for _, check in objects_at(status, "admissionChecks")),
         reclaimable={r["name"]: r["count"] for _, r in objects_at(status, "reclaimablePods")},
     )
+
+
+def prebuilt_workload(metadata: Mapping[str, Any]) -> str:
+    """Return the name of the Workload that MultiKueue has made for a job; empty for other jobs.
+
+    Kueue has it in a label or, since 0.18, in an annotation.
+    """
+    texts = (mapping_at(metadata, kind) for kind in ("annotations", "labels"))
+    return next((each[PREBUILT] for each in texts if each.get(PREBUILT)), "")
+
+
+def waits_in_queue(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a Workload asks for quota and has none."""
+    conditions = [c for _, c in objects_at(mapping_at(manifest, "status"), "conditions")]
+    settled = any(
+        c.get("type") in (QUOTA_RESERVED, FINISHED) and c.get("status") == "True" for c in conditions
+    )
+    is_active = mapping_at(manifest, "spec").get("active", True)
+    return is_active and not settled and "deletionTimestamp" not in manifest["metadata"]
+
+
+def read_positions(summary: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return the positions of Workloads by name, from 1, out of what Kueue says of a queue."""
+    found = (
+        (mapping_at(i, "metadata").get("name"), i.get("positionInLocalQueue", 0))
+        for _, i in objects_at(summary, "items")
+    )
+    return {name: before + 1 for name, before in found if name and isinstance(before, int)}
 
 
 # What is written.
@@ -178,6 +217,12 @@ def build_workload(job: TrainJob, version: str, objects: QueueObjects) -> Manife
             **build_priority(job, version, objects),
         },
     }
+
+
+def build_adoption(job: TrainJob) -> Manifest:
+    """Return the patch by which a Workload that was made for a job becomes the job's own."""
+    labels = {**job_labels(job.metadata.name), JOB_UID: job.metadata.uid}
+    return {"metadata": {"labels": labels, "ownerReferences": owner_references(job)}}
 
 
 def build_pod_sets(job: TrainJob) -> list[Manifest]:

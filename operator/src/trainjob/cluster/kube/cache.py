@@ -14,7 +14,13 @@ from trainjob.api.constants import RESERVED_LABEL_PREFIX
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.api.rules.size import without_too_large
 from trainjob.cluster.protocol import Manifest
-from trainjob.core.names import GROUP_NAME_ANNOTATION, GROUP_NAME_LABEL, JobKey, shorten_tf_config
+from trainjob.core.names import (
+    GROUP_NAME_ANNOTATION,
+    GROUP_NAME_LABEL,
+    PREBUILT,
+    JobKey,
+    shorten_tf_config,
+)
 
 # Comparison of resourceVersions.
 #
@@ -79,7 +85,8 @@ def _project_metadata(manifest: Manifest) -> Manifest:
         labels = _ours(labels)
     if manifest.get("kind") == "Workload":
         kept |= _picked(meta, ("finalizers",))
-    texts = {"labels": labels, "annotations": _ours(meta.get("annotations") or {})}
+    annotations = _ours(meta.get("annotations") or {}) | _picked(meta.get("annotations") or {}, (PREBUILT,))
+    texts = {"labels": labels, "annotations": annotations}
     return {**kept, **{kind: text for kind, text in texts.items() if text}}
 
 

@@ -153,11 +153,20 @@ class ApiClient:
         await self._transport.__aexit__(kind, error, trace)
 
     async def get(
-        self, resource: Resource, namespace: str | None, name: str, *, metadata_only: bool = False
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        metadata_only: bool = False,
+        subresource: str = "",
+        query: tuple[tuple[str, str], ...] = (),
     ) -> Manifest:
-        """Return one object; None: its kind has no namespaces."""
+        """Return one object, or a subresource of it; None: its kind has no namespaces."""
         accept = _METADATA_OF_ONE if metadata_only else JSON
-        return await self._send(Request("get", resource, namespace, name, accept=accept))
+        return await self._send(
+            Request("get", resource, namespace, name, subresource, query=query, accept=accept)
+        )
 
     async def list(
         self,

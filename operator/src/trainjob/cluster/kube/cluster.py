@@ -24,6 +24,7 @@ from trainjob.cluster.kube.discovery import (
 )
 from trainjob.cluster.kube.events import EventSender
 from trainjob.cluster.kube.informer import Backoff, Informer, JobCache, Scope, Timeouts
+from trainjob.cluster.kube.queue_positions import QueuePositions
 from trainjob.cluster.kube.resources import (
     BY_KIND,
     CLAIMS,
@@ -40,7 +41,7 @@ from trainjob.cluster.protocol import AlreadyExists, ClusterError, Conflict, Man
 from trainjob.core.gangs import pod_group_name
 from trainjob.core.names import LABEL_JOB, QUEUE_NAME, JobKey, ObjectRef, controller_uid
 from trainjob.core.settings import Bundle
-from trainjob.core.workload import FINALIZER
+from trainjob.core.workload import FINALIZER, prebuilt_workload
 
 # Objects of another owner.
 
@@ -153,6 +154,8 @@ class KubeCluster:
         self._unlabeled = UnlabeledObjects(_time)
         self._writes = FairSlots(WRITES, NAMESPACE_WRITES)
         self._events = EventSender(api, clock)
+        self._visibility = ""
+        self._positions = QueuePositions(api, self._notify, timeouts.positions)
         self._informers = {
             resource: self._informer(Scope(resource, namespace, LABEL_JOB), store)
             for resource, store in self._stores.items()
@@ -172,6 +175,8 @@ class KubeCluster:
                 group.create_task(informer.run())
             group.create_task(self._jobs.run())
             group.create_task(self._events.run())
+            if self._visibility:
+                group.create_task(self._positions.run(self._visibility))
 
     async def ask_agents(self) -> None:
         """Poll the jobs' agents until cancelled; for the leading controller only."""
@@ -231,7 +236,9 @@ class KubeCluster:
         await self.synced()
         job = self._jobs.store.get((key.namespace, key.name))
         if job is None:
+            self._positions.of(key, None)
             return None
+        workload = self._workload_of(key) or await self._prebuilt_workload_of(job)
         return Snapshot(
             job=job,
             pods=self._stores[PODS].of_job(key),
@@ -239,7 +246,8 @@ class KubeCluster:
             claim=self._find(CLAIMS, (key.namespace, f"{key.name}-output")),
             network_policy=self._find(NETWORK_POLICIES, (key.namespace, key.name)),
             agent_report=self._agents.agent_report(key),
-            workload=self._workload_of(key),
+            workload=workload,
+            queue_position=self._positions.of(key, workload) if self._visibility else None,
             queue_objects=self._queue_objects(job),
             pod_group=self._pod_group_of(key),
         )
@@ -370,7 +378,8 @@ class KubeCluster:
 
     async def _find_kueue(self) -> None:
         """Cache Kueue's objects too, if its API is served."""
-        self.kueue_version = version = await find_kueue(self._api, self._backoff())
+        version, self._visibility = await find_kueue(self._api, self._backoff())
+        self.kueue_version = version
         if version:
             self._cache(Scope(workloads(version), self._namespace, LABEL_JOB))
             for resource in queue_resources(version):
@@ -405,6 +414,16 @@ class KubeCluster:
     def _workload_of(self, key: JobKey) -> Manifest | None:
         found = self._workloads.of_job(key) if self._workloads is not None else ()
         return next((workload for workload in found if controller_uid(workload) == self._uid_of(key)), None)
+
+    async def _prebuilt_workload_of(self, job: Manifest) -> Manifest | None:
+        """Return the Workload that the job names; it may have no label, and then no watch shows it."""
+        name = prebuilt_workload(job["metadata"])
+        if not name or not self.kueue_version:
+            return None
+        resource, full_name = workloads(self.kueue_version), (job["metadata"]["namespace"], name)
+        if self._find(resource, full_name) is None:
+            await self._look(resource, full_name)
+        return self._find(resource, full_name)
 
     def _pod_group_of(self, key: JobKey) -> Manifest | None:
         full_name = key.namespace, pod_group_name(key.name, self._uid_of(key) or "")

@@ -11,7 +11,7 @@ from trainjob.cluster.kube.informer import Backoff
 from trainjob.cluster.kube.resources import Document, Resource
 from trainjob.cluster.protocol import ClusterError
 from trainjob.core.gangs import POD_GROUP_APIS
-from trainjob.core.workload import GROUP
+from trainjob.core.workload import GROUP, VISIBILITY_GROUP
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,11 @@ _GROUPS = Document("", "", "apis", "")
 def workloads(version: str) -> Resource:
     """Return Kueue's Workloads."""
     return Resource(GROUP, version, "workloads", "Workload")
+
+
+def local_queues(version: str) -> Resource:
+    """Return the queues of Kueue's visibility API."""
+    return Resource(VISIBILITY_GROUP, version, "localqueues", "LocalQueue")
 
 
 def queue_resources(version: str) -> tuple[Resource, ...]:
@@ -42,10 +47,13 @@ def pod_groups(api_version: str) -> Resource:
     return Resource(group, version, "podgroups", "PodGroup")
 
 
-async def find_kueue(api: ApiClient, backoff: Backoff) -> str:
-    """Return the version of Kueue's API, or an empty text if there is none."""
-    served = (await _served(api, backoff, "Kueue")).get(GROUP, ())
-    found = next((version for version in KUEUE_VERSIONS if version in served), "")
+async def find_kueue(api: ApiClient, backoff: Backoff) -> tuple[str, str]:
+    """Return the versions of Kueue's API and of its visibility API; an empty text is none."""
+    groups = await _served(api, backoff, "Kueue")
+    served, shown = groups.get(GROUP, ()), groups.get(VISIBILITY_GROUP, ())
+    found, visibility = (
+        next((version for version in KUEUE_VERSIONS if version in each), "") for each in (served, shown)
+    )
     if not found:
         _log.warning(
             "Kueue's API is served in %s, and known in %s: jobs that name a queue wait until a restart"
@@ -53,7 +61,7 @@ async def find_kueue(api: ApiClient, backoff: Backoff) -> str:
             ", ".join(sorted(served)) or "no version",
             " and ".join(KUEUE_VERSIONS),
         )
-    return found
+    return found, visibility if found else ""
 
 
 async def find_pod_groups(api: ApiClient, backoff: Backoff) -> tuple[str, ...]:

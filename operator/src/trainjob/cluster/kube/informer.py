@@ -35,6 +35,7 @@ class Timeouts:
             Longer than any pass over a job, which may be about to create pods with such a program.
         first_retry: the wait after a failure; see `Backoff`.
         longest_retry: the limit of the waits after failures in a row.
+        positions: between two requests for the positions of jobs in a queue.
     """
 
     watch: float = 300.0
@@ -44,6 +45,7 @@ class Timeouts:
     collect: float = 900.0
     first_retry: float = 0.2
     longest_retry: float = 30.0
+    positions: float = 30.0
 
 
 # Waits after failures, random so that many clients don't retry at once.

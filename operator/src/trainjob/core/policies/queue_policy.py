@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainjob.api import TrainJobStatus
+from trainjob.api import TrainJob, TrainJobStatus
 from trainjob.core import transitions
 from trainjob.core.actions import Action, Create, Delete, Event, Patch, Plan, stop_pods
 from trainjob.core.conditions import COMPLETE, QUEUED, RUNNING, SUCCESS_CRITERIA_MET, is_finished, is_true
@@ -18,6 +18,7 @@ from trainjob.core.delays import RECHECK
 from trainjob.core.failure import describe_resume
 from trainjob.core.names import EVALUATOR, ObjectRef, replica_counts
 from trainjob.core.observed import Observed, Refusal
+from trainjob.core.policies.lifecycle import suspended
 from trainjob.core.wording import quoted, reason_word
 from trainjob.core.workload import (
     ADMITTED,
@@ -25,10 +26,12 @@ from trainjob.core.workload import (
     FINALIZER,
     FINISHED,
     INACTIVE,
+    MULTIKUEUE,
     PODS_READY,
     QUOTA_RESERVED,
     REQUEUED,
     Workload,
+    build_adoption,
     build_pod_sets,
     build_priority,
     build_workload,
@@ -58,6 +61,13 @@ def queued(observed: Observed, now: datetime) -> Plan | None:
     )
 
 
+def held_here(observed: Observed, now: datetime) -> Plan | None:
+    """Hold a job that MultiKueue will run in another cluster, from where it then copies the status."""
+    if is_finished(observed.status):
+        return None
+    return suspended(observed, now) or (queued(observed, now) if _is_held(observed) else None)
+
+
 def _is_held(observed: Observed) -> bool:
     if not observed.queue:
         return False
@@ -81,6 +91,8 @@ def _why_held(observed: Observed) -> tuple[str, str]:
         return "NoKueue", f"{waiting}, but this controller doesn't use Kueue: upgrade its release with Kueue"
     if (refusal := _workload_refusal(observed)) is not None:
         return "CreationRefused", f"{waiting}: the cluster refuses {refusal.what}: {quoted(refusal.message)}"
+    if found is None and observed.prebuilt_name:
+        return "Created", f"{waiting}{_not_adopted(observed)}"
     if found is None:
         return "Created", f"{waiting}{_missing_class(observed)}"
     if why := _refused(observed, found):
@@ -100,7 +112,10 @@ def _why_held(observed: Observed) -> tuple[str, str]:
         checks = "; ".join(
             f"{check['name']}: {quoted(check.get('message') or 'pending')}" for check in pending
         )
-        return "AdmissionChecks", f"{waiting}, which has quota for it: {checks or 'its flavors are unknown'}"
+        rest = "its flavors are unknown" if found.admitted else "its admission is pending"
+        return "AdmissionChecks", f"{waiting}, which has quota for it: {checks or rest}"
+    if observed.queue_position is not None:
+        waiting += f" at position {observed.queue_position}"
     held = found.condition(FINISHED) if found.is_true(FINISHED) else found.condition(QUOTA_RESERVED)
     message = quoted(held.get("message") or "")
     return reason_word(held.get("reason"), "Created"), f"{waiting}: {message}" if message else waiting
@@ -120,12 +135,25 @@ def _missing_class(observed: Observed) -> str:
     return ""
 
 
+def _not_adopted(observed: Observed) -> str:
+    """Return `: ` and why the prebuilt Workload can't be the job's, or an empty text."""
+    found, name = observed.prebuilt, observed.prebuilt_name
+    if found is None or found.deleting:
+        return f": its Workload {name} doesn't exist, or another object owns it"
+    if observed.parsed is not None and found.counts != replica_counts(observed.parsed.spec):
+        return f": its Workload {name} is for other pods than the job's"
+    return ""
+
+
 def _recheck(observed: Observed, now: datetime) -> timedelta | None:
     """Return when to look again for what no event reports: a refusal's end, a priority class, a flavor."""
     refusal, found = _workload_refusal(observed), observed.workload
     if refusal is not None:
         return refusal.next_attempt(now)
-    lacks = bool(_missing_class(observed)) if found is None else found.admitted and observed.admission is None
+    if found is not None:
+        lacks = found.admitted and observed.admission is None
+    else:
+        lacks = bool(_not_adopted(observed) if observed.prebuilt_name else _missing_class(observed))
     return RECHECK if lacks else None
 
 
@@ -173,14 +201,31 @@ def workload_actions(observed: Observed, status: TrainJobStatus, now: datetime) 
 def _creation(observed: Observed, now: datetime) -> tuple[Action, ...]:
     refusal = _workload_refusal(observed)
     waits = refusal is not None and refusal.patience_left(now) > timedelta(0)
-    if observed.parsed is None or observed.job.spec.suspend or waits or _missing_class(observed):
+    if observed.parsed is None or observed.job.spec.suspend or waits:
+        return ()
+    if observed.prebuilt_name:
+        return _adoption(observed, observed.parsed)
+    if _missing_class(observed):
         return ()
     kueue = observed.settings.kueue or ""
     return (Create(build_workload(observed.parsed, kueue, observed.queue_objects)),)
 
 
+def _adoption(observed: Observed, job: TrainJob) -> tuple[Action, ...]:
+    found = observed.prebuilt
+    if found is None or _not_adopted(observed):
+        return ()
+    ref = ObjectRef("Workload", observed.meta.namespace, found.name, found.uid)
+    return (Patch(ref, found.resource_version, build_adoption(job)),)
+
+
 def _spec_changes(observed: Observed, found: Workload) -> dict[str, Any]:
-    """Return a patch of what the job asks for; Kueue allows most of it only without quota."""
+    """Return a patch of what the job asks for; Kueue allows most of it only without quota.
+
+    MultiKueue deletes job and Workload if what it has asked for is changed.
+    """
+    if observed.prebuilt_name:
+        return {}
     job = observed.job
     spec: dict[str, Any] = {}
     inactive = _SUSPENDED if job.spec.suspend else _refused(observed, found)
@@ -210,7 +255,7 @@ def _status_changes(
 ) -> dict[str, Any]:
     if found.is_true(EVICTED) and found.holds_quota:
         return {} if observed.unfinished_pods else _give_back(found, status, now)
-    if not found.admitted:
+    if not found.admitted or observed.manager == MULTIKUEUE:
         return {}
     changes: dict[str, Any] = {}
     ready = is_true(status, RUNNING) or is_true(status, SUCCESS_CRITERIA_MET)
