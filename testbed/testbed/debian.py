@@ -36,6 +36,7 @@ TOOLS = {
     "ip": "iproute2",
     "iptables": "iptables",
     "conntrack": "conntrack",
+    "ipset": "ipset",
     "unshare": "util-linux",
     "mount": "mount",
     "buildah": "buildah",

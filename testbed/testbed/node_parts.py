@@ -12,6 +12,7 @@ from testbed.network import Network, NodeNetwork
 from testbed.programs import program
 
 NODE = "testbed"
+KUBELET_CONFIG = "kubelet.json"
 KUBE_PROXY_HEALTH = 10256
 DNS_READY = 8181
 
@@ -78,7 +79,7 @@ def kubelet(plane: ControlPlane, node: Node) -> Component:
     certificate, key = plane.serving_pair(f"kubelet-server-{name}", (f"DNS:{name}", f"IP:{address}"))
     (folder / "resolv.conf").write_text("")  # pods ask the cluster's DNS alone
     config = _configuration(
-        folder / "kubelet.json", "KubeletConfiguration", "kubelet.config.k8s.io/v1beta1",
+        folder / KUBELET_CONFIG, "KubeletConfiguration", "kubelet.config.k8s.io/v1beta1",
         authentication={"x509": {"clientCAFile": str(plane.authority)}, "webhook": {"enabled": True},
                         "anonymous": {"enabled": False}},
         authorization={"mode": "Webhook"},

@@ -3,15 +3,19 @@
 They can be lost, cut off and brought back, which is what they are for.
 """
 
+import json
 import shutil
-from dataclasses import dataclass
+import signal
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from testbed import cgroups, containerd, inside, network, node_parts, store
 from testbed.component import Component
 from testbed.control_plane import ControlPlane
 from testbed.enclosure import Enclosure
 from testbed.network import NodeNetwork
+from testbed.waiting import until
 
 
 class Cut(Enum):
@@ -58,6 +62,17 @@ class JoinedNode:
         containerd.Client(self.enclosure).wait()
         for part in self.parts[1:]:
             self.enclosure.start(part)
+
+    def restart_kubelet(self, **changes: Any) -> None:
+        """Starts the kubelet again, with these fields of its configuration changed; pods stay."""
+        (part,) = [part for part in self.parts if part.name == "kubelet"]
+        config = self.enclosure.folder / node_parts.KUBELET_CONFIG
+        changed = config.with_stem(f"{config.stem}-changed")
+        changed.write_text(json.dumps({**json.loads(config.read_text()), **changes}, indent=2))
+        self.enclosure.signal(part.name, signal.SIGTERM)
+        until(lambda: part.name not in self.enclosure.living(), what="the kubelet's end", seconds=30)
+        words = (word.replace(str(config), str(changed)) for word in part.argv)
+        self.enclosure.start(replace(part, argv=tuple(words)))
 
     def die(self) -> None:
         """Ends kubelet, containerd and pods at once; nobody is told."""

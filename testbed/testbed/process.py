@@ -67,7 +67,8 @@ def _started(pid: int) -> int | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
-    return None if fields[0] in "ZX" else int(fields[19])
+    is_gone = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)  # other threads keep its ports
+    return None if is_gone else int(fields[19])
 
 
 def _boot() -> str:

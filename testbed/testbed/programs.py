@@ -70,6 +70,7 @@ OTHERS = {
     "scheduler-plugins": Source("scheduler-plugins", "sigs.k8s.io/scheduler-plugins/cmd/scheduler"),
     "volcano": Source("volcano", "volcano.sh/volcano/cmd/scheduler"),
     "kwok": Source("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "kube-router": Source("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"),
     "kubeadm": Source("kubeadm", "k8s.io/kubernetes/cmd/kubeadm"),
     "kind": Source("kind", "sigs.k8s.io/kind"),
     "etcd": Source("kind", "go.etcd.io/etcd/server/v3"),

@@ -96,3 +96,43 @@ def test_a_pod_that_its_node_turned_away_is_not_counted(reason: str) -> None:
 @pytest.mark.parametrize(("code", "name"), [(1, "Crashed"), (137, "Killed"), (255, "Crashed")])
 def test_what_an_exit_code_means(code: int, name: str) -> None:
     assert meaning_of(code).name == name
+
+
+LOW = "The node was low on resource: memory. Threshold quantity: 12Gi, available: 11Gi."
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": LOW},
+            f"worker 1 on node n was removed by the cluster (Evicted: {LOW})",
+        ),
+        (
+            {
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+                ]
+            },
+            "worker 1 on node n was preempted by a pod of higher priority (PreemptionByScheduler)",
+        ),
+        (
+            {
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+                ]
+            },
+            "worker 1 on node n was removed by the cluster (EvictionByEvictionAPI)",
+        ),
+    ],
+)
+def test_what_the_cluster_did_is_said_with_its_reason_and_is_not_counted(
+    status: dict[str, Any], sentence: str
+) -> None:
+    gone = pod(1, ended=2, exitCode=86, message='{"agent": 1}')
+    gone["spec"]["nodeName"] = "n"
+    gone["status"] |= status
+    failure = failure_of(pod(0), gone)
+    assert failure is not None
+    assert not failure.cause.counted
+    assert failure.sentence.startswith(sentence)

@@ -6,10 +6,8 @@ The testbed's first node has the control plane and the controller; the jobs' pod
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,32 +18,43 @@ from testbed.claims import Claim, NodeCluster
 from testbed.nodes import Cut, JoinedNode
 from testbed.waiting import until
 
-from support.kube.real_pods import describe, wait_for
+from support.kube.digits_job import (
+    HOST,
+    MINUTES,
+    ROOT,
+    completed,
+    has_trained,
+    is_evicted,
+    is_training_without_a_checkpoint,
+    largest_difference,
+    live_pod,
+    live_uid,
+    missing,
+    node_of,
+    output,
+    pods,
+    resumed,
+    start,
+    successor,
+    training_processes,
+    trains_again,
+)
+from support.kube.real_pods import describe
 
-ROOT = Path(__file__).parents[2]
-MINUTES = 15
-"""Against hanging only."""
-
-EPOCHS = 600
-"""They take more than a minute, even on a free machine: a lost node is noticed within a quarter of one."""
 EQUAL = 1e-6
 """The aim of benchmarks/chaos.py, too."""
-RUNNING = "jsonpath={.status.state}=Running"
-HOST = "kubernetes.io/hostname"
-TRAINING = "^python digits.py"
-"""The command line of a training process; its agent's begins in another way."""
+APART = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": {"matchLabels": {"trainjob.dev/job": "digits"}}, "topologyKey": HOST}
+        ]
+    }
+}
+"""A worker never shares a node with another replica."""
+RARELY = ("--checkpoint-every", "1000000")
+"""A checkpoint is then one of a replica that was asked to stop."""
 SHORTLY = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute",
            "tolerationSeconds": 5}  # fmt: skip
-DIFFERENCE = """
-import sys
-import numpy as np
-import tensorflow as tf
-one, other = (tf.train.load_checkpoint(folder + "/checkpoints") for folder in sys.argv[1:])
-shapes = one.get_variable_to_shape_map()
-assert shapes == other.get_variable_to_shape_map()
-values = ((np.asarray(each.get_tensor(name), "float64") for each in (one, other)) for name in shapes)
-print(max(float(np.max(np.abs(np.subtract(*pair)), initial=0)) for pair in values))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -80,112 +89,6 @@ def undisturbed(cluster: NodeCluster) -> Path:
     start(cluster, claim)
     completed(cluster, claim)
     return output(claim)
-
-
-def start(cluster: NodeCluster, claim: Claim, *options: str, **spec: Any) -> None:
-    """Have the digits example train for long enough, each replica on a node of its own if there is room."""
-    printed = cluster.kubectl(
-        "create", "-f", ROOT / "examples" / "digits.yaml", "--dry-run=client", "-o", "json"
-    )
-    job = json.loads(printed)
-    job["spec"] |= spec
-    pod = job["spec"]["template"]["spec"]
-    spread = {"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "ScheduleAnyway"}
-    pod["topologySpreadConstraints"] = [
-        {**spread, "labelSelector": {"matchLabels": {"trainjob.dev/job": "digits"}}}
-    ]
-    pod["containers"][0]["command"] += ["--epochs", str(EPOCHS), *options]
-    pod["containers"][0]["resources"]["requests"] = {"cpu": "100m", "memory": "512Mi"}
-    cluster.apply({**job, "metadata": {"name": "digits"}}, namespace=claim.namespace)
-
-
-def has_trained(cluster: NodeCluster, claim: Claim) -> None:
-    """Wait until there is a checkpoint and the evaluator, if any, has scored one."""
-    wait_for(cluster, claim.namespace, "digits", RUNNING)
-    status = cluster.get("tj", "digits", namespace=claim.namespace)
-    for known in ("output.checkpointStep", *(["evaluation"] if evaluates(status) else [])):
-        wait_for(cluster, claim.namespace, "digits", f"jsonpath={{.status.{known}}}")
-
-
-def evaluates(job: dict[str, Any]) -> bool:
-    return bool(job["spec"].get("evaluator", {}).get("replicas", 1))
-
-
-def completed(cluster: NodeCluster, claim: Claim) -> dict[str, Any]:
-    """Wait for the end, which must be a good one; return the status."""
-    wait = ("wait", "tj/digits", "-n", claim.namespace, "--for=jsonpath={.status.completionTime}")
-    cluster.kubectl(*wait, f"--timeout={MINUTES}m", timeout=MINUTES * 60 + 10)
-    status: dict[str, Any] = cluster.get("tj", "digits", namespace=claim.namespace)["status"]
-    story = describe(cluster, claim.namespace, "digits")
-    assert status["state"] == "Complete", story
-    assert status["progress"]["step"] == status["progress"]["totalSteps"], story
-    assert status["restarts"]["charged"] == 0, story
-    return status
-
-
-def output(claim: Claim) -> Path:
-    assert claim.folder is not None
-    return claim.folder / "digits"
-
-
-def largest_difference(one: Path, other: Path) -> float:
-    """Compare all variables of two final checkpoints: weights, optimizer, random state, metrics."""
-    command = [sys.executable, "-c", DIFFERENCE, str(one), str(other)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
-def pods(cluster: NodeCluster, claim: Claim, replica: str) -> dict[str, dict[str, Any]]:
-    """The pods of a replica by uid, also those of which nobody knows whether they have ended."""
-    role, _, index = replica.rpartition("-")
-    selector = f"trainjob.dev/role={role},trainjob.dev/index={index}"
-    found = cluster.get("pods", namespace=claim.namespace, selector=selector)["items"]
-    return {pod["metadata"]["uid"]: pod for pod in found}
-
-
-def live_pod(cluster: NodeCluster, claim: Claim, replica: str) -> dict[str, Any]:
-    found = pods(cluster, claim, replica).values()
-    (pod,) = [p for p in found if p["metadata"]["labels"].get("trainjob.dev/live") == "true"]
-    return pod
-
-
-def node_of(cluster: NodeCluster, pod: dict[str, Any]) -> JoinedNode:
-    (node,) = [node for node in cluster.joined if node.name == pod["spec"]["nodeName"]]
-    return node
-
-
-def successor(cluster: NodeCluster, claim: Claim, replica: str, old: dict[str, Any]) -> dict[str, Any]:
-    """Wait until another pod of the replica runs; return it."""
-
-    def running() -> dict[str, Any] | None:
-        for uid, pod in pods(cluster, claim, replica).items():
-            if uid != old["metadata"]["uid"] and pod["status"]["phase"] == "Running":
-                return pod
-        return None
-
-    return until(running, what=f"the next pod of {replica}", seconds=60 * MINUTES, every=0.2)
-
-
-def trains_again(cluster: NodeCluster, claim: Claim, attempt: int) -> None:
-    """Wait until training has taken a step in this attempt of its agents, or a later one."""
-
-    def goes_on() -> bool:
-        status = cluster.get("tj", "digits", namespace=claim.namespace)["status"]
-        progress = status.get("progress", {})
-        is_later = progress.get("attempt", 0) >= attempt
-        return status["state"] in ("Running", "Complete") and is_later and bool(progress.get("step"))
-
-    until(goes_on, what="training", seconds=60 * MINUTES, every=0.2)
-
-
-def training_processes(node: JoinedNode) -> list[str]:
-    """The training processes on a node, which may be cut off."""
-    return node.enclosure.run("sh", "-c", f"pgrep -f '{TRAINING}' || true").split()
-
-
-def is_evicted(pod: dict[str, Any]) -> bool:
-    """Whether Kubernetes itself has noticed that the pod's node is lost."""
-    return any(each["type"] == "DisruptionTarget" for each in pod["status"].get("conditions", ()))
 
 
 @contextmanager
@@ -326,11 +229,6 @@ def test_a_worker_0_that_is_cut_off_stops_by_itself_and_never_writes_beside_its_
     assert largest_difference(undisturbed, output(claim)) <= EQUAL
 
 
-def live_uid(cluster: NodeCluster, claim: Claim, replica: str) -> str:
-    uid: str = live_pod(cluster, claim, replica)["metadata"]["uid"]
-    return uid
-
-
 def test_worker_0_leaves_although_the_api_server_cannot_reach_its_node(
     cluster: NodeCluster, claim: Claim
 ) -> None:
@@ -351,20 +249,10 @@ def test_worker_0_leaves_although_the_api_server_cannot_reach_its_node(
     assert cluster.get("tj", "digits", namespace=claim.namespace)["status"]["restarts"]["charged"] == 0
 
 
-def missing(cluster: NodeCluster, claim: Claim) -> list[str]:
-    """The workers that training goes on without."""
-    found: list[str] = cluster.get("tj", "digits", namespace=claim.namespace)["status"]["worker"].get(
-        "without", []
-    )
-    return found
-
-
 def test_training_goes_on_with_fewer_workers_and_grows_back_with_the_node(
     cluster: NodeCluster, claim: Claim
 ) -> None:
-    apart = {"labelSelector": {"matchLabels": {"trainjob.dev/job": "digits"}}, "topologyKey": HOST}
-    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
-    worker = {"replicas": 2, "minReplicas": 1, "affinity": affinity}
+    worker = {"replicas": 2, "minReplicas": 1, "affinity": APART}
     with cordoned(cluster, cluster.joined[2]):
         start(cluster, claim, "--epochs", "100000", worker=worker, evaluator={"replicas": 0})
         has_trained(cluster, claim)
@@ -390,9 +278,8 @@ def test_a_drain_keeps_the_budget_and_saves_first(
     budget = {"selector": {"matchLabels": workers}, "maxUnavailable": 0}
     meta = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "digits"}}
     cluster.apply({**meta, "spec": budget}, namespace=claim.namespace)
-    start(cluster, claim, "--checkpoint-every", "1000000")
-    wait_for(cluster, claim.namespace, "digits", RUNNING)
-    wait_for(cluster, claim.namespace, "digits", "jsonpath={.status.progress.step}")
+    start(cluster, claim, *RARELY)
+    is_training_without_a_checkpoint(cluster, claim)
     old = live_pod(cluster, claim, "worker-1")
     node = node_of(cluster, old)
     drain = ("drain", node.name, "--force", "--delete-emptydir-data")
@@ -407,8 +294,123 @@ def test_a_drain_keeps_the_budget_and_saves_first(
         trains_again(cluster, claim, 2)
     finally:
         cluster.kubectl("uncordon", node.name)
-    leader = live_pod(cluster, claim, "worker-0")["metadata"]["name"]
     status = completed(cluster, claim)
-    assert "resumed from step" in cluster.kubectl("logs", leader, "-n", claim.namespace, "--tail=-1")
+    assert resumed(cluster, claim)
+    assert status["restarts"]["uncharged"] == 1
+    assert largest_difference(undisturbed, output(claim)) <= EQUAL
+
+
+@contextmanager
+def outranked(cluster: NodeCluster, claim: Claim, node: JoinedNode) -> Iterator[None]:
+    """A pod that needs all of a node's processors, and goes before pods without a priority."""
+    head = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    cluster.apply({**head, "metadata": {"name": "urgent"}, "value": 1000})
+    cpus = cluster.get("node", node.name)["status"]["allocatable"]["cpu"]
+    container = {
+        "name": "main", "image": images.operator().name, "command": ["sleep", "1d"],
+        "resources": {"requests": {"cpu": cpus}},
+    }  # fmt: skip
+    spec = {
+        "containers": [container], "nodeSelector": {HOST: node.name}, "priorityClassName": "urgent",
+        "terminationGracePeriodSeconds": 1,
+    }  # fmt: skip
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": spec}
+    cluster.apply(pod, namespace=claim.namespace)
+    try:
+        wait = ("wait", "pod/urgent", "-n", claim.namespace, "--for=jsonpath={.status.phase}=Running")
+        cluster.kubectl(*wait, "--timeout=3m", timeout=190)
+        yield
+    finally:
+        cluster.delete("pod", "urgent", namespace=claim.namespace)
+
+
+def test_a_preempted_worker_saves_first_and_goes_on_once_there_is_room(
+    cluster: NodeCluster, claim: Claim, undisturbed: Path
+) -> None:
+    start(cluster, claim, *RARELY, worker={"replicas": 2, "affinity": APART})
+    is_training_without_a_checkpoint(cluster, claim)
+    old, kept = live_pod(cluster, claim, "worker-1"), live_uid(cluster, claim, "worker-0")
+    node = node_of(cluster, old)
+    with outranked(cluster, claim, node):
+        waits = "worker 1 can't start: Unschedulable"
+        until(lambda: waits in describe(cluster, claim.namespace, "digits"), what=waits, seconds=60)
+        story = describe(cluster, claim.namespace, "digits")
+        assert f"worker 1 on node {node.name} was preempted by a pod of higher priority" in story
+    new = successor(cluster, claim, "worker-1", old)
+    assert new["spec"]["nodeName"] == node.name
+    trains_again(cluster, claim, 2)
+    assert live_uid(cluster, claim, "worker-0") == kept
+    status = completed(cluster, claim)
+    assert resumed(cluster, claim)
+    assert status["restarts"]["uncharged"] == 1
+    assert largest_difference(undisturbed, output(claim)) <= EQUAL
+
+
+WARNING = 30
+"""Seconds between the warning and the end of a spot node; clouds' handlers drain it in less."""
+
+
+def test_a_job_saves_before_a_spot_node_ends_and_goes_on_elsewhere(
+    cluster: NodeCluster, claim: Claim, undisturbed: Path
+) -> None:
+    start(cluster, claim, *RARELY)
+    is_training_without_a_checkpoint(cluster, claim)
+    old = live_pod(cluster, claim, "worker-0")
+    node = node_of(cluster, old)
+    end = time.monotonic() + WARNING
+    with cordoned(cluster, node):
+        drain = ("drain", node.name, "--force", "--delete-emptydir-data", f"--grace-period={WARNING - 10}")
+        cluster.kubectl(*drain, f"--timeout={WARNING - 5}s", timeout=WARNING)
+        time.sleep(max(0, end - time.monotonic()))
+        with dead(node):
+            new = successor(cluster, claim, "worker-0", old)
+            assert new["spec"]["nodeName"] != node.name
+            trains_again(cluster, claim, 2)
+            status = completed(cluster, claim)
+    assert resumed(cluster, claim)
+    assert status["restarts"]["uncharged"] == 1
+    assert largest_difference(undisturbed, output(claim)) <= EQUAL
+
+
+def softly(cluster: NodeCluster, node: JoinedNode) -> dict[str, Any]:
+    """The kubelet's configuration that asks pods to leave whatever the node's memory."""
+    return {
+        "evictionSoft": {"memory.available": "99%"}, "evictionSoftGracePeriod": {"memory.available": "1s"},
+        "evictionMaxPodGracePeriod": 30,
+    }  # fmt: skip
+
+
+def at_once(cluster: NodeCluster, node: JoinedNode) -> dict[str, Any]:
+    """One that ends them: it takes more than there is, and leaves enough for what runs to be let in again."""
+    summary = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{node.name}/proxy/stats/summary")
+    memory = json.loads(summary)["node"]["memory"]
+    free = memory["availableBytes"] + memory["workingSetBytes"] // 2
+    return {"evictionHard": {"memory.available": str(free)}}
+
+
+@pytest.mark.parametrize("pressure", [softly, at_once])
+def test_a_worker_that_is_evicted_for_its_nodes_memory_goes_on_elsewhere(
+    cluster: NodeCluster,
+    claim: Claim,
+    undisturbed: Path,
+    pressure: Callable[[NodeCluster, JoinedNode], dict[str, Any]],
+) -> None:
+    saves = pressure is softly
+    start(cluster, claim, *(RARELY if saves else ()))
+    (is_training_without_a_checkpoint if saves else has_trained)(cluster, claim)
+    old = live_pod(cluster, claim, "worker-1")
+    node = node_of(cluster, old)
+    node.restart_kubelet(**pressure(cluster, node))
+    try:
+        new = successor(cluster, claim, "worker-1", old)
+        assert new["spec"]["nodeName"] != node.name
+        trains_again(cluster, claim, 2)
+        status = completed(cluster, claim)
+    finally:
+        node.restart_kubelet()
+    first = status["firstFailure"]
+    assert (first["rank"], first["node"], first["reason"]) == ("worker-1", node.name, "Evicted")
+    assert "low on resource: memory" in first["message"]
+    assert resumed(cluster, claim)
     assert status["restarts"]["uncharged"] == 1
     assert largest_difference(undisturbed, output(claim)) <= EQUAL

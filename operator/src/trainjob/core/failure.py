@@ -306,10 +306,17 @@ def describe_child(observed: Observed, child: ChildFailure, *, given_up: bool = 
     )
 
 
+_PREEMPTED = ("PreemptionByScheduler", "Preempting")
+"""The scheduler's reason, and that of a kubelet which makes room for a critical pod."""
+
+
 def _cause(pod: Pod) -> Cause:
     detail = _detail(pod.message) if pod.termination is None else ""
     if pod.disrupted:
-        text = f"was removed by the cluster ({quoted(pod.reason)}{detail})"
+        did = (
+            "preempted by a pod of higher priority" if pod.reason in _PREEMPTED else "removed by the cluster"
+        )
+        text = f"was {did} ({quoted(pod.reason)}{_detail(pod.explanation) or detail})"
         return Cause(reason_word(pod.reason, "Disrupted"), text, counted=False)
     if pod.deleted:
         return Cause("PodDeleted", "had its pod deleted", counted=False)

@@ -63,6 +63,7 @@ class Pod:
         reason: Kubernetes' reason for the end, such as `OOMKilled` or `Evicted`.
         message: the termination message: what the trainer wrote, or its last log lines.
         disrupted: whether the cluster disrupted it (eviction, preemption, a lost node).
+        explanation: Kubernetes' own sentence about the end, such as which resource the node was low on.
         created_at: by the API server's clock.
         deleted_at: when its deletion was requested, or None.
         due_at: when the grace period of its deletion ends, or None.
@@ -89,6 +90,7 @@ class Pod:
     reason: str = ""
     message: str = ""
     disrupted: bool = False
+    explanation: str = ""
     created_at: datetime | None = None
     deleted_at: datetime | None = None
     due_at: datetime | None = None
@@ -150,6 +152,7 @@ def read_pod(manifest: Mapping[str, Any]) -> Pod | None:
         reason=_end_reason(status, ended, disrupted),
         message=message,
         disrupted=disrupted,
+        explanation=status.get("message") or "",
         created_at=read_time(meta.get("creationTimestamp")),
         deleted_at=_deleted_at(meta, due_at),
         due_at=due_at,
