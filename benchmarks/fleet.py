@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from fleet_beside import Beside
 from fleet_figures import (
     WELL,
     Counts,
@@ -47,6 +48,7 @@ from fleet_figures import (
 )
 from fleet_pods import FleetPods, create_nodes, fleet_job, kwok, node_name
 from measuring import Manifest, Mirror, say, spread
+from played_pods import job_of
 from replicas import OPERATOR, ROOT, Controllers, Replica
 from testbed import plain_tier
 from testbed.places import state
@@ -146,8 +148,10 @@ class Fleet:
             "pods_per_job": options.workers + 1,
             "finished": options.finished,
             "start": await self._start_both("the start"),
-            "jobs": await self._live() if options.jobs else None,
         }
+        result["jobs"] = await self._live() if options.jobs else None
+        result["given_back"] = await self._give_back(result) if options.jobs else None
+        result["beside_huge"] = await self._beside() if options.huge else None
         say(f"{options.running} jobs that run on")
         await self._run_on()
         result["running"] = options.running
@@ -215,6 +219,38 @@ class Fleet:
                 fate = WELL  # it ended before it was asked so often
             if wrong := what_is_wrong(fate, self._jobs.status(name)):
                 self.broken.append(f"{name}, {wrong}")
+
+    async def _beside(self) -> dict[str, Any]:
+        """See small jobs through, alone and beside a huge one."""
+        beside = Beside(
+            self._api,
+            self._namespace,
+            self._pods,
+            self._jobs,
+            create=self._create,
+            ends=self._ends,
+            workers=self._options.workers,
+        )
+        return await beside.measure(self._options.huge)
+
+    async def _give_back(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Delete all jobs that have ended, and look at the memory when nothing is left of them."""
+        say("these jobs are deleted")
+        uids = {name: self._jobs.objects[name]["metadata"]["uid"] for name in self._jobs.finished}
+        await asyncio.gather(*(self._delete(name, uid) for name, uid in uids.items()))
+        await self._jobs.until(lambda: not uids.keys() & self._jobs.objects.keys())
+        await self._pods.until(lambda: not any(job_of(pod) in uids for pod in self._pods.objects.values()))
+        await asyncio.sleep(KEEPALIVE_SECONDS + 5)
+        looks: dict[str, Any] = {}
+        for role, replica in (("leader", self._leader), ("standby", self._standby)):
+            size = looks[f"{role}_mib"] = mib(replica.usage().resident_bytes)
+            before, most = (result[part][f"{role}_mib"] for part in ("start", "jobs"))
+            looks[f"{role}_share"] = round((most - size) / (most - before), 2) if most > before else None
+        return looks
+
+    async def _delete(self, name: str, uid: str) -> None:
+        async with self._open:
+            await self._api.delete(TRAINJOBS, self._namespace, name, uid=uid)
 
     async def _create_finished(self, namespace: str, number: int) -> None:
         """Create jobs that ended like the first one, with what stays of them when their pods are gone."""
@@ -478,6 +514,9 @@ def read_options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--running", type=int, default=200, metavar="N", help="jobs while controllers restart"
+    )
+    parser.add_argument(
+        "--huge", type=int, default=0, metavar="WORKERS", help="of one job beside small ones; 0 for none"
     )
     parser.add_argument("--before", default="", metavar="COMMIT", help="the version of before the upgrade")
     parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")

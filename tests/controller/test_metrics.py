@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import timedelta
 from importlib.metadata import version
@@ -15,21 +16,21 @@ from support.world.world import START, World
 from trainjob.cluster import ClusterError, JobKey, Unavailable
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Reconciler
-from trainjob.controller.metrics import STATES, Metrics
+from trainjob.controller.metrics import JOBS_AT_ONCE, STATES, Metrics
 
 
-def read(metrics: Metrics) -> dict[str, float]:
+async def read(metrics: Metrics) -> dict[str, float]:
     """Return every sample of ours, by name and labels, as Prometheus reads it."""
     return {
         sample.name + "".join(f",{key}={value}" for key, value in sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(metrics.render().decode())
+        for family in text_string_to_metric_families((await metrics.render()).decode())
         for sample in family.samples
         if sample.name.startswith("trainjob_")
     }
 
 
-def test_what_a_standby_shows() -> None:
-    shown = read(Metrics())
+async def test_what_a_standby_shows() -> None:
+    shown = await read(Metrics())
     assert shown["trainjob_leader"] == 0
     assert shown["trainjob_queue_depth"] == 0
     assert shown["trainjob_reconcile_seconds_count"] == 0
@@ -50,10 +51,10 @@ def test_what_a_standby_shows() -> None:
         "trainjob_admission_seconds_count",
     ],
 )
-def test_series_of_known_labels_exist_before_their_first_event(series: str) -> None:
+async def test_series_of_known_labels_exist_before_their_first_event(series: str) -> None:
     metrics = Metrics()
     metrics.show_jobs(list)
-    assert read(metrics)[series] == 0
+    assert (await read(metrics))[series] == 0
 
 
 def test_every_state_is_known() -> None:
@@ -63,7 +64,7 @@ def test_every_state_is_known() -> None:
     assert len(used) >= 7
 
 
-def test_what_happens_is_counted() -> None:
+async def test_what_happens_is_counted() -> None:
     metrics = Metrics()
     metrics.count_call(Call("create", "", "pods", 201, 0.1))
     metrics.count_call(Call("create", "", "pods", 201, 0.1))
@@ -75,7 +76,7 @@ def test_what_happens_is_counted() -> None:
     metrics.count_wait(0.2)
     metrics.show_leader()
     metrics.show_depth(lambda: 7)
-    shown = read(metrics)
+    shown = await read(metrics)
     assert shown["trainjob_api_requests_total,code=201,resource=pods,verb=create"] == 2
     assert shown["trainjob_api_requests_total,code=0,resource=trainjobs/status,verb=update"] == 1
     assert shown["trainjob_watch_restarts_total,resource=pods"] == 1
@@ -89,28 +90,50 @@ def test_what_happens_is_counted() -> None:
     assert (shown["trainjob_leader"], shown["trainjob_queue_depth"]) == (1, 7)
 
 
-def test_jobs_are_counted_when_asked() -> None:
+async def test_jobs_are_counted_when_asked() -> None:
     states = ({"state": "Running"}, {"state": "Running"}, {})
     jobs = [{"metadata": {"name": f"job-{i}"}, "status": status} for i, status in enumerate(states)]
     metrics = Metrics()
     metrics.show_jobs(lambda: jobs)
-    assert read(metrics)["trainjob_jobs,state=Running"] == 2
-    assert read(metrics)["trainjob_jobs,state=New"] == 1
+    assert (await read(metrics))["trainjob_jobs,state=Running"] == 2
+    assert (await read(metrics))["trainjob_jobs,state=New"] == 1
     jobs.clear()
-    assert read(metrics)["trainjob_jobs,state=Running"] == 0
+    assert (await read(metrics))["trainjob_jobs,state=Running"] == 0
 
 
-def test_the_process_itself_is_shown() -> None:
-    assert b"process_resident_memory_bytes" in Metrics().render()
+async def test_a_page_of_many_jobs_has_each_family_once_and_leaves_the_loop_to_others() -> None:
+    jobs = [
+        {"metadata": {"namespace": "ml", "name": f"job-{i}"}, "status": {"progress": {"step": i}}}
+        for i in range(10 * JOBS_AT_ONCE)
+    ]
+    metrics = Metrics()
+    metrics.show_jobs(lambda: jobs)
+    rendering = asyncio.ensure_future(metrics.render())
+    turns = 0
+    while not rendering.done():
+        await asyncio.sleep(0)
+        turns += 1
+    page = (await rendering).decode()
+    assert turns >= 10
+    assert page.count("# TYPE trainjob_job_step gauge\n") == 1
+    shown = await read(metrics)
+    assert [shown[f"trainjob_job_step,name=job-{i},namespace=ml"] for i in range(len(jobs))] == [
+        *range(len(jobs))
+    ]
+    assert shown["trainjob_jobs,state=New"] == len(jobs)
 
 
-def test_two_processes_parts_do_not_share_metrics() -> None:
+async def test_the_process_itself_is_shown() -> None:
+    assert b"process_resident_memory_bytes" in await Metrics().render()
+
+
+async def test_two_processes_parts_do_not_share_metrics() -> None:
     first, second = Metrics(), Metrics()
     first.show_leader()
-    assert read(second)["trainjob_leader"] == 0
+    assert (await read(second))["trainjob_leader"] == 0
 
 
-def test_each_job_has_its_figures() -> None:
+async def test_each_job_has_its_figures() -> None:
     job = {
         "metadata": {"namespace": "ml", "name": "digits"},
         "status": {
@@ -122,7 +145,7 @@ def test_each_job_has_its_figures() -> None:
     }
     metrics = Metrics()
     metrics.show_jobs(lambda: [job, {"metadata": {"name": "new"}}])
-    shown = read(metrics)
+    shown = await read(metrics)
     assert shown["trainjob_job_step,name=digits,namespace=ml"] == 440
     assert shown["trainjob_job_examples_per_second,name=digits,namespace=ml"] == 3166.5
     assert shown["trainjob_job_restarts,kind=charged,name=digits,namespace=ml"] == 2
@@ -176,13 +199,13 @@ def at(seconds: int) -> str:
         ({"state": "Pending", "startTime": "soon"}, {"queue_seconds": 500, "state_seconds,Pending": 500}),
     ],
 )  # fmt: skip
-def test_times_of_a_job(status: dict[str, object] | None, figures: dict[str, float]) -> None:
+async def test_times_of_a_job(status: dict[str, object] | None, figures: dict[str, float]) -> None:
     job = {"metadata": {"namespace": "ml", "name": "digits", "creationTimestamp": at(500)}, "status": status}
     metrics = Metrics(clock=lambda: NOW)
     metrics.show_jobs(lambda: [job])
     shown = {
         re.sub(r",(name|namespace)=\w+|state=|trainjob_job_", "", name): value
-        for name, value in read(metrics).items()
+        for name, value in (await read(metrics)).items()
         if "name=digits" in name and "_seconds" in name
     }
     assert shown == figures
@@ -211,7 +234,7 @@ async def test_each_change_of_a_job_is_counted_once_across_controllers() -> None
     for pod in world.pods:
         world.cluster.end_pod(pod, 0)
     await world.settle()
-    shown = [read(metrics) for metrics in counts]
+    shown = [await read(metrics) for metrics in counts]
     assert [s["trainjob_first_step_seconds_count"] for s in shown] == [1, 0, 0]
     assert shown[0]["trainjob_first_step_seconds_sum"] == 7
     assert [s["trainjob_restart_seconds_count,after=failure"] for s in shown] == [0, 0, 1]
@@ -225,7 +248,7 @@ async def test_a_resize_is_no_failure() -> None:
     watched(world, metrics).edit(worker={"replicas": 3})
     await world.settle()
     await resumed(world, agents)
-    shown = read(metrics)
+    shown = await read(metrics)
     assert shown["trainjob_restart_seconds_count,after=resize"] == 1
     assert shown["trainjob_restart_seconds_count,after=failure"] == 0
 
@@ -251,4 +274,4 @@ async def test_no_change_is_counted_twice_when_its_write_fails(when: str, counte
     )
     await world.settle()
     assert not errors
-    assert read(metrics)["trainjob_admission_seconds_count"] == counted
+    assert (await read(metrics))["trainjob_admission_seconds_count"] == counted

@@ -57,6 +57,21 @@ async def test_a_large_job_says_what_it_does_before_its_pods_are_made(workers: i
     assert len(world.pods) == workers + 1
 
 
+@pytest.mark.parametrize(("workers", "rests"), [(2, False), (WORKERS, True)])
+async def test_only_a_large_job_rests_between_two_passes(workers: int, rests: bool) -> None:
+    world = World(build_job(workers=workers))
+    await world.settle()
+    assert (world.reconciler.rest(world.key) > 0) is rests
+
+
+async def test_pods_are_sent_before_what_nobody_needs_until_they_run_and_their_token_last() -> None:
+    world = World(build_job())
+    world.cluster.fault_after = lambda _, manifest: kinds.append(manifest["kind"])
+    kinds: list[str] = []
+    await world.reconciler.reconcile(world.key)
+    assert list(dict.fromkeys(kinds)) == ["Pod", "Service", "Secret"]
+
+
 async def test_what_can_not_be_created_yet_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies = Bodies(monkeypatch)
     world = World(build_plain_job(workers=WORKERS, evaluator=False))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.controller.queue import LONGEST_RETRY, WorkQueue
+from trainjob.controller.queue import LONGEST_RETRY, PUT_OFF_SECONDS, WorkQueue
 
 
 class Clock:
@@ -44,6 +44,51 @@ def test_keys_come_in_the_order_in_which_they_were_added() -> None:
     for key in "cab":
         queue.add(key)
     assert [queue.take(), queue.take(), queue.take()] == ["c", "a", "b"]
+
+
+def test_a_key_that_rests_is_not_handed_out_whatever_happens() -> None:
+    queue, clock = build_queue()
+    queue.add("a")
+    assert queue.take() == "a"
+    queue.add("a")
+    queue.done("a", rest=2)
+    queue.add("a")
+    clock.now = 1
+    assert queue.take() is None
+    assert queue.next_due() == 1
+    clock.now = 2
+    assert queue.take() == "a"
+    queue.done("a")
+    queue.add("a")
+    assert queue.take() == "a"
+
+
+def test_a_key_that_is_put_off_comes_after_others_but_soon() -> None:
+    queue, clock = build_queue()
+    queue.add("a")
+    queue.add("b")
+    assert queue.take() == "a"
+    queue.add("a")  # its own writes
+    queue.put_off("a")
+    queue.done("a")
+    queue.add("c")
+    assert [queue.take(), queue.take(), queue.take()] == ["b", "c", None]
+    clock.now = PUT_OFF_SECONDS
+    assert queue.take() == "a"
+
+
+def test_a_key_that_is_put_off_comes_at_once_where_no_other_waits_or_something_happens() -> None:
+    queue, _ = build_queue()
+    queue.add("a")
+    assert queue.take() == "a"
+    queue.put_off("a")
+    queue.done("a")
+    queue.add("b")
+    assert queue.take() == "a"
+    queue.put_off("a")
+    queue.done("a")
+    queue.add("a")
+    assert [queue.take(), queue.take()] == ["b", "a"]
 
 
 def test_the_wait_of_a_key_is_from_when_it_is_due_until_it_is_taken() -> None:

@@ -24,7 +24,7 @@ SETTINGS = sorted(set(re.findall(rf"(?<![./\w])((?:{'|'.join(CHARTS)})\.\w+)", P
 SCHEMA = json.loads((ROOT / "charts/trainjob/values.schema.json").read_text())
 
 
-def test_metrics() -> None:
+async def test_metrics() -> None:
     metrics = Metrics()
     metrics.count_call(Call("get", "", "pods", 200, 0.1))
     status = {
@@ -37,7 +37,7 @@ def test_metrics() -> None:
     }
     meta = {"namespace": "ml", "name": "digits", "creationTimestamp": "2026-01-01T00:00:00Z"}
     metrics.show_jobs(lambda: [{"metadata": meta, "status": status}])
-    served = metrics.render().decode()
+    served = (await metrics.render()).decode()
     for name, labels in re.findall(r"^\| `(trainjob_\w+)(?:\{([\w,]+)\})?` \|", PAGE, re.MULTILINE):
         assert f"# TYPE {name} " in served, name
         line = next(line for line in served.splitlines() if line.startswith(name))

@@ -41,7 +41,7 @@ def run(*words: str, seconds: float = 900) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return run(*SMALL, "--finished", "60", "--running", "10")
+    return run(*SMALL, "--finished", "60", "--running", "10", "--huge", "60")
 
 
 def test_no_promise_is_broken(result: dict[str, Any]) -> None:
@@ -62,6 +62,11 @@ def test_a_start_writes_nothing(result: dict[str, Any], part: str) -> None:
     assert result[part]["writes"] == 0
 
 
+@pytest.mark.parametrize("role", ["leader", "standby"])
+def test_no_more_memory_is_taken_once_the_jobs_are_gone(result: dict[str, Any], role: str) -> None:
+    assert result["given_back"][f"{role}_mib"] <= result["jobs"][f"{role}_mib"]
+
+
 def test_nothing_grows_in_ten_minutes() -> None:
     """The nightly part: `--soak 3600` is for the docs."""
     small = ("--jobs", "0", "--finished", "0", "--running", "20", "--workers", "2")
@@ -74,7 +79,7 @@ def test_nothing_grows_in_ten_minutes() -> None:
 
 def test_the_page_names_what_is_printed(result: dict[str, Any]) -> None:
     named = set(re.findall(r"`([\w.]+)`", "".join(re.findall(r"^\|(.*?)\|", SECTION, re.MULTILINE))))
-    parts = ("start", "jobs", "upgrade", "api_server")
+    parts = ("start", "jobs", "given_back", "beside_huge", "upgrade", "api_server")
     printed = {f"{part}.{key}" for part in parts for key in result[part]}
     assert printed | (result.keys() - {"benchmark", "soak", *parts}) | {"soak.looks"} <= named
 

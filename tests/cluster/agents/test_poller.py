@@ -307,6 +307,28 @@ async def test_pods_that_do_not_run_are_not_asked() -> None:
         await until(lambda: "10.0.0.1" in calls.hosts)
 
 
+async def test_a_job_whose_pods_wait_for_a_node_is_looked_at_when_they_change_and_seldom_else() -> None:
+    calls, looks = Calls(), 0
+
+    def pods_of(key: JobKey) -> list[dict[str, Any]]:
+        nonlocal looks
+        looks += key == KEY
+        return world.pods[key]
+
+    intervals = AgentIntervals(steady=NEVER, hasty=0.01, hasty_for=NEVER)
+    world = World(sync=calls, intervals=intervals)
+    world.poller._pods_of = pods_of
+    world.pods[KEY] = [build_pod(state={"waiting": {}})]
+    async with polling(world):
+        world.poller.set_target(KEY, TARGET)
+        await asyncio.sleep(0.2)
+        assert looks <= 2
+        calls.answers["127.0.0.1"] = build_report()
+        world.pods[KEY] = [build_pod()]
+        world.poller.hasten(KEY)
+        await until(lambda: len(calls.made) >= 5)
+
+
 async def test_an_order_from_before_it_runs_counts() -> None:
     world = World(sync=Calls())
     world.poller.set_target(KEY, TARGET)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from itertools import count, repeat
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from support.kube.kube_cluster import QUICK, open_client, open_kube, until
 from support.kube.responses import failing
 from support.world.jobs import build_job
 from trainjob.cluster import Conflict, NotFound, ObjectRef, Refused
-from trainjob.cluster.kube.agent_programs import AgentPrograms
+from trainjob.cluster.kube.agent_programs import CHECKED_SECONDS, AgentPrograms
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.core.agent import program_name
 from trainjob.core.manifests import build_program
@@ -48,9 +49,14 @@ class Shared:
 
 
 @asynccontextmanager
-async def open_shared() -> AsyncIterator[Shared]:
+async def open_shared(times: Iterable[float] = count(step=CHECKED_SECONDS)) -> AsyncIterator[Shared]:
+    """Yield them; by these times a check is out of date when the next one begins."""
+    clock = iter(times)
     async with FakeApiServer().serve() as server, open_client(server.url) as api:
-        shared = Shared(server, AgentPrograms(api, None, lambda: shared.jobs, lambda: shared.pods))
+        programs = AgentPrograms(
+            api, None, lambda: shared.jobs, lambda: shared.pods, time=lambda: next(clock)
+        )
+        shared = Shared(server, programs)
         yield shared
 
 
@@ -59,6 +65,23 @@ def pod_with(digest: str, phase: str = "Running") -> dict[str, Any]:
     volume = {"name": "trainjob-bundle", "projected": {"sources": sources}}
     metadata = {"name": f"pod-of-{digest}", "namespace": "default"}
     return {"metadata": metadata, "spec": {"volumes": [volume]}, "status": {"phase": phase}}
+
+
+async def test_the_jobs_of_a_burst_need_one_check() -> None:
+    async with open_shared(repeat(0.0)) as shared:
+        for _ in range(3):
+            await shared.programs.provide(build_program("default", NOW))
+        assert shared.calls() == ["create"]
+
+
+async def test_a_collected_program_is_created_again_at_once() -> None:
+    async with open_shared(repeat(0.0)) as shared:
+        await shared.programs.provide(build_program("default", NOW))
+        unneeded = await shared.programs.sweep(NOW, frozenset())
+        await shared.programs.sweep(NOW, unneeded)
+        assert shared.names() == set()
+        await shared.programs.provide(build_program("default", NOW))
+        assert shared.names() == {program_name(NOW.digest)}
 
 
 async def test_it_is_sent_once_for_all_jobs_and_found_again_after_a_restart() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube.cache import MOST_TOMBSTONES, Store, is_newer
+from trainjob.cluster.kube.cache import MOST_TOMBSTONES, TOMBSTONE_SECONDS, Store, is_newer
 
 KEY = JobKey("lab", "digits")
 
@@ -147,6 +147,18 @@ def test_ends_are_not_remembered_for_ever() -> None:
         store.remove(pod(5, uid=str(number)))
     assert store.put(pod(5, uid="0"))
     assert not store.put(pod(5, uid=str(MOST_TOMBSTONES + 9)))
+
+
+def test_ends_are_forgotten_after_minutes() -> None:
+    now = 0.0
+    store = Store(job_of, lambda _: None, time=lambda: now)
+    store.remove(pod(7))
+    now = TOMBSTONE_SECONDS
+    assert not store.put(pod(5))
+    now = 2.5 * TOMBSTONE_SECONDS
+    assert not store.put(pod(5))  # the half that it is in is the older one now
+    now = 4 * TOMBSTONE_SECONDS
+    assert store.put(pod(5))
 
 
 @dataclass

@@ -118,6 +118,6 @@ def _checks(look: Callable[[], list[Check]]) -> Handler:
 
 def _metrics(metrics: Metrics) -> Handler:
     async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     return answer

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trainjob.api import TrainJobStatus
@@ -152,7 +152,7 @@ class Controller:
                 await self._reconcile(key)
             finally:
                 del self._began[key]
-                self._queue.done(key)
+                self._queue.done(key, self._reconciler.rest(key))
             self._on_reconciled(key, time() - began)
             # A pass over a finished job waits for nothing: ten thousand of them, one after the other, would
             # keep the loop from renewing the lease.
@@ -189,7 +189,9 @@ class Controller:
             _log.exception("%s: could not be reconciled; trying again in %.1f s", key, wait)
         else:
             self._queue.forget(key)
-            if again is not None:
+            if again == timedelta(0):
+                self._queue.put_off(key)
+            elif again is not None:
                 self._queue.add_after(key, again.total_seconds())
 
     async def _post_refusal(self, key: JobKey, message: str) -> None:

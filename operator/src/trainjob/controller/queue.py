@@ -15,6 +15,7 @@ from trainjob.cluster.fair_slots import FairQueue
 
 Key = TypeVar("Key", bound=Hashable)
 
+PUT_OFF_SECONDS = 1.0
 FIRST_RETRY = 0.05
 LONGEST_RETRY = 60.0
 SUPERSEDED_KEPT = 100
@@ -52,6 +53,7 @@ class WorkQueue(Generic[Key]):
         self._later: list[tuple[float, int, Key]] = []
         self._due: dict[Key, float] = {}
         self._order = 0
+        self._resting: dict[Key, float] = {}  # until when each isn't handed out
         self._failures: dict[Key, int] = {}
 
     def __len__(self) -> int:
@@ -60,10 +62,13 @@ class WorkQueue(Generic[Key]):
         return len(self._ready)
 
     def add(self, key: Key) -> None:
-        """Make the key due."""
+        """Make the key due, or as soon as it has rested."""
         if key in self._working:
             self._again.add(key)
+        elif (rest := self._resting.get(key, 0.0) - self._time()) > 0:
+            self.add_after(key, rest)
         elif key not in self._waiting:
+            self._resting.pop(key, None)
             self._waiting[key] = self._time()
             self._ready.add(key, self._group_of(key))
             self._wake()
@@ -83,6 +88,17 @@ class WorkQueue(Generic[Key]):
             self._later = [entry for entry in self._later if self._due.get(entry[2]) == entry[0]]
             heapq.heapify(self._later)
         self._wake()
+
+    def put_off(self, key: Key) -> None:
+        """Make a key that is being processed due again: at once if no other is, else a little later.
+
+        What has changed meanwhile is seen then too: a pass over a new job changes it many times itself.
+        """
+        if len(self):
+            self._again.discard(key)
+            self.add_after(key, PUT_OFF_SECONDS)
+        else:
+            self.add(key)
 
     def retry(self, key: Key) -> float:
         """Make the key due after a wait that doubles with each consecutive failure, and return the wait."""
@@ -106,9 +122,16 @@ class WorkQueue(Generic[Key]):
         self._working.add(key)
         return key
 
-    def done(self, key: Key) -> None:
-        """End the processing of the key; it is due at once if it was added in the meantime."""
+    def done(self, key: Key, rest: float = 0.0) -> None:
+        """End the processing of the key; it is due again if it was added in the meantime.
+
+        Args:
+            key: what `take` has returned.
+            rest: seconds for which it isn't handed out again, whatever happens.
+        """
         self._working.discard(key)
+        if rest > 0:
+            self._resting[key] = self._time() + rest
         self._ready.release(self._group_of(key))
         if key in self._again:
             self._again.discard(key)

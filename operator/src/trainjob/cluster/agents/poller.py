@@ -228,6 +228,7 @@ class _Watched:
         uid: the job's, since names are used again.
         called_at: when its agent was called last.
         is_due: whether its agent is called next without the usual wait.
+        was_alone: whether no agent ran at the latest look.
         hasty_until: until when its agent is called more often.
         credit: how many calls may come early; see `AgentIntervals.hasty_calls`.
         credited_at: when `credit` was last updated.
@@ -242,6 +243,7 @@ class _Watched:
     record: AgentRecord
     called_at: float = float("-inf")
     is_due: bool = True
+    was_alone: bool = False
     credit: float = math.inf
     credited_at: float = 0.0
     hasty_until: float = float("-inf")
@@ -352,7 +354,10 @@ class AgentPoller:
         may_haste = watched.credit >= 1
         if watched.is_due and may_haste:
             return 0.0
-        silent = min(watched.record.silent_seconds(now), now - (watched.hasty_until - intervals.hasty_for))
+        changed_at = watched.hasty_until - intervals.hasty_for
+        silent = min(watched.record.silent_seconds(now), now - changed_at)
+        # Only a change brings an agent where there was none: a thousand jobs may wait for nodes for days.
+        may_haste = may_haste and (not watched.was_alone or changed_at > watched.called_at)
         seconds = intervals.wait(is_hasty=may_haste and now < watched.hasty_until, silent=silent)
         return watched.called_at + seconds * watched.spread - now
 
@@ -363,6 +368,7 @@ class AgentPoller:
         known = (f"{each.get(LABEL_ROLE)}-{each.get(LABEL_INDEX)}" for each in labels)
         replicas = frozenset((*replica_names(world), *known))
         largest = largest_report(len(replicas), len(pods))
+        watched.was_alone = agents.leader is None and not agents.replaced
         if agents.leader is None:
             record.rest()
             for agent in agents.replaced:

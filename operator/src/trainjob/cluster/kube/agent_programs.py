@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from trainjob.cluster.kube.cache import NamespacedName, namespaced_name
 from trainjob.cluster.kube.client import ApiClient
@@ -24,8 +25,21 @@ _log = logging.getLogger(__name__)
 
 _CONTENT = ("binaryData", "data", "immutable")
 
+CHECKED_SECONDS = 5.0
+"""For how long a check counts: in a burst of jobs, one for each would be an eighth of what the pods wait for.
+
+A pod checks the program that it is given by itself.
+"""
+
 Unneeded = frozenset[tuple[NamespacedName, str]]
 """Namespaced names and uids."""
+
+
+class _Check(NamedTuple):
+    """A ConfigMap that has the expected content, and until when this counts without another look."""
+
+    uid: str
+    until: float
 
 
 class AgentPrograms:
@@ -36,6 +50,7 @@ class AgentPrograms:
         namespace: of the jobs; None for every namespace.
         jobs: returns the known jobs.
         pods: returns the known pods.
+        time: returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -44,30 +59,34 @@ class AgentPrograms:
         namespace: str | None,
         jobs: Callable[[], Iterable[Manifest]],
         pods: Callable[[], Iterable[Manifest]],
+        time: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self._api = api
         self._scope = Scope(CONFIG_MAPS, namespace, LABEL_PROGRAM)
         self._jobs = jobs
         self._pods = pods
-        self._checked: dict[NamespacedName, str] = {}  # uids of those with the expected content
+        self._time = time
+        self._checked: dict[NamespacedName, _Check] = {}  # those with the expected content
 
     async def provide(self, manifest: Manifest) -> None:
         """Ensure that this ConfigMap exists; one of its name with other content is deleted.
 
-        A checked ConfigMap is immutable and known by its uid, so most calls cost one small request.
+        A checked ConfigMap is immutable and known by its uid, so a call costs one small request at most.
 
         Raises:
             Conflict: another client keeps creating another one of that name.
         """
         full_name = namespaced_name(manifest)
-        may_be_there = full_name in self._checked
+        known = self._checked.get(full_name)
+        if known is not None and self._time() < known.until:
+            return
+        may_be_there = known is not None
         for _ in range(3):
             if may_be_there and await self._is_there(manifest):
                 return
             may_be_there = True
             with suppress(AlreadyExists):
-                created = await self._api.create(CONFIG_MAPS, manifest)
-                self._checked[full_name] = created["metadata"]["uid"]
+                self._note(full_name, await self._api.create(CONFIG_MAPS, manifest))
                 return
         raise Conflict(
             f"ConfigMap {manifest['metadata']['name']} is created by another program again and again"
@@ -77,19 +96,23 @@ class AgentPrograms:
         full_name = namespaced_name(manifest)
         try:
             found = await self._api.get(CONFIG_MAPS, *full_name, metadata_only=True)
-            uid = found["metadata"]["uid"]
-            if self._checked.get(full_name) == uid:
+            uid, known = found["metadata"]["uid"], self._checked.get(full_name)
+            if known is not None and known.uid == uid:
+                self._note(full_name, found)
                 return True
             found = await self._api.get(CONFIG_MAPS, *full_name)
             uid = found["metadata"]["uid"]
             if all(found.get(key) == manifest.get(key) for key in _CONTENT):
-                self._checked[full_name] = uid
+                self._note(full_name, found)
                 return True
             _log.warning("ConfigMap %s/%s isn't what its name says: replacing it", *full_name)
             await self._api.delete(CONFIG_MAPS, *full_name, uid=uid)
         except (NotFound, Conflict):
             pass  # it was just deleted or replaced
         return False
+
+    def _note(self, full_name: NamespacedName, checked: Manifest) -> None:
+        self._checked[full_name] = _Check(checked["metadata"]["uid"], self._time() + CHECKED_SECONDS)
 
     async def collect(self, bundle: Bundle, seconds: float) -> None:
         """Delete the programs that no job needs, until cancelled.

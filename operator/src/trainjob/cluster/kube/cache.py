@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from time import monotonic
 from typing import Any, NamedTuple
 
 from trainjob.api import BUNDLE_VOLUME, TRAINER_CONTAINER
@@ -177,6 +178,8 @@ NamespacedName = tuple[str, str]
 Changed = Callable[[JobKey], None]
 
 MOST_TOMBSTONES = 10_000
+TOMBSTONE_SECONDS = 300.0
+"""For at least so long a deletion is remembered: longer than a request, or a list of many pages, may take."""
 
 
 def namespaced_name(manifest: Manifest) -> NamespacedName:
@@ -209,6 +212,40 @@ def _unpickle(fields: bytes) -> Manifest:
 _unpickle_again = lru_cache(maxsize=256)(_unpickle)  # a job that starts is read many times in a row
 
 
+class _Tombstones:
+    """The deletions of the last minutes, at most `MOST_TOMBSTONES` of them.
+
+    They are forgotten by halves, so that none needs a time of its own.
+
+    Args:
+        time: returns the seconds of a monotonic clock.
+    """
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._since = time()
+        self._recent: dict[str, str] = {}  # uid: the resourceVersion of its deletion
+        self._older: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._recent) + len(self._older)
+
+    def get(self, uid: str) -> str | None:
+        """Return the resourceVersion at which an object was deleted, or None if that isn't known."""
+        self._forget()
+        return self._recent.get(uid) or self._older.get(uid)
+
+    def add(self, uid: str, version: str) -> None:
+        """Remember a deletion; of two of one object, the later one."""
+        before = self.get(uid)
+        self._recent[uid] = version if before is None or is_newer(version, before) else before
+
+    def _forget(self) -> None:
+        now = self._time()
+        if len(self._recent) >= MOST_TOMBSTONES // 2 or now - self._since > TOMBSTONE_SECONDS:
+            self._recent, self._older, self._since = {}, self._recent, now
+
+
 class Store:
     """Objects of one kind by namespace and name, and by the job that they belong to.
 
@@ -220,14 +257,20 @@ class Store:
     Args:
         job_of: returns the job that an object belongs to, or None.
         changed: called with the job of every object that is added, changed or deleted.
+        time: returns the seconds of a monotonic clock.
     """
 
-    def __init__(self, job_of: Callable[[Manifest], JobKey | None], changed: Changed) -> None:
+    def __init__(
+        self,
+        job_of: Callable[[Manifest], JobKey | None],
+        changed: Changed,
+        time: Callable[[], float] = monotonic,
+    ) -> None:
         self._job_of = job_of
         self._changed = changed
         self._objects: dict[NamespacedName, _Entry] = {}
         self._by_job: defaultdict[JobKey, dict[NamespacedName, None]] = defaultdict(dict)
-        self._ends: OrderedDict[str, str] = OrderedDict()  # uid: the resourceVersion of its deletion
+        self._ends = _Tombstones(time)
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -269,7 +312,7 @@ class Store:
         if known is not None and not is_newer(version, known.version):
             return False
         if known is not None and known.uid != uid:
-            self._bury(known.uid, version)
+            self._ends.add(known.uid, version)
         before, key = known.job if known is not None else None, self._job_of(manifest)
         fields = pickle.dumps(project(manifest), pickle.HIGHEST_PROTOCOL)
         self._objects[full_name] = _Entry(uid, version, key, fields)
@@ -306,7 +349,7 @@ class Store:
         return len(lost)
 
     def _end(self, full_name: NamespacedName, uid: str, version: str) -> None:
-        self._bury(uid, version)
+        self._ends.add(uid, version)
         known = self._objects.get(full_name)
         if known is None or known.uid != uid or is_newer(known.version, version):
             return
@@ -314,12 +357,6 @@ class Store:
         if known.job is not None:
             self._unindex(full_name, known.job)
         self._notify(known.job)
-
-    def _bury(self, uid: str, version: str) -> None:
-        before = self._ends.pop(uid, None)
-        self._ends[uid] = version if before is None or is_newer(version, before) else before
-        if len(self._ends) > MOST_TOMBSTONES:
-            self._ends.popitem(last=False)
 
     def _unindex(self, full_name: NamespacedName, key: JobKey) -> None:
         objects = self._by_job[key]
