@@ -21,6 +21,7 @@ from support.kube.real_kube import RealKubelet, open_real, states, through
 from support.world.jobs import build_job
 from trainjob.api import parse
 from trainjob.cluster import AlreadyExists, ClusterError, Conflict, JobKey, ObjectRef
+from trainjob.cluster.kube.agent_programs import CHECKED_SECONDS
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.config import Access, build_tls, from_kubeconfig
@@ -191,6 +192,7 @@ async def provoke(kube: KubeCluster, namespace: str) -> None:
     """Run into everything that makes the cluster look again, and say one thing twice."""
     for _ in range(2):
         await kube.create(build_program(namespace, BUNDLE))
+        await asyncio.sleep(CHECKED_SECONDS)
     snapshot = await kube.observe(JobKey(namespace, "digits"))
     assert snapshot is not None
     for manifest in build_objects(parse(snapshot.job)):

@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 _CONTENT = ("binaryData", "data", "immutable")
 
-CHECKED_SECONDS = 5.0
+CHECKED_SECONDS = 1.0
 """For how long a check counts: in a burst of jobs, one for each would be an eighth of what the pods wait for.
 
-A pod checks the program that it is given by itself.
+A pod checks the program that it is given by itself, and would fail with one that was replaced meanwhile.
 """
 
 Unneeded = frozenset[tuple[NamespacedName, str]]
