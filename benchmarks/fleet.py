@@ -262,7 +262,10 @@ class Fleet:
         place = {"name": name, "namespace": namespace}
         async with self._open:
             job = await self._api.create(TRAINJOBS, {**first, "metadata": place, "status": {}})
-            await self._api.replace(TRAINJOBS, {**job, "status": first["status"]}, subresource="status")
+            worker = {**first["status"]["worker"]}
+            worker["selector"] = worker["selector"].replace("/job=first,", f"/job={name},")
+            status = {**first["status"], "worker": worker}  # a copied selector would be mended, by a write
+            await self._api.replace(TRAINJOBS, {**job, "status": status}, subresource="status")
             parsed = parse(job)
             for made in (build_service(parsed), build_network_policy(parsed, Isolation(OPERATOR))):
                 await self._api.create(BY_KIND[made["kind"]], made)
