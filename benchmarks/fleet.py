@@ -47,7 +47,7 @@ from fleet_figures import (
     what_is_wrong,
 )
 from fleet_pods import FleetPods, create_nodes, fleet_job, kwok, node_name
-from measuring import Manifest, Mirror, say, spread
+from measuring import Manifest, Mirror, say, spread, turn_of
 from played_pods import job_of
 from replicas import OPERATOR, ROOT, Controllers, Replica
 from testbed import plain_tier
@@ -175,7 +175,7 @@ class Fleet:
         spent = [replica.usage().processor_seconds for replica in (self._leader, self._standby)]
         begin, posted, posting = time.perf_counter(), {}, []
         for number, (name, fate) in enumerate(names.items()):
-            await asyncio.sleep(max(0.0, begin + number / options.rate - time.perf_counter()))
+            await turn_of(number, options.rate, begin)
             posted[name] = time.perf_counter()
             posting.append(asyncio.ensure_future(self._create(name, fate, options.lifetime)))
         await asyncio.gather(*posting)
@@ -441,7 +441,7 @@ class Fleet:
             names[name] = fate
             await self._create(name, fate, SOAK_LIFETIME, ttlSecondsAfterFinished=SOAK_TTL)
             number += 1
-            await asyncio.sleep(max(0.0, begin + number / options.soak_rate - time.perf_counter()))
+            await turn_of(number, options.soak_rate, begin)
         await self._jobs.until(lambda: not any(name in self._jobs.objects for name in names))
         return number
 

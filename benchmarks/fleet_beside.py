@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet_figures import WELL, Fate
 from fleet_pods import FleetPods
-from measuring import Mirror, say, spread
+from measuring import Mirror, say, spread, turn_of
 
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.resources import CONFIG_MAPS, TRAINJOBS
@@ -84,7 +84,7 @@ class Beside:
         names = {f"{prefix}-{number}": WELL for number in range(SMALL)}
         begin, running = time.perf_counter(), []
         for number, name in enumerate(names):
-            await asyncio.sleep(max(0.0, begin + number / SMALL_RATE - time.perf_counter()))
+            await turn_of(number, SMALL_RATE, begin)
             running.append(asyncio.ensure_future(self._one(name)))
         times = await asyncio.gather(*running)
         await self._ends(names)

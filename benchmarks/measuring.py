@@ -31,6 +31,11 @@ TRAINJOB = str(Path(sys.executable).parent / "trainjob")
 """The command, of the environment that this runs in."""
 
 
+async def turn_of(number: int, rate: float, begin: float) -> None:
+    """Wait until it is the turn of this number, from 0, at so many a second since `begin`."""
+    await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+
+
 class Arrivals:
     """When each job's last pod was seen by a watch."""
 

@@ -29,6 +29,7 @@ from measuring import (
     controller_command,
     say,
     spread,
+    turn_of,
 )
 
 from trainjob.api import API_VERSION, parse
@@ -123,7 +124,7 @@ async def pace(
     begin = time.perf_counter()
     running = []
     for number in range(count):
-        await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+        await turn_of(number, rate, begin)
         running.append(asyncio.ensure_future(measure(f"{prefix}-{number}")))
     return list(await asyncio.gather(*running))
 

@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 import yaml
 from hostile_tenant import CONFIG_MAPS, RECURSION, add_attack_options, mounted
-from measuring import GUARD_SECONDS, TRAINJOB, a_namespace, add_cluster_options, build_job, say
+from measuring import GUARD_SECONDS, TRAINJOB, a_namespace, add_cluster_options, build_job, say, turn_of
 from played_pods import Addresses, Agent, Kubelet, Manifest, honest_answer
 from replicas import Usage
 from tenant_figures import (
@@ -208,7 +208,7 @@ class HonestTenant:
         probing = asyncio.ensure_future(self._probe(name, probes))
         begin, lives = time.perf_counter(), []
         for number in range(round(seconds * rate)):
-            await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+            await turn_of(number, rate, begin)
             life = self._live_one(f"{name}-{number}", lifetime, creations, first_calls, waits)
             lives.append(asyncio.ensure_future(life))
         await asyncio.gather(*lives)

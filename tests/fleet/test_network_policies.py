@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from testbed import images, node_tier, policies
+from testbed import images, policies
 from testbed.claims import NodeCluster
 from testbed.waiting import until
 
 from support.kube.digits_job import (
-    ROOT,
     has_trained,
     live_pod,
+    nodes_for_jobs,
     start,
     successor,
     trains_again,
@@ -33,14 +33,8 @@ except OSError as error:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[NodeCluster]:
     """Two nodes for jobs, beside the one of the control plane and the controller."""
-    made = node_tier.start(die_with_us=True, joined=2)
-    try:
-        release = ("trainjob", str(ROOT / "charts" / "trainjob"), "-n", "trainjob-system")
-        here = "nodeSelector.kubernetes\\.io/hostname=testbed"
-        made.helm("install", *release, "--create-namespace", "--set", here, "--wait", timeout=200)
+    with nodes_for_jobs(2) as made:
         yield made
-    finally:
-        node_tier.stop_own()
 
 
 def stranger(cluster: NodeCluster, namespace: str, node: str) -> tuple[str, str]:

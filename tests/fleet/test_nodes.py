@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testbed import KubectlError, images, node_tier
+from testbed import KubectlError, images
 from testbed.claims import Claim, NodeCluster
 from testbed.nodes import Cut, JoinedNode
 from testbed.waiting import until
@@ -21,7 +21,6 @@ from testbed.waiting import until
 from support.kube.digits_job import (
     HOST,
     MINUTES,
-    ROOT,
     completed,
     has_trained,
     is_evicted,
@@ -31,6 +30,7 @@ from support.kube.digits_job import (
     live_uid,
     missing,
     node_of,
+    nodes_for_jobs,
     output,
     pods,
     resumed,
@@ -60,15 +60,9 @@ SHORTLY = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effec
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[NodeCluster]:
     """Three nodes for jobs, beside the one of the control plane and the controller."""
-    made = node_tier.start(die_with_us=True, joined=3)
-    try:
-        release = ("trainjob", str(ROOT / "charts" / "trainjob"), "-n", "trainjob-system")
-        here = "nodeSelector.kubernetes\\.io/hostname=testbed"
-        made.helm("install", *release, "--create-namespace", "--set", here, "--wait", timeout=200)
+    with nodes_for_jobs(3) as made:
         made.kubectl("cordon", "testbed")
         yield made
-    finally:
-        node_tier.stop_own()
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from testbed import node_tier
 from testbed.claims import Claim, NodeCluster
 from testbed.nodes import JoinedNode
 from testbed.waiting import until
@@ -34,6 +37,19 @@ assert shapes == other.get_variable_to_shape_map()
 values = ((np.asarray(each.get_tensor(name), "float64") for each in (one, other)) for name in shapes)
 print(max(float(np.max(np.abs(np.subtract(*pair)), initial=0)) for pair in values))
 """
+
+
+@contextmanager
+def nodes_for_jobs(joined: int) -> Iterator[NodeCluster]:
+    """So many nodes, beside the one of the control plane and of the chart's controller."""
+    made = node_tier.start(die_with_us=True, joined=joined)
+    try:
+        release = ("trainjob", str(ROOT / "charts" / "trainjob"), "-n", "trainjob-system")
+        here = "nodeSelector.kubernetes\\.io/hostname=testbed"
+        made.helm("install", *release, "--create-namespace", "--set", here, "--wait", timeout=200)
+        yield made
+    finally:
+        node_tier.stop_own()
 
 
 def start(cluster: NodeCluster, claim: Claim, *options: str, **spec: Any) -> None:

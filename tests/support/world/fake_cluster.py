@@ -15,6 +15,7 @@ from support.kube.objects import merge
 from trainjob.cluster.protocol import AlreadyExists, Conflict, Manifest, NotFound, Snapshot
 from trainjob.core.gangs import pod_group_name
 from trainjob.core.names import JobKey, ObjectRef
+from trainjob.core.workload import prebuilt_workload
 
 Fault = Callable[[str, Manifest], Exception | None]
 """Given an operation (such as `create`, `set_labels`, `write_status`) and its object: an error to raise."""
@@ -216,7 +217,7 @@ class FakeCluster:
         return next((found for found in workloads if uid in _owner_uids(found)), None)
 
     def _prebuilt_of(self, job: Manifest) -> Manifest | None:
-        name = job["metadata"].get("labels", {}).get("kueue.x-k8s.io/prebuilt-workload-name")
+        name = prebuilt_workload(job["metadata"])
         return self._objects.get(("Workload", job["metadata"]["namespace"], name)) if name else None
 
     def pod_group(self, key: JobKey) -> Manifest | None:

@@ -51,9 +51,8 @@ class JobsByState(Collector):
     """Counts jobs at every scrape: a stored count could drift from the jobs."""
 
     def __init__(self) -> None:
-        self._tally = Tally(
-            dict.fromkeys(STATES, 0)
-        )  # an alert needs the state's series before its first job
+        # An alert needs the state's series before its first job.
+        self._tally = Tally(dict.fromkeys(STATES, 0))
 
     def count(self, jobs: Iterable[Manifest]) -> None:
         """Count these jobs, too."""

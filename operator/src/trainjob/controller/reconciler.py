@@ -305,6 +305,10 @@ def _groups(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
         yield tuple(group)
 
 
+_LATE = ("Service", "NetworkPolicy", "ConfigMap", "Secret")
+"""What is created after the pods, in this order."""
+
+
 def _waves(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
     """Group creations so that pods don't wait for what they need; only their token comes last.
 
@@ -320,9 +324,6 @@ def _waves(actions: tuple[Action, ...]) -> Iterator[tuple[Action, ...]]:
     in_order = sorted(actions, key=rank)
     yield tuple(action for action in in_order if rank(action) < len(_LATE))
     yield tuple(action for action in in_order if rank(action) == len(_LATE))
-
-
-_LATE = ("Service", "NetworkPolicy", "ConfigMap", "Secret")
 
 
 def _is_fine(action: Action, error: BaseException) -> bool:
