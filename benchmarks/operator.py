@@ -66,6 +66,9 @@ class Bench:
             raise SystemExit(
                 "no pods after 60 s: is a controller there? --start-controller starts one"
             ) from None
+        # Its pods come before its NetworkPolicy, and its status after all of its objects.
+        while not (await self._api.get(TRAINJOBS, self._namespace, "warm-up")).get("status"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         policies = await self._api.list(NETWORK_POLICIES, self._namespace, selector=f"{LABEL_JOB}=warm-up")
         self._has_policy = bool(policies["items"])
         await self.measure_raw("raw-warm-up")
