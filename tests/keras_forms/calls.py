@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from support.trainer.form_values import dense, numbers, seen
 from support.trainer.forms import form
@@ -162,6 +163,26 @@ def fit_on_several_devices_with_unequal_parts(scope):
     model = dense(scope)
     history = model.fit(x, y, batch_size=27, epochs=2, shuffle=False, verbose=0)
     return seen(model, history, predictions=model.predict(x, verbose=0))
+
+
+@form(devices=2)
+def own_train_step_on_several_devices(scope):
+    class OwnStep(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                prediction = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=prediction)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            for metric in self.metrics:
+                metric.update_state(*((loss,) if metric.name == "loss" else (y, prediction)))
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    x, y = numbers()
+    with scope():
+        model = OwnStep([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    return seen(model, model.fit(x, y, epochs=2, validation_split=0.25, shuffle=False, verbose=0))
 
 
 @form(devices=2)

@@ -44,6 +44,31 @@ def own_train_step_with_the_compiled_loss(scope):
     with scope():
         model = OwnStep()
         model.compile("sgd", "mse", metrics=["mae"])
+    return seen(model, model.fit(x, y, epochs=2, shuffle=False, validation_split=0.25, verbose=0))
+
+
+@form()
+def train_step_that_uses_its_metrics(scope):
+    class Annealed(OwnStep):
+        """The larger the error so far, the smaller the step."""
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                prediction = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=prediction)
+            for metric in self.metrics:
+                metric.update_state(*((loss,) if metric.name == "loss" else (y, prediction)))
+            results = self.get_metrics_result()
+            gradients = tape.gradient(loss, self.trainable_variables)
+            gradients = [one / (1.0 + results["mae"]) for one in gradients]
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return results
+
+    x, y = numbers()
+    with scope():
+        model = Annealed()
+        model.compile("sgd", "mse", metrics=["mae"])
     return seen(model, model.fit(x, y, epochs=2, shuffle=False, verbose=0))
 
 

@@ -11,10 +11,12 @@ import tensorflow as tf
 from tensorflow.python.distribute import values
 
 from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
+from trainjob_trainer.plain import traced_steps
 from trainjob_trainer.plain.callbacks import Scoring
 from trainjob_trainer.plain.calls import (
     EVALUATION_BATCHES,
     TEST_METHODS,
+    Batches,
     Shapes,
     Use,
     _after,
@@ -325,3 +327,65 @@ def _names(kind: type) -> set[str]:
 )
 def test_another_keras_is_left_alone(trainer: Any) -> None:
     assert not has_expected_shape(trainer)
+
+
+def results(model: Any) -> dict[str, Any]:
+    return {metric.name: metric.result() for metric in model.metrics}
+
+
+def shown(model: Any) -> dict[str, Any]:
+    tf.print(model.metrics[0].result(), output_stream="file:///dev/null")
+    return results(model)
+
+
+def used(model: Any) -> dict[str, Any]:
+    found = results(model)
+    model.optimizer.learning_rate.assign(0.5 * found["loss"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("logs", "wait"),
+    [
+        (results, True),
+        (lambda model: model.get_metrics_result(), True),
+        (lambda model: {**results(model), "raw": tf.constant(1.0)}, False),
+        (lambda model: {"twice": 2.0 * model.metrics[0].result()}, False),
+        (lambda _: tf.constant(1.0), False),
+        (shown, False),
+        (used, False),
+    ],
+)
+def test_metrics_wait_for_an_epochs_end_if_the_step_only_returns_them(
+    logs: Any, wait: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = SimpleNamespace(reduces=True)
+    monkeypatch.setattr(traced_steps, "current_process", lambda: SimpleNamespace(call=call))
+    monkeypatch.setattr(traced_steps, "metrics_may_wait", lambda _: True)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    data = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    model.evaluate(*data, verbose=0)
+    reduced: list[bool] = []
+
+    def make(model: Any, step: Any) -> Any:
+        def traced(data: Any) -> Any:
+            found = step(data)
+            reduced.append(call.reduces)
+            return found
+
+        return tf.function(traced, autograph=False)
+
+    def step(data: Any) -> Any:
+        model.test_step(data)
+        return logs(model)
+
+    steps = traced_steps.KerasSteps(model, step, make)
+    told = steps.take(Batches(data, 2))
+    assert reduced == [not wait]
+    assert (steps.over_all is not None) is wait
+    if steps.over_all is not None:
+        tf.nest.map_structure(np.testing.assert_allclose, steps.over_all.results(), told)
+    steps.take(Batches(data, 1, is_seen=True))
+    assert reduced == ([False, True] if wait else [True])
+    assert not any("result" in vars(metric) for metric in model.metrics)

@@ -10,7 +10,7 @@ together right before the checkpoint.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -122,6 +122,56 @@ def read_over_all(model: Any) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Result:
+    """A tensor of a metric's result: the number `position` of the flat result."""
+
+    tensor: Any
+    metric: Any
+    position: int
+
+    def again(self) -> Any:
+        """Return what the metric has there now."""
+        return tf.nest.flatten(self.metric.result())[self.position]
+
+
+@contextmanager
+def results_noted(model: Any) -> Iterator[dict[int, Result]]:
+    """Note the tensors that metrics return while all devices of this process trace a step, by their `id`."""
+    noted: dict[int, Result] = {}
+    with ExitStack() as stack:
+        for metric in model.metrics:
+            if "result" not in vars(metric):
+                metric.result = _noting(metric, metric.result, noted)
+                stack.callback(delattr, metric, "result")
+        yield noted
+
+
+def _noting(metric: Any, result: Callable[[], Any], noted: dict[int, Result]) -> Callable[[], Any]:
+    @functools.wraps(result)
+    def noting() -> Any:
+        found = result()
+        for position, tensor in enumerate(tf.nest.flatten(found)):
+            if hasattr(tensor, "graph"):
+                noted[id(tensor)] = Result(tensor, metric, position)
+        return found
+
+    return noting
+
+
+def have_effects(tensors: Iterable[Any]) -> bool:
+    """Return whether an operation that changes or shows something depends on one of a graph's tensors."""
+    seen, left = set[str](), list(tensors)
+    while left:
+        for operation in left.pop().consumers():
+            if operation.op_def.is_stateful:
+                return True
+            if operation.name not in seen:
+                seen.add(operation.name)
+                left += operation.outputs
+    return False
+
+
 def _over_all(metric: Any, graph: Any) -> Callable[[], Any]:
     result = metric.result
 
@@ -142,6 +192,11 @@ class _Alone:
 
     metrics: Sequence[Any]
     get_metrics_result: Callable[[], Any]
+
+
+def told_by(model: Any, results: Callable[[], Any]) -> Any:
+    """Return a model's metrics as a model whose results are these."""
+    return _Alone(model.metrics, results)
 
 
 def has_own_reset(model: Any) -> bool:

@@ -8,6 +8,7 @@ the rows, and Keras's function for that division multiplies by the share: sums a
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ class _Current(threading.local):
 
     read: Callable[[], Any] | None = None
     by_gradients: bool = False
+    updates: Iterator[int] = iter(())
+    weighed: dict[int, bool] = {}  # noqa: RUF012 - replaced for each step
 
 
 _current = _Current()
@@ -61,6 +64,7 @@ def weigh_losses(losses: ModuleType) -> None:
 def by_share(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a device's training step that takes a `Part` as well as rows without a share."""
     handles: dict[int, Any] = {}
+    by_update: dict[int, bool] = {}
     is_own = not _is_keras(model, "train_step")
     averages = is_own or not _is_keras(model, "compute_loss")
 
@@ -69,16 +73,24 @@ def by_share(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if not isinstance(data, Part):
             return step(data)
         read = _kept(data.share, handles) if is_own else lambda: data.share
-        with _reading(read, averages):
+        with _reading(read, averages, by_update):
             return step(data.rows)
 
     return weighed
 
 
 def weighed_gradients(gradients: Sequence[Any]) -> list[Any]:
-    """Weigh gradients by the share if the step averages its own loss, without Keras's functions."""
-    factor = weight_of_mean() if _current.by_gradients else None
-    if factor is None:
+    """Weigh gradients by the share if the step averages its own loss, without Keras's functions.
+
+    A `tf.function` within the step calls these functions only when it is traced itself. So a later trace of
+    the step does what the first one did in this update, the second or third of a step perhaps.
+    """
+    if _current.read is None:
+        return list(gradients)
+    update = next(_current.updates)
+    weighs = _current.weighed[update] = _current.by_gradients and _current.weighed.get(update, True)
+    factor = weight_of_mean()
+    if not weighs or factor is None:
         return list(gradients)
     return [None if one is None else _times(one, factor) for one in gradients]
 
@@ -103,8 +115,9 @@ def _is_keras(model: Any, name: str) -> bool:
 
 
 @contextmanager
-def _reading(read: Callable[[], Any], by_gradients: bool) -> Iterator[None]:
+def _reading(read: Callable[[], Any], by_gradients: bool, weighed: dict[int, bool]) -> Iterator[None]:
     _current.read, _current.by_gradients = read, by_gradients
+    _current.updates, _current.weighed = itertools.count(), weighed
     try:
         yield
     finally:

@@ -3,14 +3,14 @@
 Keras calls TensorFlow once per batch (`steps_per_execution`), and with several workers reduces every metric
 over them each time. Here a call takes as many batches as fit in half a second; the workers' metrics are
 reduced at the end of an epoch. If a callback of the script asks for every batch, it gets every batch, with
-reduced metrics. Models that `takes_many` excludes are left to Keras.
+reduced metrics. Models that `takes_many` excludes are left to Keras, one call per batch; their metrics too
+wait for the end of an epoch, if nothing needs them before.
 
 The replaced functions of Keras are private; `has_expected_shape` checks them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
@@ -37,7 +37,8 @@ from trainjob_trainer.reporting.progress import announce
 class Batches:
     """What Keras's loop passes on as the iterator: the data, and how many batches the call takes.
 
-    `is_seen`: a callback looks at the metrics, so they must be those of all workers.
+    `is_seen`: a callback looks at the metrics, so they must be those of all workers. A model that is left to
+    Keras takes `count` calls of Keras's own.
     """
 
     iterator: Any
@@ -118,7 +119,8 @@ def has_expected_shape(trainer: ModuleType) -> bool:
         return False
 
 
-_KERAS_OWN = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
+_MAKERS = ("make_train_function", "make_test_function")
+_KERAS_OWN = ("train_step", "test_step", "compute_metrics", "get_metrics_result", *_MAKERS)
 _OPTIMIZERS_OWN = ("apply", "apply_gradients")
 
 
@@ -135,6 +137,17 @@ def takes_many(model: Any) -> bool:
     return are_keras_own(type(model), _KERAS_OWN) and are_keras_own(type(model.optimizer), _OPTIMIZERS_OWN)
 
 
+def is_left_to_keras(model: Any) -> bool:
+    """Return whether several workers train a model by Keras's own calls."""
+    return is_collective(model.distribute_strategy) and not takes_many(model)
+
+
+def metrics_may_wait(model: Any) -> bool:
+    """Return whether the metrics of a model that is left to Keras may be reduced at an epoch's end only."""
+    own = are_keras_own(type(model), ("get_metrics_result", *_MAKERS))
+    return is_left_to_keras(model) and own and not model.run_eagerly
+
+
 def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
     """Return whether a class has these methods from Keras or not at all; the class of None has none."""
     found = (getattr(kind, name, None) for name in methods)
@@ -144,12 +157,17 @@ def are_keras_own(kind: type, methods: Iterable[str]) -> bool:
 def build_executions(process: PlainProcess, model: Any, callbacks: Sequence[Any]) -> StepsPerExecution | None:
     """Return the steps per execution of a `fit` with the script's callbacks; None leaves them to Keras."""
     call = process.call
-    if call is None or not takes_many(model):
+    if call is None:
+        return None
+    call.metrics_wait = metrics_may_wait(model)
+    if not (call.metrics_wait or takes_many(model)):
         return None
     from trainjob_trainer.distribution.collective import broadcast  # noqa: PLC0415 - needs all of TensorFlow
 
     strategy = model.distribute_strategy
     call.seen = Seen.by_any(strategy, process.task, callbacks)
+    if call.metrics_wait:
+        return None
     if call.seen.batches:
         return StepsPerExecution.fixed(model.steps_per_execution)
     return StepsPerExecution(lambda value: broadcast(strategy, process.task, [value])[0])
@@ -166,19 +184,15 @@ def see_tests(callbacks: Any) -> bool:
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        one_call = original(self, _with_gradients_summed(self, step_function))
-        steps = _trace(self, step_function) if takes_many(self) else None
+        from trainjob_trainer.plain.traced_steps import KerasSteps, TracedSteps  # noqa: PLC0415 - as below
+
+        keras_steps = KerasSteps(self, _with_gradients_summed(self, step_function), original)
+        steps = TracedSteps(self, step_function) if takes_many(self) else keras_steps
 
         def function(iterator: Any) -> Any:
-            if not isinstance(iterator, Batches):
-                return one_call(iterator)
-            if steps is not None:
-                return steps.take(iterator)
-            for _ in range(iterator.count):
-                logs = one_call(iterator.iterator)
-            return logs
+            return steps.take(iterator) if isinstance(iterator, Batches) else keras_steps.call(iterator)
 
-        function.over_all = steps and steps.over_all  # type: ignore[attr-defined]
+        function.steps = steps  # type: ignore[attr-defined]
         call = current_process().call
         function.watched_for = call and call.watch and call.watch.on_nan  # type: ignore[attr-defined]
         return function
@@ -186,26 +200,17 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     return _make_function
 
 
-def _trace(model: Any, step: Callable[..., Any]) -> Any:
-    from trainjob_trainer.plain.traced_steps import TracedSteps  # noqa: PLC0415 - Keras is imported just now
-
-    return TracedSteps(model, step)
-
-
 def _with_gradients_summed(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     """Sum the gradients of a step that Keras runs itself, such as a user's own step."""
     from trainjob_trainer.engine.gradient_path import GradientPath  # noqa: PLC0415 - Keras is imported just now
-    from trainjob_trainer.engine.metric_state import read_over_all  # noqa: PLC0415
     from trainjob_trainer.engine.model_state import optimizers_of  # noqa: PLC0415
 
     path = GradientPath(model.distribute_strategy, optimizers_of(model))
-    is_left_to_keras = is_collective(model.distribute_strategy) and not takes_many(model)
-    reading: Callable[[Any], Any] = read_over_all if is_left_to_keras else contextlib.nullcontext
-    weighed = by_share(model, with_own_loss(model, step) if is_left_to_keras else step)
+    weighed = by_share(model, with_own_loss(model, step) if is_left_to_keras(model) else step)
 
     @functools.wraps(step)
     def summed(data: Any) -> Any:
-        with path.summing(), reading(model):
+        with path.summing():
             return weighed(data)
 
     return summed
@@ -251,9 +256,11 @@ def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
 def _over_all(model: Any) -> Any:
     """Return the `OverAll` of a model whose calls take many batches, else None."""
     call = current_process().call
-    if call is None or call.executions is None:
+    if call is None or not (call.executions or call.metrics_wait):
         return None
-    return getattr(model.train_function or model.test_function, "over_all", None)
+    function = model.test_function if call.is_scoring else model.train_function
+    steps = getattr(function, "steps", None)
+    return steps and steps.over_all
 
 
 def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -267,7 +274,13 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs).arguments.get("callbacks")
         is_validation = type(given).__name__ == "CallbackList"
-        with assigned(call, "sees_tests", call.seen.tests if is_validation else see_tests(given)):
+        sees_tests = call.seen.tests if is_validation else see_tests(given)
+        wait = call.metrics_wait and is_validation  # else it may be another model
+        with (
+            assigned(call, "sees_tests", sees_tests),
+            assigned(call, "metrics_wait", wait),
+            assigned(call, "is_scoring", True),
+        ):
             return original(self, *args, **kwargs)
 
     return evaluate
@@ -286,10 +299,12 @@ def _enumerating(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None or call.executions is None or steps <= 0 or self._trainjob_use is Use.PREDICT:
             calls = original(self)
             passed = call.batches_before if call is not None and self._trainjob_use is Use.FIT else 0
-            if call is None or not passed:
-                yield from calls
-            else:
-                yield from _after(passed, calls, self.steps_per_execution, reads_over=call.reads_over)
+            if call is not None and passed:
+                calls = _after(passed, calls, self.steps_per_execution, reads_over=call.reads_over)
+            if call is not None and call.metrics_wait and self._trainjob_use is not Use.PREDICT:
+                is_seen = call.seen.batches if self._trainjob_use is Use.FIT else call.sees_tests
+                calls = ((*numbers, Batches(iterator, 1, is_seen)) for *numbers, iterator in calls)
+            yield from calls
             return
         self.data_adapter.on_epoch_begin()
         if self._current_iterator is None or not (self.steps_per_epoch or self._trainjob_endless):

@@ -237,8 +237,11 @@ class FitCall:
         compiles: whether XLA is requested.
         gathers: whether gradients are gathered rows, as an Embedding's; true until a step is traced.
         has_begun: whether Keras's `fit` has been called for it; a further `fit` is a callback's.
+        metrics_wait: whether Keras's own calls leave metrics to the epoch's end if no callback looks at them.
+        reduces: whether the step that Keras traces now returns means over all workers.
         seen: what callbacks look at.
-        sees_tests: whether a callback of the evaluation under way looks at its batches.
+        is_scoring: whether an evaluation is under way.
+        sees_tests: whether a callback of it looks at its batches.
         own_time: this worker's own time per step of the last call, if measured.
         watch: watch for losses, gradients and weights that are not finite.
         weights: compares the workers' weights, if they train one model together.
@@ -260,7 +263,10 @@ class FitCall:
     compiles: bool = False
     gathers: bool = True
     has_begun: bool = False
+    metrics_wait: bool = False
+    reduces: bool = True
     seen: Seen = Seen()
+    is_scoring: bool = False
     sees_tests: bool = False
     own_time: OwnTime | None = None
     watch: FiniteWatch | None = None

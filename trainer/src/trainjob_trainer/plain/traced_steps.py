@@ -1,18 +1,29 @@
-"""Traced calls of a model's training or test step, for Keras's own `fit` and `evaluate`."""
+"""Calls of a model's training or test step, for Keras's own `fit` and `evaluate`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
+import tensorflow as tf
+
 from trainjob_trainer.engine.gradient_path import GradientPath
-from trainjob_trainer.engine.metric_state import MetricState, OverAll
+from trainjob_trainer.engine.metric_state import (
+    MetricState,
+    OverAll,
+    Result,
+    have_effects,
+    read_over_all,
+    results_noted,
+    told_by,
+)
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import by_share
 from trainjob_trainer.engine.stepping import ManySteps, announce_first_step, compiled_step
-from trainjob_trainer.plain.calls import Batches, with_own_loss
-from trainjob_trainer.plain.process import current_process
+from trainjob_trainer.plain.calls import Batches, is_left_to_keras, metrics_may_wait, with_own_loss
+from trainjob_trainer.plain.process import assigned, current_process
 
 
 class TracedSteps:
@@ -60,3 +71,72 @@ class TracedSteps:
     def _results_over_all(self) -> Any:
         state = MetricState(self._model)
         return state.results(state.reduced())
+
+
+class _MetricsAreNeeded(Exception):
+    """The step of a model that is left to Keras needs its metrics over all workers at each batch."""
+
+
+class KerasSteps:
+    """Keras's own calls of a model's step.
+
+    Under several workers each metric is reduced where the step reads it, and each value that the step returns
+    once more: that may be half of a short step's time. Often nobody looks at them before the end of an epoch,
+    where Keras takes the last batch's. Then, if a step returns only results of metrics, and doesn't use them
+    otherwise, each worker reads its own metrics in the step, and they are reduced at the end.
+    """
+
+    def __init__(self, model: Any, step: Callable[..., Any], make: Callable[[Any, Any], Any]) -> None:
+        """`make` is Keras's maker of functions: it takes the model and the step."""
+        self._model = model
+        self._step = step
+        self.call = make(model, self._reading if is_left_to_keras(model) else step)
+        self._waiting_call = make(model, self._waiting) if metrics_may_wait(model) else None
+        self._tracing = ExitStack()
+        self._noted: dict[int, Result] | None = None
+        self._told: Any = None
+        self.over_all: OverAll | None = None
+        """Set once what the step returns is known to be the metrics' results."""
+
+    def take(self, batches: Batches) -> Any:
+        """Take the batches; return metrics of this worker, or of all workers if they are needed."""
+        for _ in range(batches.count):
+            logs = self._take(batches.iterator, is_seen=batches.is_seen)
+        return logs
+
+    def _take(self, iterator: Any, *, is_seen: bool) -> Any:
+        call = current_process().call
+        if is_seen or call is None or self._waiting_call is None:
+            return self.call(iterator)
+        try:
+            with assigned(call, "reduces", False), self._tracing:
+                logs = self._waiting_call(iterator)
+        except _MetricsAreNeeded:
+            self._waiting_call = None
+            return self.call(iterator)
+        if self.over_all is None:
+            model = told_by(self._model, self._results)
+            self.over_all = OverAll(self._model.distribute_strategy, model)
+        return logs
+
+    def _reading(self, data: Any) -> Any:
+        with read_over_all(self._model):
+            return self._step(data)
+
+    def _waiting(self, data: Any) -> Any:
+        if self._noted is None:  # the first device of this process: all are traced in turns
+            self._noted = self._tracing.enter_context(results_noted(self._model))
+            self._tracing.callback(setattr, self, "_noted", None)
+        noted, logs = self._noted, self._step(data)
+        found = [noted.get(id(one)) for one in tf.nest.flatten(logs)]
+        if not isinstance(logs, dict) or None in found or have_effects(one.tensor for one in noted.values()):
+            raise _MetricsAreNeeded
+        self._told = tf.nest.pack_sequence_as(logs, found)
+        return logs
+
+    def _results(self) -> Any:
+        """Return the metrics in the form of Keras's logs: its own names, or else the step's."""
+        results = self._model.get_metrics_result()
+        if set(results) == set(self._told):
+            return results
+        return tf.nest.map_structure(Result.again, self._told)
