@@ -56,10 +56,10 @@ def model_checkpoint(scope):
     return seen(*fitted(scope, callback))
 
 
-@form()
+@form(killed=True)
 def model_checkpoint_every_few_batches(scope):
     callback = keras.callbacks.ModelCheckpoint(
-        "at-{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=2
+        "at-{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=4
     )
     return seen(*fitted(scope, callback))
 

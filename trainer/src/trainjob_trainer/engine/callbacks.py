@@ -46,11 +46,12 @@ _CONTENT: Mapping[str, Callable[[Any], bool]] = {
 # overwrite a better one, and patience would start from zero.
 
 
+_BATCHES_SEEN = ("_batches_seen_since_last_saving", "_last_batch_seen")
 _MEMORY = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
-    "ModelCheckpoint": ("best", "epochs_since_last_save"),
-    "OrbaxCheckpoint": ("best",),
+    "ModelCheckpoint": ("best", "epochs_since_last_save", *_BATCHES_SEEN),
+    "OrbaxCheckpoint": ("best", *_BATCHES_SEEN),
     "SwapEMAWeights": ("_ema_weights_in_model",),
 }
 _WEIGHTS = "best-weights-{}"
