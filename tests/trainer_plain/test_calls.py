@@ -1,6 +1,7 @@
 """Many batches in one call: when, and what of Keras it rests on."""
 
 import importlib
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -374,18 +375,21 @@ def test_metrics_wait_for_an_epochs_end_if_the_step_only_returns_them(
             reduced.append(call.reduces)
             return found
 
-        return tf.function(traced, autograph=False)
+        function = tf.function(traced, autograph=False)
+        return lambda iterator: [function(data) for data in itertools.islice(iterator, 1)][-1]
 
     def step(data: Any) -> Any:
         model.test_step(data)
         return logs(model)
 
     steps = traced_steps.KerasSteps(model, step, make)
-    told = steps.take(Batches(data, 2))
+    batches = iter([data] * 4)
+    told = steps.take(Batches(batches, 2))
     assert reduced == [not wait]
     assert (steps.over_all is not None) is wait
     if steps.over_all is not None:
         tf.nest.map_structure(np.testing.assert_allclose, steps.over_all.results(), told)
-    steps.take(Batches(data, 1, is_seen=True))
+    steps.take(Batches(batches, 1, is_seen=True))
+    assert len(list(batches)) == 1, "each is taken once"
     assert reduced == ([False, True] if wait else [True])
     assert not any("result" in vars(metric) for metric in model.metrics)

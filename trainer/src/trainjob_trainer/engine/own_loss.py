@@ -112,38 +112,49 @@ class OwnLoss:
         self._is_left_alone = code is not None and scales_by_itself(code)
         self._report = report
         self._said: set[str] = set()
-        self._shares: dict[str, Any] | None = None
+        self._shares: dict[str, Any] = {}
+        self._devices = 0
+        self._replaced = ExitStack()
 
     def take(self, step: Callable[[Any], Any], data: Any) -> Any:
         """Run the step; turn shares in its result and metrics into means, and average gradients of a mean."""
-        if self._is_left_alone or self._shares is not None:  # the latter: another device is being traced
+        if self._is_left_alone:
             return step(data)
         with self._standing_between():
             return tf.nest.map_structure(self._whole, step(data))
 
     @contextmanager
     def _standing_between(self) -> Iterator[None]:
-        self._shares = {}
-        loss: Any = importlib.import_module("keras.src.losses.loss")
-        with ExitStack() as stack:
-            stack.callback(setattr, self, "_shares", None)
-            scale = loss.scale_loss_for_distribution
-            stack.callback(setattr, loss, "scale_loss_for_distribution", scale)
-            loss.scale_loss_for_distribution = self._noting(scale)
-            gradient = tf.GradientTape.gradient
-            stack.callback(setattr, tf.GradientTape, "gradient", gradient)
-            tf.GradientTape.gradient = self._averaging(gradient)
-            for metric in self._model.metrics:
-                update = metric.update_state
-                stack.callback(delattr, metric, "update_state")
-                metric.update_state = self._tracking(update, is_mean=_is_mean(metric))
+        """Replace functions for all devices of this process: one may end while others are being traced."""
+        if not self._devices:
+            self._replace(self._replaced)
+        self._devices += 1
+        try:
             yield
+        finally:
+            self._devices -= 1
+            if not self._devices:
+                self._replaced.close()
+
+    def _replace(self, stack: ExitStack) -> None:
+        loss: Any = importlib.import_module("keras.src.losses.loss")
+        self._shares = {}
+        stack.callback(self._shares.clear)
+        scale = loss.scale_loss_for_distribution
+        stack.callback(setattr, loss, "scale_loss_for_distribution", scale)
+        loss.scale_loss_for_distribution = self._noting(scale)
+        gradient = tf.GradientTape.gradient
+        stack.callback(setattr, tf.GradientTape, "gradient", gradient)
+        tf.GradientTape.gradient = self._averaging(gradient)
+        for metric in self._model.metrics:
+            update = metric.update_state
+            stack.callback(delattr, metric, "update_state")
+            metric.update_state = self._tracking(update, is_mean=_is_mean(metric))
 
     def _noting(self, scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def noting(value: Any) -> Any:
             scaled = scale(value)
-            if self._shares is not None:
-                self._shares[_key(scaled)] = scaled
+            self._shares[_key(scaled)] = scaled
             return scaled
 
         return noting
@@ -175,12 +186,11 @@ class OwnLoss:
         return averaging
 
     def _kind(self, value: Any) -> Kind:
-        shares = self._shares or {}
         if not tf.is_tensor(value) or value.shape.rank != 0:
             return Kind.UNKNOWN
         if isinstance(value, tf.__internal__.EagerTensor):
-            return Kind.SHARE if _key(value) in shares else Kind.UNKNOWN
-        return kind_of(value, shares, self._replicas)
+            return Kind.SHARE if _key(value) in self._shares else Kind.UNKNOWN
+        return kind_of(value, self._shares, self._replicas)
 
     def _whole(self, value: Any) -> Any:
         if self._kind(value) is not Kind.SHARE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -108,6 +109,10 @@ class KerasSteps:
         call = current_process().call
         if is_seen or call is None or self._waiting_call is None:
             return self.call(iterator)
+        if self.over_all is None:  # the first call is traced, and may have to be made anew
+            iterator = list(itertools.islice(iterator, self._model.steps_per_execution))
+            if not iterator:
+                raise StopIteration
         try:
             with assigned(call, "reduces", False), self._tracing:
                 logs = self._waiting_call(iterator)
