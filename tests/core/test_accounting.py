@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.world.agents import Agents, training
 from support.world.jobs import build_job
@@ -130,3 +133,35 @@ async def test_lost_steps_are_written_with_the_first_step() -> None:
     agents.report("worker-0", state="training", step=30, resumedFrom=30)
     await world.settle()
     assert (world.status.restarts.steps_lost, len(world.cluster.writes)) == (6, before + 1)
+
+
+ROUNDS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans(), st.booleans()), max_size=4)
+"""Of each attempt: steps before its last checkpoint and after, whether it saves at its end, and whether the
+controller restarts then."""
+
+
+@given(ROUNDS)
+def test_steps_lost_are_those_that_no_checkpoint_has(rounds: list[tuple[int, int, bool, bool]]) -> None:
+    asyncio.run(lives(rounds))
+
+
+async def lives(rounds: list[tuple[int, int, bool, bool]]) -> None:
+    world, agents = await training(build_job(evaluator=False, maxRestarts=9))
+    saved = lost = 0
+    for before, after, saves, restarts in rounds:
+        begin, saved = saved or None, saved + before
+        agents.report("worker-0", step=saved + after, checkpointStep=saved, resumedFrom=begin)
+        await world.settle()
+        if saves:
+            world.cluster.ask_to_end(world.pod("worker", 1))
+            saved += after
+        else:
+            agents.fail("worker-1", code=137, step=saved + after)
+            lost += after
+        await world.settle()
+        agents.uncharged = world.status.restarts.uncharged
+        if restarts:
+            world.restart_controller()
+        world.let_go()
+        await world.settle()
+        assert await goes_on(world, agents, step=saved, resumedFrom=saved or None) == lost
