@@ -49,6 +49,18 @@ def test_the_writers_metrics_are_the_jobs() -> None:
     assert members["worker-1"]["report"] is None
 
 
+def test_the_next_attempt_begins_without_the_reports_of_the_one_before() -> None:
+    """Its first one shows where training continues (`status.restarts.stepsLost`)."""
+    simulation = Simulation({"worker": 2})
+    simulation.gather()
+    simulation.progress("worker-0", step=12)
+    simulation.end_child("worker-1", 1)
+    simulation.settle()
+    report = build_report(simulation.group, simulation.now)
+    assert (report["phase"], report["failure"]["attempt"], report["restarts"]["attempt"]) == ("running", 1, 2)
+    assert report["members"]["worker-0"]["report"] is None
+
+
 def test_many_replicas_fit() -> None:
     simulation = Simulation({"worker": 2000})
     for index in range(1, 2000):

@@ -180,7 +180,7 @@ async def test_what_the_agents_give_up_fails_the_job() -> None:
     agents.fail("worker-1", message="ValueError: boom", step=4205)
     agents.meet()
     await world.settle()
-    agents.fail("worker-1", message="ValueError: boom", step=4210)
+    agents.fail("worker-1", message="ValueError: boom", step=4210, checkpointStep=4200)
     agents.charged = 1
     words = json.dumps(agents.words())
     world.cluster.end_pod(world.pod("worker", 0), 85, message=words)

@@ -57,6 +57,9 @@ async def test_a_restart_of_all_is_reported_as_before() -> None:
     await world.settle()
     assert world.status.state == "Restarting"
     assert "restarted in place from step 20" in (world.status.message or "")
+    agents.meet()
+    agents.report("chief-0", state="training", step=20, totalSteps=100, resumedFrom=20)
+    await world.settle()
     assert world.status.restarts.steps_lost == 10
 
 

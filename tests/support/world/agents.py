@@ -34,8 +34,9 @@ class Agents:
     away: set[str] = field(default_factory=set)
 
     def meet(self, without: Collection[str] = ()) -> None:
-        """All that are wanted are there: training starts."""
+        """All that are wanted are there: training starts, and reports of the attempt before are dropped."""
         self.without = set(without)
+        self.reports = {name: report for name, report in self.reports.items() if name == "evaluator-0"}
         incarnations = [int(p["metadata"]["labels"]["trainjob.dev/incarnation"]) for p in self._pods()]
         self.attempt = max(self.attempt + 1, *incarnations)
         self.phase = "running"
@@ -59,6 +60,7 @@ class Agents:
         self.failure = {
             "replica": replica,
             "pod": self._pod_of(replica)["metadata"]["name"],
+            "attempt": self.attempt,
             "reason": "Crashed",
             "exitCode": code,
             "message": message,

@@ -56,6 +56,9 @@ class Restarts(Reported):
     steps_lost: NotNegative = Field(
         0, description="Steps that were done and had to be done again, as far as they were reported."
     )
+    reached_step: Int64 | None = Field(
+        None, description="The step before the latest restart, until it is known where training continues."
+    )
     same: NotNegative = Field(0, description="How many times in a row the latest failure was the same.")
     last_time: Timestamp | None = Field(None, description="When the latest restart was decided.")
     next_time: Timestamp | None = Field(None, description="When training starts again after a start timeout.")

@@ -366,21 +366,11 @@ def _detail(message: str) -> str:
     return f": {line}" if line else ""
 
 
-def reached_step(observed: Observed, failure: Failure) -> int | None:
-    """Return the step that training had reached when it failed, or None."""
+def reached_step(observed: Observed, *more: int | None) -> int | None:
+    """Return the furthest known step: of the training pods' reports and `more`; None if none is known."""
     names = {p.name for p in observed.training_pods}
-    steps = [r.step for name, r in observed.reports.items() if name in names and r.step is not None]
-    return max([*steps, *([failure.step] if failure.step is not None else [])], default=None)
-
-
-def lost_steps(observed: Observed, failure: Failure) -> int:
-    """Return how many steps have to be repeated, as far as reports show."""
-    if trains_without(observed, failure.replica):
-        return 0
-    reached = failure.step if failure.step is not None else reached_step(observed, failure)
-    if reached is None:
-        return 0
-    return max(0, reached - (failure.checkpoint_step or 0))
+    steps = (r.step for name, r in observed.reports.items() if name in names)
+    return max((step for step in (*steps, *more) if step is not None), default=None)
 
 
 def to_status(failure: Failure, message: str) -> FirstFailure:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from trainjob.api import Evaluation, OutputStatus, Progress, TrainJob, TrainJobStatus, WorkerStatus
-from trainjob.core.agent_reports import Report
+from trainjob.api import (
+    Evaluation,
+    OutputStatus,
+    Progress,
+    Restarts,
+    TrainJob,
+    TrainJobStatus,
+    WorkerStatus,
+)
+from trainjob.core.agent_reports import Member, Report
 from trainjob.core.conditions import truncated
 from trainjob.core.delays import time_left
-from trainjob.core.failure import restarts_of, with_log
+from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
 from trainjob.core.names import EVALUATOR, LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
 from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
@@ -40,6 +48,50 @@ def with_time_spent(before: TrainJobStatus, status: TrainJobStatus, now: datetim
         seconds = max(0, round((now - since).total_seconds()))
         changes[kind] = getattr(before.spent, kind) + seconds
     return status.model_copy(update={"spent": before.spent.model_copy(update=changes)})
+
+
+# The steps that restarts cost. A pod that is asked to leave saves before it ends, so only the next attempt
+# shows where training continues.
+
+
+def with_lost_steps(observed: Observed, status: TrainJobStatus) -> Restarts:
+    """Return the restart counts of this status, with the steps that its latest restart has cost, once known.
+
+    Until then, training may continue as it was and report further steps.
+    """
+    known = status.restarts
+    if known.reached_step is None:
+        return known
+    begin = _first_step(observed, status.attempt or 1)
+    if begin is None:
+        return known.model_copy(update={"reached_step": reached_step(observed, known.reached_step)})
+    lost = known.steps_lost + max(0, known.reached_step - begin)
+    return known.model_copy(update={"steps_lost": lost, "reached_step": None})
+
+
+def _first_step(observed: Observed, attempt: int) -> int | None:
+    """Return the step from which this attempt continues, by its writer's first reports; None before those.
+
+    A loop that isn't the library's doesn't report where it resumed.
+    """
+    report = _report_in(observed, attempt)
+    if report is None or report.step is None:
+        return None
+    if report.resumed_from is not None:
+        return report.resumed_from
+    return min(report.step, checkpoint_step(observed) or 0)
+
+
+def _report_in(observed: Observed, attempt: int) -> Report | None:
+    """Return the writer's report if it is of this attempt; agents drop earlier ones when they begin it."""
+    writer, agents = leader(observed.job.spec), observed.agent_report
+    if not observed.in_place:
+        return observed.report_of(writer) if observed.attempt >= attempt else None
+    if agents is None or agents.restart_counts.attempt < attempt:
+        return None
+    if agents.failure is not None and agents.failure.attempt == agents.restart_counts.attempt:
+        return None  # the next attempt hasn't begun
+    return agents.members.get(writer, Member()).report
 
 
 # Step times of each replica, and their attempt.
@@ -160,12 +212,13 @@ def _output(job: TrainJob, step: int, before: OutputStatus | None, now: datetime
 
 
 def _attempts(observed: Observed, status: TrainJobStatus) -> dict[str, object]:
-    """Return what the agents' own restarts change; nothing while a failure is being recorded."""
+    """Return what the agents' attempts and restarts change; nothing while a failure is being recorded."""
     if status.attempt is None or status.restarts.replaced != observed.status.restarts.replaced:
         return {}
     attempt = max(status.attempt, _agents_attempt(observed))
-    refunded = max(status.restarts.refunded, restarts_of(observed).refunded)
-    return {"attempt": attempt, "restarts": status.restarts.model_copy(update={"refunded": refunded})}
+    restarts = with_lost_steps(observed, status)
+    refunded = max(restarts.refunded, restarts_of(observed).refunded)
+    return {"attempt": attempt, "restarts": restarts.model_copy(update={"refunded": refunded})}
 
 
 def _workers(observed: Observed, job: TrainJob, status: TrainJobStatus) -> WorkerStatus:

@@ -21,8 +21,9 @@ from trainjob.core.conditions import (
     is_true,
     with_condition,
 )
-from trainjob.core.failure import Failure, alike, lost_steps, reached_step, restarts_of, to_status
+from trainjob.core.failure import Failure, alike, reached_step, restarts_of, to_status, trains_without
 from trainjob.core.observed import Observed
+from trainjob.core.progress import with_lost_steps
 from trainjob.core.stragglers import nodes_to_keep
 
 ENDED_WELL = "Complete"
@@ -60,7 +61,7 @@ def restart(
     known = restarts_of(observed)
     counted = failure.cause.counted
     furthest = -1 if known.furthest_step is None else known.furthest_step
-    reached = reached_step(observed, failure)
+    reached = reached_step(observed, failure.step)
     progressed = reached is not None and reached > furthest
     counts = {
         **_restarted(observed, failure, now),
@@ -233,8 +234,12 @@ def _begin_again(
 
 def _restarted(observed: Observed, failure: Failure, now: datetime) -> dict[str, Any]:
     """Return what a restart after a failure changes in the counts, by the controller or the agents."""
+    known = with_lost_steps(observed, observed.status)
+    goes_on = trains_without(observed, failure.replica)
+    reached = None if goes_on else reached_step(observed, failure.step)
     return {
-        "steps_lost": observed.status.restarts.steps_lost + lost_steps(observed, failure),
+        "steps_lost": known.steps_lost,
+        "reached_step": max(filter(None, (known.reached_step, reached)), default=None),
         "same": alike(observed, failure),
         "last_time": now,
         "next_time": None,
