@@ -22,6 +22,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from fleet_figures import WELL, fate_of
 from fleet_pods import FleetPods, fleet_cluster, fleet_job, node_name
 from measuring import Manifest, say, turn_of
 from played_pods import Answer, honest_answer, job_of
-from replicas import OPERATOR
+from replicas import OPERATOR, Controllers
 from testbed.cluster import Cluster
 from testbed.places import state
 from testbed.prometheus import run_prometheus
@@ -42,6 +43,14 @@ NODES = 8
 WORKERS = 2
 RATE = 0.4
 """Jobs of the fleet a second."""
+
+CLAIM: Manifest = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "training"},
+    "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+}
+"""The one that jobs name. A young API server without any claim never writes to the watch of claims."""
 
 
 @dataclass
@@ -149,33 +158,33 @@ async def live(api: ApiClient, cluster: Cluster, options: argparse.Namespace) ->
 async def run(queries: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Return the answers."""
     name = f"dashboards-{os.getpid()}"
-    async with fleet_cluster(name, NODES, 100 + os.getpid() % 100) as (cluster, api, controllers):
+    async with (
+        fleet_cluster(name, NODES, 100 + os.getpid() % 100) as (cluster, api),
+        AsyncExitStack() as stack,
+    ):
         for namespace in ("batch", "research"):
             cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+            cluster.apply(CLAIM, namespace=namespace)
+        controllers = Controllers(cluster, state() / name / "account")
+        stack.push_async_callback(controllers.close)
         leader = await controllers.start()
         await leader.says("At work")
         standby = await controllers.start()
         await standby.ready()
         targets = [f"127.0.0.1:{(await each.says('on port ')).split()[-1]}" for each in (leader, standby)]
-        key = base64.b64decode((await api.get(SECRETS, OPERATOR, "trainjob-agent-key"))["data"]["key"])
-        fleets = (FleetPods(api, "batch", key), Research(api, "research", key))
         folder = state() / name / "prometheus"
         folder.mkdir()
-        with run_prometheus(folder, *targets, seconds=options.every) as prometheus:
-            watching = asyncio.gather(*(fleet.run() for fleet in fleets))
-            try:
-                await asyncio.sleep(3 * options.every)  # the series are there before the first event
-                begin = time.time()
-                await live(api, cluster, options)
-                end = time.time()
-                return {
-                    query: await prometheus.history(query, begin, end, options.every) for query in queries
-                }
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-                for fleet in fleets:
-                    await fleet.close()
+        prometheus = stack.enter_context(run_prometheus(folder, *targets, seconds=options.every))
+        key = base64.b64decode((await api.get(SECRETS, OPERATOR, "trainjob-agent-key"))["data"]["key"])
+        for fleet in (FleetPods(api, "batch", key), Research(api, "research", key)):
+            stack.push_async_callback(fleet.close)
+            watching = asyncio.ensure_future(fleet.run())
+            stack.callback(watching.cancel)
+        await asyncio.sleep(3 * options.every)  # the series are there before the first event
+        begin = time.time()
+        await live(api, cluster, options)
+        times = (begin, time.time(), options.every)
+        return {query: await prometheus.history(query, *times) for query in queries}
 
 
 def read_options() -> argparse.Namespace:

@@ -25,6 +25,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -475,7 +476,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Return what is measured; the control plane and all that belongs to it is gone afterwards."""
     name = f"fleet-{os.getpid()}"
     network = options.network or 100 + os.getpid() % 100
-    async with fleet_cluster(name, options.nodes, network) as (cluster, api, controllers):
+    async with fleet_cluster(name, options.nodes, network) as (cluster, api), AsyncExitStack() as stack:
+        controllers = Controllers(cluster, state() / name / "account")
+        stack.push_async_callback(controllers.close)
         namespaces = [cluster.create_namespace(prefix) for prefix in ("fleet", "archive")]
         before = await asyncio.to_thread(other_version, state() / name / "before", options.before)
         return await Fleet(api, cluster, controllers, options, before).run(*namespaces)

@@ -17,7 +17,7 @@ import yaml
 from fleet_figures import Fate
 from measuring import Manifest, build_job, say
 from played_pods import Agent, Answer, Pods, honest_answer, job_of
-from replicas import ROOT, Controllers
+from replicas import ROOT
 from testbed import plain_tier
 from testbed.places import state
 from testbed.plain_tier import PlainCluster
@@ -143,9 +143,7 @@ def _stage(name: str, kind: str, expressions: list[Manifest], then: Manifest) ->
 
 
 @asynccontextmanager
-async def fleet_cluster(
-    name: str, nodes: int, network: int
-) -> AsyncIterator[tuple[PlainCluster, ApiClient, Controllers]]:
+async def fleet_cluster(name: str, nodes: int, network: int) -> AsyncIterator[tuple[PlainCluster, ApiClient]]:
     """Start a control plane that ends with the context, with nodes that kwok plays.
 
     Args:
@@ -161,11 +159,9 @@ async def fleet_cluster(
                 ApiClient(from_kubeconfig(cluster.kubeconfig), connections=POSTS + 4)
             )
             await install_crd(api, yaml.safe_load(CRD.read_text()), say=say)
-            controllers = Controllers(cluster, state() / name / "account")
-            stack.push_async_callback(controllers.close)
             await create_nodes(api, nodes)
             await stack.enter_async_context(kwok(cluster.kubeconfig, state() / name, f"127.{network}.0.0/16"))
-            yield cluster, api, controllers
+            yield cluster, api
     finally:
         await asyncio.to_thread(plain_tier.stop, name)
 

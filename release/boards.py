@@ -35,11 +35,14 @@ EVERY_SECONDS = 2
 COLUMN, ROW, GAP, HEADER = 50, 26, 8, 48
 """Pixels of a cell of Grafana's grid, between panels, and above them."""
 
-LEFT, RIGHT, ABOVE, BELOW = 66, 16, 30, 70
+LEFT, RIGHT, ABOVE, BELOW = 66, 16, 30, 56
 """Pixels around the lines of a panel."""
 
-COLOURS = ("#6fbf73", "#f2c94c", "#5b8ff9", "#ff9f43", "#eb5757", "#56ccf2", "#bb86fc", "#a3a86b", "#f78fb3")
-MOST_NAMES = 6
+COLOURS = (
+    *("#6fbf73", "#f2c94c", "#5b8ff9", "#ff9f43", "#eb5757"),
+    *("#c77dff", "#4fd1c5", "#f78fb3", "#a3a86b", "#e0e0e6"),
+)
+MOST_NAMES = 5
 """In a legend; the others are counted."""
 
 Board = Mapping[str, Any]
@@ -143,6 +146,8 @@ def draw_chart(panel: Board, lines: Sequence[Line], begin: float, end: float) ->
 
     minutes = range(math.ceil(begin / 60) * 60, math.floor(end) + 1, 60)
     named = sorted(lines, key=lambda line: -line.most)[:MOST_NAMES]
+    if len(lines) > len(COLOURS):  # those with a name have colours of their own
+        lines = named + [line for line in lines if line not in named]
     coloured = [(COLOURS[number % len(COLOURS)], line) for number, line in enumerate(lines)]
     return {
         "width": width,

@@ -53,9 +53,9 @@ def test_a_panel_shows_its_answer() -> None:
     assert shown[:3] == ["TrainJob / Jobs", "Namespace: ml", "Job: All"]
     start = shown.index("Namespace")
     assert shown[start + 10 : start + 15] == ["ml", "digits", "Running", "1.5 min", "4.32 K"]
-    assert "ml/job-5" in shown
-    assert "ml/job-6" not in shown  # only the highest lines are named
-    assert "and 3 more" in shown
+    assert "ml/job-4" in shown
+    assert "ml/job-5" not in shown  # only the highest lines are named
+    assert "and 4 more" in shown
     assert page.count("<path ") == 9
     assert "h0M" in page  # no line leads across what has no value
 
