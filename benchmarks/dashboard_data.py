@@ -44,6 +44,9 @@ WORKERS = 2
 RATE = 0.4
 """Jobs of the fleet a second."""
 
+SEED = 1
+"""Of their fates."""
+
 CLAIM: Manifest = {
     "apiVersion": "v1",
     "kind": "PersistentVolumeClaim",
@@ -147,7 +150,7 @@ async def live(api: ApiClient, cluster: Cluster, options: argparse.Namespace) ->
     for number in range(int(options.seconds * RATE)):
         await turn_of(number, RATE, begin)
         node, lifetime = node_name(number % NODES), random.uniform(20, 60)  # noqa: S311
-        fate = fate_of(options.seed, number)
+        fate = fate_of(SEED, number)
         await api.create(TRAINJOBS, fleet_job("batch", f"job-{number}", WORKERS, node, fate, lifetime))
         while events and number / RATE > events[0][0] * options.seconds:
             await asyncio.to_thread(cluster.kubectl, "-n", "research", *events.pop(0)[1])
@@ -192,7 +195,6 @@ def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=int, default=180, metavar="N", help="of the fleet's life")
     parser.add_argument("--every", type=int, default=2, metavar="SECONDS", help="between two scrapes")
-    parser.add_argument("--seed", type=int, default=1, help="of the jobs' fates")
     return parser.parse_args()
 
 

@@ -3,7 +3,7 @@
 Two examples are trained on this machine; the second training of the digits is shown while it goes on, after
 one of its processes was killed: by the display of `trainjob run`, by the page of `trainjob ui`, and at its
 end by TensorBoard. `boards.py` draws the dashboards. Pictures of pages need Debian's Chromium, which is
-unpacked into the testbed's cache.
+unpacked into the testbed's cache; the dashboards' control plane is built into it the first time (Linux).
 """
 
 from __future__ import annotations
