@@ -53,7 +53,7 @@ CLAIM: Manifest = {
     "metadata": {"name": "training"},
     "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
 }
-"""The one that jobs name. A young API server without any claim never writes to the watch of claims."""
+"""The one that jobs name. With Debian's etcd, a watch of claims is silent until one of them changes."""
 
 
 @dataclass
@@ -167,13 +167,13 @@ async def run(queries: Sequence[str], options: argparse.Namespace) -> dict[str, 
     ):
         for namespace in ("batch", "research"):
             cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-            cluster.apply(CLAIM, namespace=namespace)
         controllers = Controllers(cluster, state() / name / "account")
         stack.push_async_callback(controllers.close)
         leader = await controllers.start()
         await leader.says("At work")
         standby = await controllers.start()
         await standby.ready()
+        cluster.apply(CLAIM, namespace="research")
         targets = [f"127.0.0.1:{(await each.says('on port ')).split()[-1]}" for each in (leader, standby)]
         folder = state() / name / "prometheus"
         folder.mkdir()
