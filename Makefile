@@ -49,7 +49,7 @@ docs: $(SYNCED)  ## Build the site of docs/ into site/; a broken link is an erro
 	@said=$$($(BIN)/zensical build --strict --clean 2>&1) \
 	    || { echo "$$said" | sed -E -e 's/\x1b\[[0-9;]*m//g' -e '/^(  |Traceback)/d'; exit 1; }
 
-pictures: $(SYNCED)  ## Train examples and make the pictures in docs/pictures again; needs Debian's apt-get for Chromium.
+pictures: $(SYNCED)  ## Train examples, play a fleet, and make the pictures in docs/pictures again; needs Debian's apt-get for Chromium.
 	@PYTHONPATH=testbed $(BIN)/python release/pictures.py
 
 format: $(SYNCED)  ## Bring the sources into shape.

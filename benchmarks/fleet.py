@@ -30,7 +30,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fleet_beside import Beside
 from fleet_figures import (
     WELL,
@@ -46,26 +45,19 @@ from fleet_figures import (
     tally,
     what_is_wrong,
 )
-from fleet_pods import FleetPods, create_nodes, fleet_job, kwok, node_name
+from fleet_pods import POSTS, FleetPods, fleet_cluster, fleet_job, node_name
 from measuring import Manifest, Mirror, say, spread, turn_of
 from played_pods import job_of
 from replicas import OPERATOR, ROOT, Controllers, Replica
-from testbed import plain_tier
 from testbed.places import state
 from testbed.plain_tier import PlainCluster
 
 from trainjob.api import parse
 from trainjob.cluster.kube.client import ApiClient
-from trainjob.cluster.kube.config import from_kubeconfig
 from trainjob.cluster.kube.resources import BY_KIND, SECRETS, TRAINJOBS
 from trainjob.cluster.kube.transport import KEEPALIVE_SECONDS
 from trainjob.core.manifests import build_network_policy, build_service
 from trainjob.core.settings import Isolation
-from trainjob.installation.crd_update import install_crd
-
-CRD = ROOT / "manifests" / "crd" / "crd.yaml"
-POSTS = 16
-"""Objects that are created at once."""
 
 SOAK_LIFETIME = 15.0
 SOAK_TTL = 10
@@ -483,24 +475,13 @@ def other_version(folder: Path, commit: str) -> str:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """Return what is measured; the control plane and all that belongs to it is gone afterwards."""
     name = f"fleet-{os.getpid()}"
-    say("start a control plane")
-    cluster = await asyncio.to_thread(plain_tier.start, name, die_with_us=True)
-    try:
-        network = options.network or 100 + os.getpid() % 100
-        async with AsyncExitStack() as stack:
-            api = await stack.enter_async_context(
-                ApiClient(from_kubeconfig(cluster.kubeconfig), connections=POSTS + 4)
-            )
-            await install_crd(api, yaml.safe_load(CRD.read_text()), say=say)
-            controllers = Controllers(cluster, state() / name / "account")
-            stack.push_async_callback(controllers.close)
-            await create_nodes(api, options.nodes)
-            await stack.enter_async_context(kwok(cluster.kubeconfig, state() / name, f"127.{network}.0.0/16"))
-            namespaces = [cluster.create_namespace(prefix) for prefix in ("fleet", "archive")]
-            before = await asyncio.to_thread(other_version, state() / name / "before", options.before)
-            return await Fleet(api, cluster, controllers, options, before).run(*namespaces)
-    finally:
-        await asyncio.to_thread(plain_tier.stop, name)
+    network = options.network or 100 + os.getpid() % 100
+    async with fleet_cluster(name, options.nodes, network) as (cluster, api), AsyncExitStack() as stack:
+        controllers = Controllers(cluster, state() / name / "account")
+        stack.push_async_callback(controllers.close)
+        namespaces = [cluster.create_namespace(prefix) for prefix in ("fleet", "archive")]
+        before = await asyncio.to_thread(other_version, state() / name / "before", options.before)
+        return await Fleet(api, cluster, controllers, options, before).run(*namespaces)
 
 
 def read_options() -> argparse.Namespace:

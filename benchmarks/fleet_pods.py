@@ -13,15 +13,26 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from fleet_figures import Fate
-from measuring import Manifest, build_job
-from played_pods import Agent, Pods, honest_answer, job_of
+from measuring import Manifest, build_job, say
+from played_pods import Agent, Answer, Pods, honest_answer, job_of
+from replicas import ROOT
+from testbed import plain_tier
+from testbed.places import state
+from testbed.plain_tier import PlainCluster
 from testbed.programs import program
 
 from trainjob.cluster.kube.client import ApiClient
+from trainjob.cluster.kube.config import from_kubeconfig
 from trainjob.cluster.kube.resources import Resource
 from trainjob.core.agent import job_token
 from trainjob.core.names import LABEL_INCARNATION, LABEL_INDEX, LABEL_ROLE
+from trainjob.installation.crd_update import install_crd
+
+CRD = ROOT / "manifests" / "crd" / "crd.yaml"
+POSTS = 16
+"""Objects that are created at once."""
 
 NODES = Resource("", "v1", "nodes", "Node")
 FATE = "benchmark/fate"
@@ -132,6 +143,30 @@ def _stage(name: str, kind: str, expressions: list[Manifest], then: Manifest) ->
 
 
 @asynccontextmanager
+async def fleet_cluster(name: str, nodes: int, network: int) -> AsyncIterator[tuple[PlainCluster, ApiClient]]:
+    """Start a control plane that ends with the context, with nodes that kwok plays.
+
+    Args:
+        name: of its folder, below `places.state()`.
+        nodes: how many.
+        network: pods are below `127.<network>`.
+    """
+    say("start a control plane")
+    cluster = await asyncio.to_thread(plain_tier.start, name, die_with_us=True)
+    try:
+        async with AsyncExitStack() as stack:
+            api = await stack.enter_async_context(
+                ApiClient(from_kubeconfig(cluster.kubeconfig), connections=POSTS + 4)
+            )
+            await install_crd(api, yaml.safe_load(CRD.read_text()), say=say)
+            await create_nodes(api, nodes)
+            await stack.enter_async_context(kwok(cluster.kubeconfig, state() / name, f"127.{network}.0.0/16"))
+            yield cluster, api
+    finally:
+        await asyncio.to_thread(plain_tier.stop, name)
+
+
+@asynccontextmanager
 async def kwok(kubeconfig: Path, folder: Path, network: str) -> AsyncIterator[None]:
     """Run kwok while in the context.
 
@@ -234,17 +269,21 @@ class FleetPods(Pods):
         """Return whether the job's agents have reported a restart in place."""
         return job in self.agents and self.agents[job].answered >= CALL_OF_RESTART
 
+    def answer_of(self, pod: Manifest) -> Answer:
+        """Return what the leading agent of a job says; this is its pod."""
+        annotations = pod["metadata"].get("annotations") or {}
+        restarts = CALL_OF_RESTART if annotations.get(FATE) == "in-place" else 0
+        return honest_answer(self, job_of(pod), moves=LIFETIME in annotations, restart_at=restarts)
+
     async def close(self) -> None:
         """Let no agent listen any more."""
         for stack in self._listening.values():
             await stack.aclose()
 
     async def _listen(self, pod: Manifest) -> None:
-        meta, job = pod["metadata"], job_of(pod)
-        annotations = meta.get("annotations") or {}
-        restarts = CALL_OF_RESTART if annotations.get(FATE) == "in-place" else 0
-        answer = honest_answer(self, job, moves=LIFETIME in annotations, restart_at=restarts)
-        agent = self.agents[job] = Agent(answer, job_token(self._key, meta["ownerReferences"][0]["uid"]))
+        meta = pod["metadata"]
+        token = job_token(self._key, meta["ownerReferences"][0]["uid"])
+        agent = self.agents[job_of(pod)] = Agent(self.answer_of(pod), token)
         await self._listening[meta["uid"]].enter_async_context(agent.listen(pod["status"]["podIP"]))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:

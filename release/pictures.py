@@ -1,8 +1,9 @@
-"""The pictures of the docs, from real trainings on this machine: `make pictures`, about two minutes.
+"""The pictures of the docs: `make pictures`, about six minutes.
 
-Two examples are trained; the second training of the digits is shown while it goes on, after one of its
-processes was killed: by the display of `trainjob run`, by the page of `trainjob ui`, and at its end by
-TensorBoard. Pictures of pages need Debian's Chromium, which is unpacked into the testbed's cache.
+Two examples are trained on this machine; the second training of the digits is shown while it goes on, after
+one of its processes was killed: by the display of `trainjob run`, by the page of `trainjob ui`, and at its
+end by TensorBoard. `boards.py` draws the dashboards. Pictures of pages need Debian's Chromium, which is
+unpacked into the testbed's cache; the dashboards' control plane is built into it the first time (Linux).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
+import boards
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from testbed.browser import Page, open_page
@@ -230,8 +232,9 @@ async def make(folder: Path) -> dict[str, bytes]:
 
 def main() -> None:
     """Write them into docs/pictures."""
+    pictures = asyncio.run(boards.make())
     with tempfile.TemporaryDirectory(prefix="digits-") as folder:
-        pictures = asyncio.run(make(Path(folder)))
+        pictures |= asyncio.run(make(Path(folder)))
     PICTURES.mkdir(exist_ok=True)
     for name, content in pictures.items():
         if len(content) > LARGEST:

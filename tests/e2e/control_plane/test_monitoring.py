@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from boards import fill
 from testbed import Cluster
-from testbed.component import Component, Plain, check_alive
-from testbed.debian import unpacked
-from testbed.ports import free_ports
+from testbed.prometheus import Prometheus, run_prometheus
 
 from support.kube.chart import ALERTS, DASHBOARDS, alerts, panels
 from support.kube.controller import ControllerProcess, run_controller
@@ -39,57 +36,6 @@ HOST = "127.78.0.1"
 """Where the only agent listens; no other test's pods have addresses of this network."""
 
 pytestmark = pytest.mark.usefixtures("crd")
-
-
-class Prometheus:
-    """Prometheus as a process of this machine; it scrapes each second and has the chart's alerts."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    async def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of an answer of its API; None if it doesn't answer, or knows no such thing yet."""
-        try:
-            async with (
-                aiohttp.ClientSession() as session,
-                session.get(f"{self.url}/api/v1/{path}", params=parameters) as answer,
-            ):
-                told = await answer.json()
-        except (aiohttp.ClientError, ValueError):
-            return None
-        assert told["status"] == "success", told
-        return told["data"]
-
-    async def values(self, query: str) -> list[tuple[dict[str, str], float]]:
-        """Return labels and value of each series that the query has now; no NaN, which isn't data."""
-        data = await self.get("query", query=query)
-        series = [(each["metric"], float(each["value"][1])) for each in (data or {}).get("result", ())]
-        return [(labels, value) for labels, value in series if not math.isnan(value)]
-
-
-@contextmanager
-def run_prometheus(folder: Path, target: str) -> Iterator[Prometheus]:
-    """Run it in the folder until the context ends."""
-    (port,) = free_ports(1)
-    # The labels of the target are those that the Prometheus operator gives to it.
-    scraped = {"targets": [target], "labels": {"namespace": "trainjob-system", "pod": "trainjob-0"}}
-    config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(ALERTS)],
-        "scrape_configs": [{"job_name": "trainjob", "honor_labels": True, "static_configs": [scraped]}],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(config))
-    words = (
-        *(f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
-        *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"),
-    )
-    part = Component("prometheus", (str(unpacked("prometheus")), *words))
-    process = Plain(folder, die_with_us=True).start(part)
-    try:
-        yield Prometheus(f"http://127.0.0.1:{port}")
-        check_alive(folder, process, "prometheus")
-    finally:
-        process.kill()
 
 
 @asynccontextmanager
@@ -158,10 +104,7 @@ def queries() -> dict[str, str]:
         for panel in panels(dashboard)
         for target in panel["targets"]
     }
-    found = {
-        place: re.sub(r"\$(job|namespace|name)\b", ".+", query.replace("$__rate_interval", "1m"))
-        for place, query in found.items()
-    }
+    found = {place: fill(query, rate_interval="1m") for place, query in found.items()}
     # With `bool` a comparison has a result for each pair of series, whether it holds or not.
     return found | {rule["alert"]: re.sub(r" ([<>]) ", r" \1 bool ", rule["expr"]) for rule in alerts()}
 
@@ -172,7 +115,7 @@ def variables() -> Iterator[tuple[str, str]]:
         for variable in json.loads(dashboard.read_text())["templating"]["list"]:
             if variable["type"] == "query":
                 series, _, label = variable["query"][len("label_values(") : -1].rpartition(", ")
-                yield series.replace("$namespace", ".+"), label
+                yield fill(series), label
 
 
 @asynccontextmanager
@@ -182,7 +125,7 @@ async def observed(
     """Two jobs that are scraped; first of all the series that are there before any event."""
     line = await controller.says("on port ")
     await controller.says("At work")
-    with run_prometheus(folder, f"127.0.0.1:{line.split()[-1]}") as prometheus:
+    with run_prometheus(folder, f"127.0.0.1:{line.split()[-1]}", rules=[ALERTS]) as prometheus:
         answered = 'trainjob_agent_calls_total{outcome="answered"}'
         await eventually(lambda: prometheus.values(answered), bool)
         await submit(admin, namespace)
