@@ -158,6 +158,18 @@ def growth(sixth: Look, end: Look) -> list[str]:
     return grown
 
 
+def errors_of_tracebacks(log: str) -> list[str]:
+    """Return the errors that the tracebacks in a log end with."""
+    found, inside = [], False
+    for line in log.splitlines():
+        if "Traceback (most recent call last)" in line:
+            inside = True
+        elif inside and line and not line.startswith((" ", "\t")):
+            found.append(line)
+            inside = False
+    return found
+
+
 def mib(size: float) -> float:
     """Return bytes as MiB."""
     return round(size / MIB, 1)

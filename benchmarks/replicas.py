@@ -74,8 +74,10 @@ class Replica:
         began: when it was started.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, kept: Path | None = None) -> None:
+        """Follow a process; its log is also written to the file `kept`."""
         self._process = process
+        self._file = kept.open("w") if kept is not None else None
         self._lines: list[str] = []
         self._changed = asyncio.Condition()
         self._reading = asyncio.ensure_future(self._read())
@@ -165,8 +167,13 @@ class Replica:
         assert self._process.stderr is not None  # noqa: S101 - it is a pipe
         while line := (await self._process.stderr.readline()).decode(errors="replace"):
             self._lines.append(line)
+            if self._file is not None:
+                self._file.write(line)
+                self._file.flush()
             async with self._changed:
                 self._changed.notify_all()
+        if self._file is not None:
+            self._file.close()
         async with self._changed:
             self._changed.notify_all()
 
@@ -178,11 +185,13 @@ def _link(file: Path) -> str:
         return ""
 
 
-async def start_replica(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Replica:
-    """Start a controller; `environment` comes on top of this process's."""
+async def start_replica(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> Replica:
+    """Start a controller; `environment` comes on top of this process's. Its log is also written to `log`."""
     pipe = asyncio.subprocess.PIPE
     env = {**os.environ, **(environment or {})}
-    return Replica(await asyncio.create_subprocess_exec(*command, stderr=pipe, limit=1 << 24, env=env))
+    return Replica(await asyncio.create_subprocess_exec(*command, stderr=pipe, limit=1 << 24, env=env), log)
 
 
 @asynccontextmanager
@@ -198,8 +207,8 @@ async def a_replica(command: Sequence[str]) -> AsyncIterator[Replica]:
 class Controllers:
     """Starts controllers as pods of the chart would be: with its account, its permissions and its options."""
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        """Install what they need; the account's files go into a new folder."""
+    def __init__(self, cluster: Cluster, folder: Path, logs: Path | None = None) -> None:
+        """Install what they need; the account's files go into a new folder, their logs into `logs`."""
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OPERATOR}})
         account = {"name": "trainjob", "namespace": OPERATOR}
         cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
@@ -214,12 +223,16 @@ class Controllers:
         self._environment = {**service, "POD_NAMESPACE": OPERATOR}
         words = ("controller", "--http-address", "127.0.0.1:0", "--lease-name", "trainjob")
         self._command = [sys.executable, "-c", AS_IN_A_POD, str(folder), *words]
+        self._logs = logs
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
         self._all: list[Replica] = []
 
     async def start(self, version: str = "") -> Replica:
         """Start one more; the packages come from these folders first, separated as in PYTHONPATH."""
         path = os.pathsep.join(filter(None, (version, os.environ.get("PYTHONPATH"))))
-        replica = await start_replica(self._command, {**self._environment, "PYTHONPATH": path})
+        kept = self._logs / f"controller-{len(self._all) + 1}.log" if self._logs is not None else None
+        replica = await start_replica(self._command, {**self._environment, "PYTHONPATH": path}, kept)
         self._all.append(replica)
         return replica
 
@@ -228,6 +241,6 @@ class Controllers:
         for replica in self._all:
             await replica.kill()
 
-    def tracebacks(self) -> int:
-        """Return how many there are in all of their logs."""
-        return sum(replica.log().count("Traceback") for replica in self._all)
+    def logs(self) -> list[str]:
+        """Return all that each of them has said."""
+        return [replica.log() for replica in self._all]

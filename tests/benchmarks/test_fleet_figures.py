@@ -137,3 +137,21 @@ def test_growth_is_named(change: dict[str, Any], word: str) -> None:
 def test_a_long_list_says_how_much_is_left_out() -> None:
     assert figures.listed(["a", "b", "c"], 2) == ["a", "b", "and 1 more"]
     assert figures.listed(["a", "b"], 2) == ["a", "b"]
+
+
+def test_the_errors_of_tracebacks_are_found() -> None:
+    log = """\
+2026-11-25T21:01:31.515Z ERROR asyncio: an error occurred
+Traceback (most recent call last):
+  File "watching.py", line 88, in infinite_watch
+    yield raw_event
+GeneratorExit
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "contextlib.py", line 267, in __aexit__
+RuntimeError: generator didn't stop
+2026-11-25T21:01:31.600Z INFO controller.election: Released the lease
+"""
+    assert figures.errors_of_tracebacks(log) == ["GeneratorExit", "RuntimeError: generator didn't stop"]

@@ -23,7 +23,7 @@ from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller.kopf_watch import JobWatch, Login
 
-Event = tuple[str | None, str]
+Event = tuple[str, str]
 
 
 class Heard:
@@ -34,9 +34,10 @@ class Heard:
         self.calls: list[Call] = []
         self.starts = 0
         self.restarts = 0
+        self.begins = 0
         self.is_served: Callable[[], None] = lambda: None
 
-    def take(self, kind: str | None, manifest: dict[str, Any]) -> None:
+    def take(self, kind: str, manifest: dict[str, Any]) -> None:
         self.events.append((kind, manifest["metadata"]["name"]))
 
     def count_start(self) -> None:
@@ -44,6 +45,9 @@ class Heard:
 
     def count_restart(self) -> None:
         self.restarts += 1
+
+    def count_begin(self) -> None:
+        self.begins += 1
 
     async def look(self) -> None:
         self.is_served()
@@ -58,28 +62,31 @@ async def watching(server: ControllerServer, **options: Any) -> AsyncIterator[tu
 
 
 async def test_every_event_arrives_with_its_type() -> None:
-    async with ControllerServer().serve() as server:
-        server.put(build_job(name="old"))
-        async with watching(server) as (heard, _):
-            await until(lambda: server.open_watches()["TrainJob"] == 1)
-            server.put(build_job(name="new"))
-            server.put(build_job(name="new", workers=3))
-            server.remove("TrainJob", "new")
-            await until(lambda: len(heard.events) == 4)
-    assert heard.events == [(None, "old"), ("ADDED", "new"), ("MODIFIED", "new"), ("DELETED", "new")]
+    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+        await until(lambda: server.open_watches()["TrainJob"] == 1)
+        server.put(build_job(name="new"))
+        server.put(build_job(name="new", workers=3))
+        server.remove("TrainJob", "new")
+        await until(lambda: len(heard.events) == 3)
+    assert heard.events == [("ADDED", "new"), ("MODIFIED", "new"), ("DELETED", "new")]
     assert server.writes() == []
     assert [(call.verb, call.code) for call in heard.calls] == [("list", 200), ("watch", 200)]
 
 
-async def test_a_page_holds_few_jobs() -> None:
-    """Each may be as large as etcd stores, and a page is in memory whole."""
+async def test_however_many_jobs_there_are_the_watch_begins_after_one_request() -> None:
+    """Also after a 410: then it is said that it has begun again, and somebody else compares."""
     async with ControllerServer().serve() as server:
         for number in range(25):
             server.put(build_job(name=f"job-{number}"))
         async with watching(server) as (heard, _):
-            await until(lambda: len(heard.events) == 25)
-        limits = [int(seen.query["limit"]) for seen in server.seen if seen.verb == "list"]
-    assert limits == [10, 10, 10]
+            for begins in (1, 2):
+                await until(lambda begins=begins: (heard.begins, _watches(server)) == (begins, 1))
+                server.put(build_job(name=f"new-{begins}"))
+                await until(lambda begins=begins: len(heard.events) == begins)
+                _restart(server)
+        lists = [seen for seen in server.seen if seen.verb == "list"]
+    assert heard.events == [("ADDED", "new-1"), ("ADDED", "new-2")]
+    assert len(lists) == heard.begins
 
 
 async def test_one_namespace() -> None:
@@ -88,18 +95,20 @@ async def test_one_namespace() -> None:
         server.put(build_job(name="here", namespace="team"))
         async with watching(server, namespace="team") as (heard, _):
             await until(lambda: server.open_watches()["TrainJob"] == 1)
+            server.remove("TrainJob", "elsewhere", "other")
+            server.remove("TrainJob", "here", "team")
             await until(lambda: heard.events)
-    assert heard.events == [(None, "here")]
+    assert heard.events == [("DELETED", "here")]
 
 
-async def test_what_happened_while_the_watch_was_down_is_listed() -> None:
+async def test_that_something_may_have_happened_while_the_watch_was_down_is_said() -> None:
     async with ControllerServer().serve() as server, watching(server) as (heard, _):
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.fault = _fail_watches(*(failing(503, "ServiceUnavailable") for _ in range(2)))
         server.end_watches()
         server.put(build_job(name="missed"))
         server.compact()
-        await until(lambda: (None, "missed") in heard.events)
+        await until(lambda: heard.begins == 2)
         assert heard.restarts == 0
 
 
@@ -110,7 +119,7 @@ async def test_an_error_in_the_watch_is_got_over(code: int) -> None:
         await until(lambda: server.open_watches()["TrainJob"] == 1)
         server.send_line("TrainJob", json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
         server.put(build_job(name="later"))
-        await until(lambda: {name for _, name in heard.events} == {"later"})
+        await until(lambda: heard.begins == 2)
         assert heard.restarts == (0 if code == 410 else 1)
 
 
@@ -130,8 +139,8 @@ async def test_a_kopf_that_says_nothing_for_too_long_is_started_again(
     async with ControllerServer().serve() as server, watching(server) as (heard, watch):
         watch.patience_seconds = 0.5
         await until(lambda: heard.starts >= 2)
-        server.put(build_job(name="later"))
-        await until(lambda: heard.events)
+        watch.patience_seconds = 60.0
+        await until(lambda: server.put(build_job(name="later")) and heard.events)
     assert "nothing received for 0 s" in caplog.text
 
 
@@ -238,10 +247,22 @@ def _build_watch(server: ControllerServer, heard: Heard, **options: Any) -> JobW
         heard.take,
         is_served=heard.look,
         on_call=heard.calls.append,
+        on_begin=heard.count_begin,
         on_restart=heard.count_restart,
         on_started=heard.count_start,
         **given,
     )
+
+
+def _watches(server: ControllerServer) -> int:
+    return server.open_watches()["TrainJob"]
+
+
+def _restart(server: ControllerServer) -> None:
+    """Let the server know only what happens from now on, as after a restart."""
+    server.end_watches()
+    server.put(build_job(name="unheard"))
+    server.compact()
 
 
 def _fail_watches(*answers: web.Response) -> Callable[[Seen], web.Response | None]:

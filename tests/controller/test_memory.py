@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+
+from support.world.jobs import build_job
+from trainjob.cluster.kube.cache import Store
+from trainjob.controller.operator import return_memory
 
 PIECES, SIZE = 40_000, 2_000
 
@@ -39,3 +45,17 @@ def test_freed_memory_is_returned_although_something_newer_stays() -> None:
     size = PIECES * SIZE // 1024
     assert at_once < size / 2, "the test shows nothing: glibc has returned it by itself"
     assert in_the_end > 0.9 * size
+
+
+async def test_what_was_read_long_ago_is_kept_in_its_small_form_only() -> None:
+    """The latest objects that were read may be gone, and would stay for as long as no others are read."""
+    store = Store(lambda _: None, lambda _: None)
+    job = build_job()
+    store.put({**job, "metadata": {**job["metadata"], "uid": "a", "resourceVersion": "1"}})
+    (place,) = store.names()
+    read = store.get(place)
+    assert store.get(place) is read
+    with suppress(TimeoutError):
+        await asyncio.wait_for(return_memory(0.01), 0.2)
+    assert store.get(place) is not read
+    assert store.get(place) == read

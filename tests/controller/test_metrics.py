@@ -5,6 +5,7 @@ import re
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -121,6 +122,27 @@ async def test_a_page_of_many_jobs_has_each_family_once_and_leaves_the_loop_to_o
         *range(len(jobs))
     ]
     assert shown["trainjob_jobs,state=New"] == len(jobs)
+
+
+async def test_scrapes_at_the_same_time_share_a_page() -> None:
+    """Those who give up and ask again must not add to the load that they wait for."""
+    looks: list[None] = []
+    jobs: list[dict[str, Any]] = [{"metadata": {"name": f"job-{i}"}} for i in range(10 * JOBS_AT_ONCE)]
+    metrics = Metrics()
+
+    def look() -> list[dict[str, Any]]:
+        looks.append(None)
+        return jobs
+
+    metrics.show_jobs(look)
+    gave_up, *others = [asyncio.ensure_future(metrics.render()) for _ in range(5)]
+    await asyncio.sleep(0)
+    gave_up.cancel()
+    pages = await asyncio.gather(*others)
+    assert len(looks) == len(set(pages)) == 1
+    assert b'trainjob_jobs{state="New"} 500' in pages[0]
+    assert await metrics.render()
+    assert len(looks) == 2
 
 
 async def test_the_process_itself_is_shown() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from support.kube.kube_cluster import QUICK, open_client, running, until
 from support.kube.responses import failing
 from trainjob.cluster import JobKey
 from trainjob.cluster.kube.cache import Store
-from trainjob.cluster.kube.informer import Informer, Scope, Timeouts
+from trainjob.cluster.kube.informer import Failed, Informer, Scope, Timeouts, follow
 from trainjob.cluster.kube.resources import PODS
 
 LABEL = "trainjob.dev/job"
@@ -192,6 +192,21 @@ async def test_a_frozen_watch_is_noticed() -> None:
         watched.server.remove("Pod", "pod-0")
         await until(watched.is_level)
         assert watched.restarts
+
+
+async def test_a_watch_that_falls_silent_again_and_again_is_opened_again_at_once() -> None:
+    """Its waits would grow to half a minute, in which no change is seen; now and then a list is compared."""
+    timeouts = Timeouts(watch=60.0, inactivity=0.15, first_retry=0.001, longest_retry=0.1)
+    async with FakeApiServer().serve() as server, open_client(server.url) as api:
+        failed: list[Failed] = []
+        async with aclosing(follow(api, Scope(PODS, None, LABEL), timeouts)) as changes:
+            async for change in changes:
+                failed += [change] if isinstance(change, Failed) else []
+                if len(failed) == 9:
+                    break
+        lists = [seen for seen in server.seen if seen.verb == "list"]
+    assert max(failure.wait for failure in failed) <= timeouts.first_retry
+    assert len(lists) == 3
 
 
 async def test_a_deletion_without_an_event_is_found_by_the_next_list() -> None:

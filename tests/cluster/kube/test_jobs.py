@@ -54,10 +54,10 @@ async def test_it_is_filled_before_anybody_watches() -> None:
         assert sorted(key.name for key in cached.told) == ["digits", "letters"]
 
 
-async def test_a_list_of_the_watch_shows_up_ghosts() -> None:
+async def test_ghosts_are_found_when_the_watch_has_begun_again() -> None:
     async with open_cache(build_job(), build_job(name="letters")) as cached:
         cached.server.remove("TrainJob", "digits")
-        cached.cache.take(None, cached.server.all("TrainJob")[0])
+        cached.cache.ask_for_sweep()
         await until(cached.is_level)
         assert cached.told[-1] == KEY
 

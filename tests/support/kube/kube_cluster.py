@@ -75,12 +75,11 @@ async def open_kube(
 
 
 async def feed_jobs(api: ApiClient, cluster: KubeCluster, namespace: str | None, inactivity: float) -> None:
-    """Watch TrainJobs as kopf does: what is listed has no type, and no event says what a list lacks."""
+    """Watch TrainJobs as kopf does: when the watch begins again, no event says what happened before."""
     while True:
         with suppress(ClusterError):
-            listed = await api.list(TRAINJOBS, namespace)
-            for job in listed["items"]:
-                cluster.take_job_event(None, job)
+            listed = await api.list(TRAINJOBS, namespace, selector="none,!none")
+            cluster.compare_jobs()
             version = listed["metadata"]["resourceVersion"]
             while True:
                 events = api.watch(TRAINJOBS, namespace, version=version, seconds=60, inactivity=inactivity)

@@ -240,6 +240,7 @@ class Metrics:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._jobs: Callable[[], Iterable[Manifest]] | None = None
+        self._rendering: asyncio.Future[bytes] | None = None
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -380,7 +381,16 @@ class Metrics:
         self._jobs = jobs
 
     async def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format.
+
+        Scrapes at the same time share one page: it takes a second of the event loop with ten thousand jobs,
+        and those who ask again because they had no answer in time must not make it take longer.
+        """
+        if self._rendering is None or self._rendering.done():
+            self._rendering = asyncio.ensure_future(self._render())
+        return await asyncio.shield(self._rendering)
+
+    async def _render(self) -> bytes:
         of_process = generate_latest(self._registry)
         return of_process if self._jobs is None else of_process + await render_jobs(self._jobs(), self._clock)
 

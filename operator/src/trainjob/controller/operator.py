@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from trainjob.cluster.agents.bundle import BundleMissing, build_bundle
 from trainjob.cluster.agents.poller import AgentPolling
+from trainjob.cluster.kube.cache import forget_unpickled
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.cluster import KubeCluster
 from trainjob.cluster.kube.resources import TRAINJOBS
@@ -137,6 +138,7 @@ async def return_memory(seconds: float = TRIM_SECONDS) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda _keep: None)  # other C libraries have none
     while True:
         await asyncio.sleep(seconds)
+        forget_unpickled()
         trim(0)
 
 
@@ -198,6 +200,7 @@ class Operator:
             timeouts=settings.timeouts,
             is_served=self._is_served,
             on_call=self._metrics.count_call,
+            on_begin=self._cluster.compare_jobs,
             on_restart=lambda: self._metrics.count_restart(TRAINJOBS.plural),
             on_started=self._hear_signals,
         )

@@ -212,6 +212,11 @@ def _unpickle(fields: bytes) -> Manifest:
 _unpickle_again = lru_cache(maxsize=256)(_unpickle)  # a job that starts is read many times in a row
 
 
+def forget_unpickled() -> None:
+    """Drop what is kept unpickled: the latest objects that were read, though they may be gone for long."""
+    _unpickle_again.cache_clear()
+
+
 class _Tombstones:
     """The deletions of the last minutes, at most `MOST_TOMBSTONES` of them.
 

@@ -198,9 +198,13 @@ class KubeCluster:
         for informer in self._informers.values():
             await informer.synced.wait()
 
-    def take_job_event(self, kind: str | None, manifest: Manifest) -> None:
-        """Apply an event of a watch of TrainJobs: `ADDED`, `MODIFIED`, `DELETED`, or None for a list."""
+    def take_job_event(self, kind: str, manifest: Manifest) -> None:
+        """Apply an event of a watch of TrainJobs: `ADDED`, `MODIFIED` or `DELETED`."""
         self._jobs.take(kind, manifest)
+
+    def compare_jobs(self) -> None:
+        """Compare the cached jobs with a list soon: their watch has begun again, and shows nothing older."""
+        self._jobs.ask_for_sweep()
 
     def jobs(self) -> Iterator[Manifest]:
         """Yield every known job."""

@@ -237,7 +237,9 @@ async def compare(
 
 
 FAILURES_BEFORE_LIST = 3
-"""In a row: the API server may fail to continue from the requested version without reporting that."""
+"""Without an event in between: the API server may fail to continue from the requested version without
+reporting that.
+"""
 
 
 async def follow(api: ApiClient, scope: Scope, timeouts: Timeouts) -> AsyncGenerator[Change]:
@@ -245,7 +247,9 @@ async def follow(api: ApiClient, scope: Scope, timeouts: Timeouts) -> AsyncGener
     backoff = Backoff(timeouts.first_retry, timeouts.longest_retry)
     time = asyncio.get_running_loop().time
     version, listed_at = "", 0.0  # the version of the latest list or event; empty: list first
+    doubts = 0  # failures since then
     while True:
+        opened: float | None = None
         try:
             if not version or time() - listed_at > timeouts.resync:
                 began = time()
@@ -253,20 +257,23 @@ async def follow(api: ApiClient, scope: Scope, timeouts: Timeouts) -> AsyncGener
                     async for change in changes:
                         yield change
                         if isinstance(change, Listed):
-                            version, listed_at = change.version, began
-            began, heard = time(), False
+                            version, listed_at, doubts = change.version, began, 0
+            opened, heard = time(), False
             async with aclosing(_watch(api, scope, version, timeouts)) as events:
                 async for event in events:
-                    heard = True
+                    heard, doubts = True, 0
                     backoff.reset()
                     version = version_of(event.object) or version
                     yield _change_of(event)
-            if not heard and time() - began < min(1.0, timeouts.watch):
+            if not heard and time() - opened < min(1.0, timeouts.watch):
                 # Some proxies end a watch at once; without a pause this would be a busy loop.
                 raise Unavailable(f"the watch of {scope.resource.plural} ended at once")
         except ClusterError as error:
-            if isinstance(error, Expired) or backoff.failures >= FAILURES_BEFORE_LIST:
+            doubts += 1
+            if isinstance(error, Expired) or doubts > FAILURES_BEFORE_LIST:
                 version = ""
+            if opened is not None and time() - opened > timeouts.longest_retry:
+                backoff.reset()  # not in a row: with an old etcd, a watch of what never changes falls silent
             wait = backoff.next(error.retry_after if isinstance(error, Unavailable) else None)
             yield Failed(error, backoff.failures, wait)
             await asyncio.sleep(wait)
@@ -365,12 +372,12 @@ class Informer:
 
 # The cache of TrainJobs: listed once, then fed by kopf's watch and compared with lists.
 #
-# That watch delivers old and new jobs of one name in any order, and after it has listed again it doesn't
-# report which jobs are gone.
+# That watch delivers old and new jobs of one name in any order, and when it begins again it doesn't report
+# what has happened before.
 
 
 GATHER_SECONDS = 0.5
-"""A new list arrives as one event for each job: one sweep serves them all."""
+"""Several requests in a row, as while the API server starts, are served by one sweep."""
 
 
 class JobCache:
@@ -406,17 +413,15 @@ class JobCache:
         self.store = Store(lambda job: JobKey(*namespaced_name(job)), changed)
         self.synced = asyncio.Event()
 
-    def take(self, kind: str | None, manifest: Manifest) -> None:
-        """Apply an event of the watch; `kind` is None for a listed job."""
+    def take(self, kind: str, manifest: Manifest) -> None:
+        """Apply an event of the watch."""
         if kind == "DELETED":
             self.store.remove(manifest)
-            return
-        self.store.put(manifest)
-        if kind is None:
-            self.ask_for_sweep()
+        else:
+            self.store.put(manifest)
 
     def ask_for_sweep(self) -> None:
-        """Compare the cache with a list soon: it may have missed a deletion."""
+        """Compare the cache with a list soon: it may have missed changes and deletions."""
         self._asked.set()
 
     async def run(self) -> None:
