@@ -6,10 +6,12 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import kopf
 import pytest
 from aiohttp import web
 
@@ -21,7 +23,7 @@ from support.world.jobs import build_job
 from trainjob.cluster.kube.config import Access, read_token_file
 from trainjob.cluster.kube.informer import Timeouts
 from trainjob.cluster.kube.transport import Call
-from trainjob.controller.kopf_watch import JobWatch, Login
+from trainjob.controller.kopf_watch import JobWatch, Login, configure
 
 Event = tuple[str, str]
 
@@ -87,6 +89,15 @@ async def test_however_many_jobs_there_are_the_watch_begins_after_one_request() 
         lists = [seen for seen in server.seen if seen.verb == "list"]
     assert heard.events == [("ADDED", "new-1"), ("ADDED", "new-2")]
     assert len(lists) == heard.begins
+
+
+def test_an_api_server_that_refuses_watches_for_a_minute_is_asked_often() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings, 1.0)
+    waits = list(islice(settings.networking.error_backoffs, 100))
+    ends = list(accumulate(waits))
+    assert all(wait <= 2.0 for wait, end in zip(waits, ends, strict=True) if end <= 60)
+    assert waits[-1] == 10.0
 
 
 async def test_one_namespace() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -236,10 +237,13 @@ def configure(settings: kopf.OperatorSettings, silence_seconds: float) -> None:
 
 
 class _Backoffs:
-    """Endless waits between attempts: a long outage of the API server must not end the watch."""
+    """Endless waits between attempts: a long outage of the API server must not end the watch.
+
+    They are short for a minute: with many objects, a new API server refuses watches for so long (429).
+    """
 
     def __iter__(self) -> Iterator[float]:
-        yield from (0.2, 0.5, 1.0, 2.0, 5.0)
+        yield from (0.2, 0.5, 1.0, *repeat(2.0, 30))
         while True:
             yield 10.0
 
