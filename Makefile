@@ -88,7 +88,7 @@ $(SYNCED): uv.lock pyproject.toml operator/pyproject.toml trainer/pyproject.toml
 	@rm -f .venv/.synced-* && touch $@
 
 $(OLDEST): uv.lock pyproject.toml trainer/pyproject.toml | $(UV)
-	UV_PROJECT_ENVIRONMENT=.venv-oldest $(UV) sync --quiet --locked --compile-bytecode --group oldest
+	UV_PROJECT_ENVIRONMENT=.venv-oldest $(UV) sync --quiet --locked --group oldest
 	@touch $@
 
 .uv/bin/uv:

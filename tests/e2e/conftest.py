@@ -1,6 +1,7 @@
 """The clusters that tests run on.
 
-`control_plane` and `node_cluster` are started when the first test asks for them and end with the test run.
+`control_plane` and `node_cluster` are started when the first test asks for them and end with this folder's
+last one, since an idle cluster takes a fifth of a processor.
 With TRAINJOB_TEST_KUBECONFIG=path both are the cluster that this file names: the same tests run on kind or
 any other. KUBECONFIG alone doesn't do that: people have it set to clusters that tests have no business on.
 """
@@ -32,11 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=others)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def control_plane(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An API server with etcd and controller-manager, no nodes: pods stay Pending until the test says more.
 
-    Shared by the whole run: work in a namespace of your own (fixture `namespace`), leave nothing outside it.
+    Shared by all of them: work in a namespace of your own (fixture `namespace`), leave nothing outside it.
     See `testbed.cluster.Cluster` for what it can do; `.kubeconfig` is all that other clients need.
     """
     name = f"tests-{os.getpid()}"
@@ -44,7 +45,7 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     yield from _tier(request, "control plane", start, stop)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def node_cluster(request: pytest.FixtureRequest) -> Iterator[NodeCluster]:
     """A whole single-node cluster with the project's images: pods run. Shared as `control_plane` is."""
     yield from _tier(request, "node", lambda: node_tier.start(die_with_us=True), node_tier.stop_own)

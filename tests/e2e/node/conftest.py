@@ -13,7 +13,7 @@ CHART = Path(__file__).parents[3] / "charts" / "trainjob"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def installed(node_cluster: NodeCluster) -> Iterator[NodeCluster]:
     """The cluster with two replicas of the controller, where only restricted pods are let in."""
     node_cluster.apply(
