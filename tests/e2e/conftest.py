@@ -1,7 +1,7 @@
 """The clusters that tests run on.
 
 `control_plane` and `node_cluster` are started when the first test asks for them and end with this folder's
-last one, since an idle cluster takes a fifth of a processor.
+last one: the rest of the run needs no cluster beside it.
 With TRAINJOB_TEST_KUBECONFIG=path both are the cluster that this file names: the same tests run on kind or
 any other. KUBECONFIG alone doesn't do that: people have it set to clusters that tests have no business on.
 """
