@@ -51,6 +51,7 @@ class Contestant:
 CONTESTANTS = {
     "hand": Contestant("hand"),
     "hand_20": Contestant("hand_20"),
+    "hand_epochs": Contestant("hand_20", epoch_steps=SHORT_EPOCH),
     "library": Contestant("library"),
     "library_checkpoints": Contestant("library", checkpoint_every=100),
     "library_epochs": Contestant("library", epoch_steps=SHORT_EPOCH),

@@ -82,6 +82,7 @@ NEWER = {"_autoconvert_optionals"}
 ATTRIBUTES: dict[str, Any] = {
     "_call_has_training_arg": keras.Layer,
     "_cluster": cluster_coordinator.ClusterCoordinator,
+    "_batches_seen_since_last_saving": keras.callbacks.ModelCheckpoint,
     "_component_specs": values.PerReplicaSpec,
     "_current_iterator": Epochs,
     "_dataset": keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter,
@@ -95,6 +96,7 @@ ATTRIBUTES: dict[str, Any] = {
     "_initialized": context.Context,
     "_is_default": keras.callbacks.Callback.on_batch_end,
     "_iterations": keras.optimizers.Optimizer,
+    "_last_batch_seen": keras.callbacks.ModelCheckpoint,
     "_learning_rate": keras.optimizers.Optimizer,
     "_loss_tracker": keras.Model,
     "_num_batches": keras.src.trainers.epoch_iterator.EpochIterator,
