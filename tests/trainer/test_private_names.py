@@ -80,9 +80,9 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
 NEWER = {"_autoconvert_optionals"}
 """Not in every Keras that is supported; the package asks whether it is there."""
 ATTRIBUTES: dict[str, Any] = {
+    "_batches_seen_since_last_saving": keras.callbacks.ModelCheckpoint,
     "_call_has_training_arg": keras.Layer,
     "_cluster": cluster_coordinator.ClusterCoordinator,
-    "_batches_seen_since_last_saving": keras.callbacks.ModelCheckpoint,
     "_component_specs": values.PerReplicaSpec,
     "_current_iterator": Epochs,
     "_dataset": keras.src.trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter,
