@@ -180,23 +180,18 @@ def _over_all(metric: Any, graph: Any) -> Callable[[], Any]:
         inside = tf.executing_eagerly() or tf.compat.v1.get_default_graph() is graph
         if not inside or tf.distribute.in_cross_replica_context():
             return result()  # devices can't meet within a branch of the step
-        state = MetricState(_Alone([metric], result))
+        state = MetricState(Told([metric], result))
         return state.results(state.reduced())
 
     return over_all
 
 
 @dataclass(frozen=True)
-class _Alone:
-    """One metric, as a model that has only this one."""
+class Told:
+    """Metrics and the results that they are told by, in place of a model with its own."""
 
     metrics: Sequence[Any]
     get_metrics_result: Callable[[], Any]
-
-
-def told_by(model: Any, results: Callable[[], Any]) -> Any:
-    """Return a model's metrics as a model whose results are these."""
-    return _Alone(model.metrics, results)
 
 
 def has_own_reset(model: Any) -> bool:

@@ -254,7 +254,7 @@ def _resetting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _over_all(model: Any) -> Any:
-    """Return the `OverAll` of a model whose calls take many batches, else None."""
+    """Return the `OverAll` of a model whose metrics are reduced at an epoch's end, else None."""
     call = current_process().call
     if call is None or not (call.executions or call.metrics_wait):
         return None

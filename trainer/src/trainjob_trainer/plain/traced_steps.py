@@ -15,10 +15,10 @@ from trainjob_trainer.engine.metric_state import (
     MetricState,
     OverAll,
     Result,
+    Told,
     have_effects,
     read_over_all,
     results_noted,
-    told_by,
 )
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.engine.replica_share import by_share
@@ -117,11 +117,11 @@ class KerasSteps:
             with assigned(call, "reduces", False), self._tracing:
                 logs = self._waiting_call(iterator)
         except _MetricsAreNeeded:
-            self._waiting_call = None
+            self._waiting_call = self.over_all = None
             return self.call(iterator)
         if self.over_all is None:
-            model = told_by(self._model, self._results)
-            self.over_all = OverAll(self._model.distribute_strategy, model)
+            told = Told(self._model.metrics, self._results)
+            self.over_all = OverAll(self._model.distribute_strategy, told)
         return logs
 
     def _reading(self, data: Any) -> Any:
