@@ -36,11 +36,13 @@ from trainjob.api import API_VERSION, parse
 from trainjob.cluster.kube.client import ApiClient
 from trainjob.cluster.kube.config import Access, from_kubeconfig
 from trainjob.cluster.kube.resources import BY_KIND, NETWORK_POLICIES, PODS, TRAINJOBS
-from trainjob.core.manifests import build_network_policy, build_objects
+from trainjob.core.agent import agent_source, read_source
+from trainjob.core.manifests import build_network_policy, build_objects, build_token_secret
 from trainjob.core.names import LABEL_JOB
-from trainjob.core.settings import Isolation
+from trainjob.core.settings import Bundle, Isolation
 
 OWNER = "owner-of-raw-objects"
+BUNDLE = Bundle(pyz=b"of raw pods", key=b"of raw pods")
 START_SECONDS = 60.0
 
 
@@ -53,7 +55,7 @@ class Bench:
         self._options = options
         self._open = asyncio.Semaphore(options.connections)
         self._owner_uid = ""
-        self._has_policy = False
+        self._has_policy = self._has_agents = False
         self.arrivals = Arrivals(options.workers + 1)
 
     async def warm_up(self) -> None:
@@ -71,6 +73,8 @@ class Bench:
             await asyncio.sleep(0.05)
         policies = await self._api.list(NETWORK_POLICIES, self._namespace, selector=f"{LABEL_JOB}=warm-up")
         self._has_policy = bool(policies["items"])
+        pods = await self._api.list(PODS, self._namespace, selector=f"{LABEL_JOB}=warm-up")
+        self._has_agents = any(read_source(pod["spec"]) is not None for pod in pods["items"])
         await self.measure_raw("raw-warm-up")
 
     async def measure_job(self, name: str) -> float:
@@ -108,7 +112,9 @@ class Bench:
         """Return a job's objects, with labels that no controller looks at, and an owner that is there."""
         raw = self._job(name)
         job = parse({**raw, "metadata": {**raw["metadata"], "uid": self._owner_uid}})
-        made = build_objects(job)
+        made = build_objects(job, agent_source(job.metadata, BUNDLE) if self._has_agents else None)
+        if self._has_agents:
+            made.append(build_token_secret(job, BUNDLE))
         if self._has_policy:
             made.append(build_network_policy(job, Isolation("trainjob")))
         objects: list[dict[str, Any]] = json.loads(

@@ -95,8 +95,8 @@ class ClusterScheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Called by pytest-xdist. One more than there are cores, since tests also wait; memory is for four."""
-    return min((os.cpu_count() or 1) + 1, 4)
+    """Called by pytest-xdist. More than there are cores, since tests also wait; memory is for four."""
+    return min(2 * (os.cpu_count() or 1), 4)
 
 
 @pytest.hookimpl(optionalhook=True)

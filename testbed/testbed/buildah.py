@@ -18,6 +18,7 @@ class Buildah:
     def __init__(self) -> None:
         root = cache() / "buildah"
         self._words = ("buildah", *("--root", root / "root", "--runroot", root / "run"), *DRIVER)
+        self._store = f"containers-storage:[overlay@{root}/root+{root}/run]"
         root.mkdir(parents=True, exist_ok=True)
         # By default it makes /etc/cni for networks that these builds don't have.
         config = root / "containers.conf"
@@ -73,8 +74,12 @@ class Buildah:
         self._run("commit", "--quiet", "--format", "oci", "--rm", container, image)
 
     def push(self, image: str, layout: Path) -> None:
-        """Writes an image to an OCI layout, uncompressed: it travels from disk to disk."""
-        self._run("push", "--quiet", "--disable-compression", image, f"oci:{layout}:{image}")
+        """Writes an image to an OCI layout, uncompressed: it travels from disk to disk.
+
+        `buildah push` would compress it, all of it after each change: it wouldn't know its layers again.
+        """
+        words = ("--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers")
+        run(("skopeo", *words, self._store + image, f"oci:{layout}:{image}"), env=self._env)
 
     def save(self, image: str, archive: Path) -> None:
         """Writes an image to an archive that Docker and containerd load."""

@@ -40,6 +40,7 @@ TOOLS = {
     "unshare": "util-linux",
     "mount": "mount",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "debootstrap": "debootstrap",
 }
 

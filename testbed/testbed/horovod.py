@@ -87,7 +87,7 @@ def horovod_image() -> Layout:
 
 
 def _build_image(files: list[Path], layout: Layout) -> None:
-    need_tools("buildah")
+    need_tools("buildah", "skopeo")
     buildah = Buildah()
     need_base_image(buildah)
     with step(f"build {IMAGE}"), tempfile.TemporaryDirectory() as context:

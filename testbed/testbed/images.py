@@ -91,7 +91,7 @@ def need_images() -> dict[str, Layout]:
 
 
 def _build(image: Image, layout: Layout) -> None:
-    need_tools("buildah")
+    need_tools("buildah", "skopeo")
     buildah = Buildah()
     need_base_image(buildah)
     key = image.key  # of the files as they are before the build: a later change builds again

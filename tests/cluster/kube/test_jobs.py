@@ -14,7 +14,7 @@ from support.kube.kube_cluster import open_client, running, until
 from support.kube.responses import failing
 from support.world.jobs import build_job
 from trainjob.cluster import JobKey
-from trainjob.cluster.kube.informer import JobCache
+from trainjob.cluster.kube.informer import MOST_BYTES, JobCache
 
 KEY = JobKey("default", "digits")
 PLACE = ("default", "digits")
@@ -52,6 +52,29 @@ async def test_it_is_filled_before_anybody_watches() -> None:
     async with open_cache(build_job(), build_job(name="letters")) as cached:
         assert cached.is_level()
         assert sorted(key.name for key in cached.told) == ["digits", "letters"]
+
+
+def pages_of(server: FakeApiServer) -> list[int]:
+    return [
+        int(seen.query["limit"]) for seen in server.seen if seen.kind == "TrainJob" and "limit" in seen.query
+    ]
+
+
+async def test_small_jobs_come_in_ever_larger_pages() -> None:
+    async with open_cache(
+        *(build_job(name=f"job-{number}", uid=f"uid-{number}") for number in range(400))
+    ) as cached:
+        assert cached.is_level()
+        assert pages_of(cached.server) == [10, 20, 40, 80, 100, 100, 100]
+
+
+async def test_a_page_of_large_jobs_is_asked_for_again_in_parts() -> None:
+    large = [build_job(name=f"job-{number:02}", uid=f"uid-{number}") for number in range(40)]
+    for job in large[15:]:
+        job["metadata"]["annotations"] = {"note": "x" * (MOST_BYTES // 15)}
+    async with open_cache(*large) as cached:
+        assert cached.is_level()
+        assert pages_of(cached.server) == [10, 20, 10, 10, 10]
 
 
 async def test_ghosts_are_found_when_the_watch_has_begun_again() -> None:

@@ -44,7 +44,7 @@ def result(cluster: Cluster) -> dict[str, Any]:
 
 
 def test_it_measures(result: dict[str, Any]) -> None:
-    assert (result["pods_per_job"], result["objects_per_job"]) == (3, 5)  # a Service and a NetworkPolicy
+    assert (result["pods_per_job"], result["objects_per_job"]) == (3, 6)  # Service, NetworkPolicy and Secret
     assert (result["paced"]["jobs"], result["burst"]["jobs"]) == (3, 4)
     times = [*result["burst"]["raw_seconds"], result["burst"]["seconds"], result["burst"]["ratio"]]
     times += [part[key] for part in (result["paced"], result["paced"]["raw"]) for key in ("p50_ms", "p99_ms")]

@@ -112,7 +112,7 @@ class ApiRules(ApiObjects):
             ]
             version = self.version
         elif token in self._pages:
-            items, version = self._pages.pop(token)
+            items, version = self._pages[token]
         else:
             raise gone()
         limit = min(int(seen.query["limit"]), self.page_limit) if "limit" in seen.query else len(items)

@@ -178,11 +178,13 @@ class ApiClient:
         limit: int | None = None,
         continuation: str = "",
         metadata_only: bool = False,
+        most_bytes: int | None = None,
     ) -> Manifest:
         """Return one page of a list, or the whole list without a limit.
 
         Raises:
             Expired: the continuation is too old.
+            TooLong: the page has more than `most_bytes`.
         """
         query = (
             ("labelSelector", selector),
@@ -191,7 +193,9 @@ class ApiClient:
             ("continue", continuation),
         )
         accept = _METADATA if metadata_only else JSON
-        return await self._send(Request("list", resource, namespace, query=query, accept=accept))
+        return await self._send(
+            Request("list", resource, namespace, query=query, accept=accept, most_bytes=most_bytes)
+        )
 
     async def create(
         self, resource: Resource, manifest: Mapping[str, Any], *, dry_run: bool = False, strict: bool = True

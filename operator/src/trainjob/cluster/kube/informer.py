@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trainjob.cluster.kube.cache import NamespacedName, Store, is_newer, namespaced_name, version_of
 from trainjob.cluster.kube.client import ApiClient, WatchEvent
 from trainjob.cluster.kube.resources import PODS, TRAINJOBS, Resource
-from trainjob.cluster.kube.responses import Expired
+from trainjob.cluster.kube.responses import Expired, TooLong
 from trainjob.cluster.protocol import ClusterError, Manifest, NotFound, Unavailable, happens_within
 from trainjob.core.names import JobKey
 
@@ -95,14 +95,17 @@ class Backoff:
 
 
 PAGE = 500
-JOBS_A_PAGE = 10
 PODS_A_PAGE = 100
+FEW_JOBS, MANY_JOBS = 10, 100
 """A whole page is in memory: its text, and its objects before they are reduced to what is kept. A job has up
-to 1.5 MB, as much as etcd stores; a pod of a large job some 100 kB.
+to 1.5 MB, as much as etcd stores, and usually some 5 kB; a pod of a large job has some 100 kB.
 """
 
+MOST_BYTES = 4 * 1024 * 1024
+"""Of a page of more than a few jobs."""
 
-_PAGES = {TRAINJOBS: JOBS_A_PAGE, PODS: PODS_A_PAGE}
+_PAGES = {TRAINJOBS: (FEW_JOBS, MANY_JOBS), PODS: (PODS_A_PAGE, PODS_A_PAGE)}
+"""The most objects of the first page, and of any; each has up to twice as many as the one before."""
 
 
 @dataclass(frozen=True)
@@ -177,10 +180,13 @@ async def list_all(
 ) -> AsyncGenerator[Seen | Listed]:
     """Yield each object when its page arrives, so that only one page is in memory, and then the list's end.
 
+    Pages grow while they are small: with ten thousand jobs, ten a page, the requests would take longest.
+
     Raises:
         ClusterError: the list failed; a part of it has been yielded.
     """
-    limit: int | None = PAGE if metadata_only else _PAGES.get(scope.resource, PAGE)
+    few, most = (PAGE, PAGE) if metadata_only else _PAGES.get(scope.resource, (PAGE, PAGE))
+    limit: int | None = few
     seen: list[tuple[NamespacedName, str]] = []
     continuation = ""
     while True:
@@ -193,7 +199,11 @@ async def list_all(
                 limit=limit,
                 continuation=continuation,
                 metadata_only=metadata_only,
+                most_bytes=MOST_BYTES if limit is not None and limit > few else None,
             )
+        except TooLong:
+            limit = most = few
+            continue
         except Expired:
             if limit is None:
                 raise
@@ -206,6 +216,7 @@ async def list_all(
             item.setdefault("kind", scope.resource.kind)
             seen.append((namespaced_name(item), item["metadata"]["uid"]))
             yield Seen(item)
+        limit = min(2 * limit, most) if limit is not None else None
         continuation = (page.get("metadata") or {}).get("continue") or ""
         if not continuation:
             yield Listed(version_of(page), tuple(seen))

@@ -90,6 +90,7 @@ class Request:
         body: the content that is sent.
         content_type: of `body`.
         accept: the content type of the response.
+        most_bytes: of a successful response, which is read whole; None for no limit.
     """
 
     verb: str
@@ -101,6 +102,7 @@ class Request:
     body: bytes | None = None
     content_type: str = JSON
     accept: str = JSON
+    most_bytes: int | None = None
 
     @property
     def method(self) -> str:

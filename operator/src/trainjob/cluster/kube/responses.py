@@ -31,6 +31,10 @@ class Expired(Unavailable):
     """The resourceVersion or the continuation of a list is too old (HTTP 410): list again."""
 
 
+class TooLong(Unavailable):
+    """The response is larger than was asked for: ask for less."""
+
+
 class Unauthorized(Unavailable):
     """The token isn't accepted (HTTP 401): it may have been rotated."""
 

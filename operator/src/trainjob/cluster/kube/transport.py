@@ -18,7 +18,7 @@ from yarl import URL
 
 from trainjob.cluster.kube.config import Access, Token, build_tls
 from trainjob.cluster.kube.resources import Request
-from trainjob.cluster.kube.responses import Unauthorized, error_of, unreachable
+from trainjob.cluster.kube.responses import TooLong, Unauthorized, error_of, unreachable
 from trainjob.cluster.protocol import ClusterError, RequestFailure
 
 # Finished requests, for metrics and for the test of the permissions.
@@ -158,10 +158,16 @@ class Transport:
 
     async def _send_once(self, request: Request) -> bytes:
         async with self._answer(request, self._timeout) as response:
-            body = await response.read()
-            if 200 <= response.status < 300:
-                return body
-            raise self._error_of(request, response, body)
+            if not 200 <= response.status < 300:
+                raise self._error_of(request, response, await response.read())
+            if request.most_bytes is None:
+                return await response.read()
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > request.most_bytes:
+                    raise TooLong(f"{request.verb} {request.target}: more than {request.most_bytes} bytes")
+            return bytes(body)
 
     @asynccontextmanager
     async def _answer(
