@@ -41,12 +41,14 @@ FORMS = "tests/keras_forms/"
 LONG = (
     *CLUSTERS,
     FORMS,
-    *(
-        f"tests/{name}/"
-        for name in ("multiprocess", "versions", "trainer_plain", "trainer", "scenarios", "controller")
-    ),
+    *(f"tests/{name}/" for name in ("multiprocess", "versions")),
+    *(f"tests/{name}/" for name in ("agent", "cli", "contract", "controller")),
+    *(f"tests/{name}/" for name in ("trainer_plain", "trainer", "scenarios", "client")),
 )
-"""Folders whose files take longest, in the order in which they begin: what is short fills up the end."""
+"""Folders whose files take longest, in the order in which they begin: what is short fills up the end.
+
+Those that mostly wait come while others compute.
+"""
 
 # A shell ignores them for what it starts with `&`, and processes that tests start would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -95,8 +97,8 @@ class ClusterScheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Called by pytest-xdist. More than there are cores, since tests also wait; memory is for four."""
-    return min(2 * (os.cpu_count() or 1), 4)
+    """Called by pytest-xdist. One more than there are cores, since tests also wait; memory is for four."""
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -120,6 +120,10 @@ class InterleavedFiles(Files):
         self._in_turn(super().remove, path)
 
 
+def at_once(_seconds: float) -> None:
+    """Wait for no time: the schedule says how long the other writer takes."""
+
+
 class Writer(threading.Thread):
     """A life of a writer that runs in turn with another's."""
 
@@ -130,9 +134,11 @@ class Writer(threading.Thread):
         self.who, self.error = who, None
         self._uid, self._turns, self._record = uid, turns, record
         files = InterleavedFiles(who, turns, record)
-        self._fence = Fence(folder, Generation.parse(generation), uid, files)
+        self._fence = Fence(folder, Generation.parse(generation), uid, files, sleep=at_once)
         keep = {OLD: 1, NEW: 9}[who]  # there is always something that the old one would drop
-        self._store = CheckpointStore(folder, keep, files=files, fence=self._fence, now=lambda: NUMBERS[who])
+        self._store = CheckpointStore(
+            folder, keep, files=files, fence=self._fence, now=lambda: NUMBERS[who], sleep=at_once
+        )
 
     def run(self) -> None:
         try:

@@ -35,6 +35,11 @@ from trainjob_trainer.environment import Generation
 Groups = dict[str, list[NamedArray]]
 
 
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainjob_trainer.checkpoint.files.RETRY_SECONDS", (0.001, 0.003, 0.01))
+
+
 def groups(value: float) -> Groups:
     weights = np.full((3, 2), value, dtype="float32")
     return {
