@@ -1,6 +1,9 @@
 # Everything runs in .venv, which `uv` fills from the lock file. `make run` and `make test` need nothing but
 # git, make and Python 3.11 or newer.
 
+# With it, as in many images, each of a thousand processes would compile the same sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Which TensorFlow to install: `cpu`, or `gpu` (with CUDA) on a machine with an NVIDIA GPU.
 TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 UV := $(shell command -v uv || echo .uv/bin/uv)

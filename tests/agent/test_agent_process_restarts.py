@@ -173,7 +173,7 @@ def test_a_pod_that_is_being_replaced_is_not_counted_on(tmp_path: Path) -> None:
         first = job.wait_started(1)
         report = job.wait_phase("meeting", incarnations={"worker-1": 2})
         assert report["failure"]["message"] == "is being replaced"
-        assert not any(map(is_alive, pids(first)))
+        until(lambda: not any(map(is_alive, pids(first))), "the end of both")
         old = job.agents["worker-1"]
         job.start("worker-1", incarnation=2, address=f"127.0.0.1:{job.spare_port}")
         job.wait_started(2)
