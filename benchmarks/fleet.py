@@ -465,8 +465,16 @@ class Fleet:
         page = await asyncio.to_thread(self._cluster.kubectl, "get", "--raw", "/metrics")
         watches = read_counts(page).total("apiserver_longrunning_requests", verb="WATCH")
         tasks = (await self._counts(self._leader)).total("trainjob_tasks")
-        usage = self._leader.usage()
-        return Look(seconds, usage.resident_bytes, round(tasks), self._leader.sockets(), round(watches))
+        usage, sockets = self._leader.usage(), await self._lasting_sockets()
+        return Look(seconds, usage.resident_bytes, round(tasks), sockets, round(watches))
+
+    async def _lasting_sockets(self) -> int:
+        """Return how many sockets the leader has open all the time: calls to agents come and go."""
+        fewest = self._leader.sockets()
+        for _ in range(20):
+            await asyncio.sleep(0.25)
+            fewest = min(fewest, self._leader.sockets())
+        return fewest
 
 
 async def _until_first(wanted: Coroutine[Any, Any, Any], running: Awaitable[Any]) -> Any:
