@@ -173,7 +173,8 @@ def test_a_pod_that_is_being_replaced_is_not_counted_on(tmp_path: Path) -> None:
         first = job.wait_started(1)
         report = job.wait_phase("meeting", incarnations={"worker-1": 2})
         assert report["failure"]["message"] == "is being replaced"
-        until(lambda: not any(map(is_alive, pids(first))), "the end of both")
+        assert not is_alive(first["worker-0"]["pid"])
+        until(lambda: not is_alive(first["worker-1"]["pid"]), "the end of what nobody waits for")
         old = job.agents["worker-1"]
         job.start("worker-1", incarnation=2, address=f"127.0.0.1:{job.spare_port}")
         job.wait_started(2)
