@@ -8,7 +8,7 @@ from testbed.places import cache
 from testbed.stages import stages_of
 
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
-DRIVER = ("--storage-driver", "overlay")
+DRIVER = "overlay"
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -17,8 +17,9 @@ class Buildah:
 
     def __init__(self) -> None:
         root = cache() / "buildah"
-        self._words = ("buildah", *("--root", root / "root", "--runroot", root / "run"), *DRIVER)
-        self._store = f"containers-storage:[overlay@{root}/root+{root}/run]"
+        places = ("--root", root / "root", "--runroot", root / "run")
+        self._words = ("buildah", *places, "--storage-driver", DRIVER)
+        self._store = f"containers-storage:[{DRIVER}@{root}/root+{root}/run]"
         root.mkdir(parents=True, exist_ok=True)
         # By default it makes /etc/cni for networks that these builds don't have.
         config = root / "containers.conf"
