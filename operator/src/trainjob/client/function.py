@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import linecache
+import os
 import pickle
 import platform
 import sys
@@ -14,6 +15,7 @@ import sysconfig
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -33,6 +35,7 @@ LARGEST_SOURCE = 200_000
 """Characters of source text, for tracebacks; more is left out."""
 
 _OURS = ("trainjob", "trainjob_trainer", "cloudpickle")
+_INSTALLED = ("stdlib", "purelib", "platlib")
 _MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
@@ -111,7 +114,8 @@ def find_root(function: Callable[..., Any]) -> Path:
 @contextmanager
 def _by_value(root: Path, as_files: Collection[Path]) -> Iterator[None]:
     already = cloudpickle.list_registry_pickle_by_value()
-    own = [m for m in list(sys.modules.values()) if _is_own(m, root, as_files) and m.__name__ not in already]
+    find_own = _OwnFiles(root, as_files)
+    own = [m for m in list(sys.modules.values()) if _is_own(m, find_own) and m.__name__ not in already]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -121,20 +125,33 @@ def _by_value(root: Path, as_files: Collection[Path]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _is_own(module: object, root: Path, as_files: Collection[Path]) -> bool:
+def _is_own(module: object, files: _OwnFiles) -> bool:
     """Return whether a module is the project's, not a package that is installed below its folder."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if not isinstance(module, ModuleType) or not file or name.split(".")[0] in (*_OURS, "__main__"):
         return False
-    if sys.modules.get(name) is not module:
-        return False
-    path = Path(file).resolve()
-    installed = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib"))
-    if any(path.is_relative_to(folder) for folder in installed):
-        return False
-    if {"site-packages", "dist-packages"}.intersection(path.parts):
-        return False
-    return path.is_relative_to(root) and not any(path.is_relative_to(folder) for folder in as_files)
+    return sys.modules.get(name) is module and file in files
+
+
+class _OwnFiles:
+    """The files of a project that don't travel by themselves.
+
+    Of thousands of modules, as TensorFlow has, most lie in few folders: each folder is looked at once.
+    """
+
+    def __init__(self, root: Path, as_files: Collection[Path]) -> None:
+        self._root = root
+        self._others = [*as_files, *(Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED)]
+        self._holds = cache(self._contains)
+
+    def __contains__(self, file: str) -> bool:
+        return self._holds(os.path.dirname(file)) and self._contains(file)  # noqa: PTH120 - ten times as fast
+
+    def _contains(self, name: str) -> bool:
+        path = Path(name).resolve()
+        if not path.is_relative_to(self._root) or {"site-packages", "dist-packages"}.intersection(path.parts):
+            return False
+        return not any(path.is_relative_to(other) for other in self._others)
 
 
 # Pickling, and what can't be pickled.
