@@ -211,7 +211,10 @@ async def test_what_a_job_owned_goes_with_it(
         await kube.create(manifest)
     await admin.delete(TRAINJOBS, namespace, "digits", uid=job["metadata"]["uid"])
     stores = [kube._stores[PODS], kube._stores[SERVICES]]
-    await until(lambda: [len(store) for store in stores] == [0, 0], "the garbage collector removes all")
+    # The garbage collector looks for new kinds, such as this one, only each 30 s.
+    await until(
+        lambda: [len(store) for store in stores] == [0, 0], "the garbage collector removes all", guard=90
+    )
 
 
 async def test_repeated_events_become_one(

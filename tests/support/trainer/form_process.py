@@ -6,7 +6,6 @@ The named pipe `news` gets the name of each form that has come to its end.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import importlib.util
 import json
@@ -106,7 +105,6 @@ def _outcome(form: Callable[..., Any], scope: Callable[[], Any], folder: Path) -
     keras = sys.modules["keras"]
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
-    gc.collect()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     print(f"form {form.__name__}", flush=True)

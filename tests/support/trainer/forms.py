@@ -8,11 +8,15 @@ TensorFlow crashes is run once more.
 from __future__ import annotations
 
 import ast
+import functools
+import hashlib
+import importlib.metadata
 import json
 import os
 import pickle
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from testbed.places import cache
 from testbed.ports import free_ports
 
 from support.trainer.checkpoints import newest_step
@@ -207,8 +212,11 @@ class Failure:
 def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
     """Run forms of one group; return the outcomes by form and replica, the reference among them."""
     outcomes: dict[str, dict[str, Any]] = {one.name: {} for one in forms}
+    kept = {one.name: pickle.loads(_kept(one).read_bytes()) for one in forms if _kept(one).exists()}  # noqa: S301 - written below
+    unknown = [one for one in forms if one.name not in kept]
     with _session(root / REFERENCE) as reference:
-        reference.start(REFERENCE, forms)
+        if unknown:
+            reference.start(REFERENCE, unknown)
         left, attempt, crashed = list(forms), 0, set[str]()
         while left:
             attempt += 1
@@ -220,12 +228,38 @@ def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
                 for one in left[:tried]:
                     outcomes[one.name].update({name: session.result(name, one.name) for name in session.done})
             left = left[tried:]
-        while reference.done[REFERENCE][-1:] != [forms[-1].name] and REFERENCE not in reference.ended:
-            if not reference.read(SILENCE_SECONDS):
+        while unknown and reference.done[REFERENCE][-1:] != [unknown[-1].name]:
+            if REFERENCE in reference.ended or not reference.read(SILENCE_SECONDS):
                 break
         for one in forms:
-            outcomes[one.name][REFERENCE] = reference.result(REFERENCE, one.name)
+            outcomes[one.name][REFERENCE] = kept.get(one.name) or reference.result(REFERENCE, one.name)
+    for one in unknown:
+        if not one.refused and not differences(one, outcomes[one.name]):
+            _keep(one, outcomes[one.name][REFERENCE])
     return outcomes
+
+
+def _kept(one: Form) -> Path:
+    """Where the one process's outcome is kept: Keras alone decides it, so it need not run each time."""
+    return cache() / "forms" / _digest(one.file) / f"{one.name}.pickle"
+
+
+def _keep(one: Form, outcome: Any) -> None:
+    file = _kept(one)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(pickle.dumps(outcome))
+    partial.replace(file)
+
+
+@functools.cache
+def _digest(file: Path) -> str:
+    """All that the outcomes of its forms depend on: their source, how they are run, what is installed."""
+    installed = sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions())
+    sources = [
+        each.read_text(encoding="utf-8") for each in (file, *sorted(Path(__file__).parent.glob("form*.py")))
+    ]
+    return hashlib.sha256(repr([sys.version, installed, sources]).encode()).hexdigest()[:16]
 
 
 def run_killed(one: Form, root: Path) -> dict[str, Any]:
