@@ -11,6 +11,7 @@ from typing import Any
 
 from testbed import kubeconfig
 from testbed.errors import TestbedError
+from testbed.programs import RARELY_COLLECTED
 
 
 class KubectlError(TestbedError):
@@ -116,10 +117,9 @@ class Cluster:
         return json.loads(self.kubectl("config", "view", "--minify", "-o", "json"))
 
     def _run(self, program: str, args: tuple[str, ...], stdin: str | None, timeout: float) -> str:
-        # Two thousand such processes a test run: a quarter of their time goes into collecting garbage.
         try:
             done = subprocess.run(
-                (program, *args), input=stdin or "", env={"GOGC": "off", **self.env}, timeout=timeout,
+                (program, *args), input=stdin or "", env={**self.env, **RARELY_COLLECTED}, timeout=timeout,
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

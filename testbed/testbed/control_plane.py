@@ -7,7 +7,7 @@ from testbed import kubeconfig
 from testbed.component import Component
 from testbed.debian import unpacked
 from testbed.pki import Authority
-from testbed.programs import program
+from testbed.programs import RARELY_COLLECTED, program
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,6 @@ class Options:
     api_server: tuple[str, ...] = ()
     controllers: tuple[str, ...] = ("*",)
     controller_manager: tuple[str, ...] = ()
-
-
-RARELY_COLLECTED = {"GOGC": "400"}
-"""Go looks for garbage at four times the size: a tenth less of a processor, and 200 MB more."""
 
 
 class ControlPlane:

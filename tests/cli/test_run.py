@@ -216,9 +216,7 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_reader_of_the_output_is_gone(tmp_path: Path) -> None:
-    script = "import time\n" + STAY.replace(
-        "signal.pause()", "while not time.sleep(0.01): print('more', flush=True)"
-    )
+    script = STAY.replace("signal.pause()", "while not time.sleep(0.01): print('more', flush=True)")
     with running("run", str(write_job(tmp_path, script)), cwd=tmp_path) as run:
         run.read_until("worker-0: pid", "worker-1: pid", "evaluator-0: pid")
         assert run.process.stdout is not None

@@ -126,9 +126,12 @@ def test_a_service_in_the_way_is_reported_until_it_is_gone(
     told(installed, restricted, "web", "ServiceConflict", words, tmp_path)
     assert installed.get("service", "web", namespace=restricted)["spec"]["selector"] == {"app": "other"}
     # What was started before that was known is deleted; kubelets take their time.
-    until(
-        lambda: not installed.get("pods", namespace=restricted)["items"], what="no pod", seconds=60, every=0.5
-    )
+
+    def pods() -> list[dict[str, Any]]:
+        return list(installed.get("pods", namespace=restricted)["items"])
+
+    assert all("deletionTimestamp" in pod["metadata"] for pod in pods())
+    until(lambda: not pods(), what="no pod", seconds=60, every=0.5)
     installed.delete("service", "web", namespace=restricted)
     job = wait_for(installed, restricted, "web", "condition=Complete")
     assert condition(job, "Running")["reason"] == "Finished"

@@ -36,7 +36,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 # Fast to start; the scripts of the tests use `report(...)` as a training process would.
 PREAMBLE = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 role, index = task["type"], task["index"]
 def report(**values):

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import json
 import os
-import pickle
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[3] / "testbed")]  # as pytest has it
 
-from support.trainer.forms import Failure
+from support.trainer.forms import Failure, write_pickle
 
 
 def run(request: dict[str, Any]) -> None:
@@ -39,7 +38,7 @@ def run(request: dict[str, Any]) -> None:
         spec.loader.exec_module(forms)
         for name in request["forms"]:
             result = _outcome(getattr(forms, name), scope, Path(request["files"]) / name)
-            _write(folder / f"{name}.pickle", result)
+            write_pickle(folder / f"{name}.pickle", result)
             os.write(news, f"{name}\n".encode())
             if isinstance(result, Failure) and "TF_CONFIG" in os.environ:
                 break
@@ -118,12 +117,6 @@ def _outcome(form: Callable[..., Any], scope: Callable[[], Any], folder: Path) -
     print(f"took {time.process_time() - began:.1f} s of CPU", flush=True)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return {"files": [name for name in files if "tfevents" not in name], **outcome}
-
-
-def _write(path: Path, result: Any) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(pickle.dumps(result))
-    partial.replace(path)
 
 
 if __name__ == "__main__":

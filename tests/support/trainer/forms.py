@@ -212,8 +212,8 @@ class Failure:
 def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
     """Run forms of one group; return the outcomes by form and replica, the reference among them."""
     outcomes: dict[str, dict[str, Any]] = {one.name: {} for one in forms}
-    kept = {one.name: pickle.loads(_kept(one).read_bytes()) for one in forms if _kept(one).exists()}  # noqa: S301 - written below
-    unknown = [one for one in forms if one.name not in kept]
+    known = {one.name: outcome for one in forms if (outcome := _known(one))}
+    unknown = [one for one in forms if one.name not in known]
     with _session(root / REFERENCE) as reference:
         if unknown:
             reference.start(REFERENCE, unknown)
@@ -232,24 +232,25 @@ def run_group(forms: Sequence[Form], root: Path) -> dict[str, dict[str, Any]]:
             if REFERENCE in reference.ended or not reference.read(SILENCE_SECONDS):
                 break
         for one in forms:
-            outcomes[one.name][REFERENCE] = kept.get(one.name) or reference.result(REFERENCE, one.name)
+            outcomes[one.name][REFERENCE] = known.get(one.name) or reference.result(REFERENCE, one.name)
     for one in unknown:
         if not one.refused and not differences(one, outcomes[one.name]):
-            _keep(one, outcomes[one.name][REFERENCE])
+            write_pickle(_kept(one), (_digest(one.file), outcomes[one.name][REFERENCE]))
     return outcomes
 
 
-def _kept(one: Form) -> Path:
-    """Where the one process's outcome is kept: Keras alone decides it, so it need not run each time."""
-    return cache() / "forms" / _digest(one.file) / f"{one.name}.pickle"
+# The one process's outcomes are kept from run to run: Keras alone decides them.
 
 
-def _keep(one: Form, outcome: Any) -> None:
+def _known(one: Form) -> Any:
+    """The outcome that is kept, if nothing that it depends on has changed since; else None."""
     file = _kept(one)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(pickle.dumps(outcome))
-    partial.replace(file)
+    digest, outcome = pickle.loads(file.read_bytes()) if file.exists() else ("", None)  # noqa: S301 - our own
+    return outcome if digest == _digest(one.file) else None
+
+
+def _kept(one: Form) -> Path:
+    return cache() / "forms" / f"{one.name}.pickle"
 
 
 @functools.cache
@@ -257,9 +258,17 @@ def _digest(file: Path) -> str:
     """All that the outcomes of its forms depend on: their source, how they are run, what is installed."""
     installed = sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions())
     sources = [
-        each.read_text(encoding="utf-8") for each in (file, *sorted(Path(__file__).parent.glob("form*.py")))
+        each.read_text(encoding="utf-8") for each in (file, *sorted(Path(__file__).parent.glob("*.py")))
     ]
-    return hashlib.sha256(repr([sys.version, installed, sources]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([sys.version, installed, sources]).encode()).hexdigest()
+
+
+def write_pickle(file: Path, value: Any) -> None:
+    """Write a file that is there as a whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(pickle.dumps(value))
+    partial.replace(file)
 
 
 def run_killed(one: Form, root: Path) -> dict[str, Any]:

@@ -114,8 +114,8 @@ def find_root(function: Callable[..., Any]) -> Path:
 @contextmanager
 def _by_value(root: Path, as_files: Collection[Path]) -> Iterator[None]:
     already = cloudpickle.list_registry_pickle_by_value()
-    find_own = _OwnFiles(root, as_files)
-    own = [m for m in list(sys.modules.values()) if _is_own(m, find_own) and m.__name__ not in already]
+    files = _OwnFiles(root, as_files)
+    own = [m for m in list(sys.modules.values()) if _is_own(m, files) and m.__name__ not in already]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
     try:
