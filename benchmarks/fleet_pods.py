@@ -55,33 +55,39 @@ conditions:
   status: "True"
 """
 _STATUS = """\
-phase: {phase}
-reason: {reason}
-conditions:
-- type: PodScheduled
-  status: "True"
-- type: Ready
-  status: "{condition}"
-containerStatuses:
-- name: trainer
-  image: example.com/none:1
-  imageID: ""
-  ready: {ready}
-  restartCount: 0
-  state:
-    {state}
+metadata:
+  resourceVersion: {{{{ .metadata.resourceVersion | Quote }}}}
+status:
+  phase: {phase}
+  reason: {reason}
+  conditions:
+  - type: PodScheduled
+    status: "True"
+  - type: Ready
+    status: "{condition}"
+  containerStatuses:
+  - name: trainer
+    image: example.com/none:1
+    imageID: ""
+    ready: {ready}
+    restartCount: 0
+    state:
+      {state}
 """
+"""A stage that kwok plays late and twice, as it does when busy, is refused: it would move a running pod."""
+
 _RUNNING = """running:
-      startedAt: {{ Now | Quote }}
-podIP: {{ PodIPWith .spec.nodeName false .metadata.uid .metadata.name .metadata.namespace | Quote }}
-podIPs:
-- ip: {{ PodIPWith .spec.nodeName false .metadata.uid .metadata.name .metadata.namespace | Quote }}
+        startedAt: {{ Now | Quote }}
+  {{ $ip := PodIPWith .spec.nodeName false .metadata.uid .metadata.name .metadata.namespace -}}
+  podIP: {{ $ip | Quote }}
+  podIPs:
+  - ip: {{ $ip | Quote }}
 """
 _ENDED = """terminated:
-      exitCode: {code}
-      reason: {reason}
-      startedAt: {{{{ (index .status.containerStatuses 0).state.running.startedAt | Quote }}}}
-      finishedAt: {{{{ Now | Quote }}}}
+        exitCode: {code}
+        reason: {reason}
+        startedAt: {{{{ (index .status.containerStatuses 0).state.running.startedAt | Quote }}}}
+        finishedAt: {{{{ Now | Quote }}}}
 """
 
 
@@ -118,9 +124,8 @@ def _pod_stage(
     name: str, phase: str, more: list[Manifest], status: str, delay: Mapping[str, Any] | None = None
 ) -> Manifest:
     alive = _expression(_DELETED, "DoesNotExist")
-    made = _stage(
-        name, "Pod", [alive, _expression(".status.phase", "In", phase), *more], {"statusTemplate": status}
-    )
+    expressions = [alive, _expression(".status.phase", "In", phase), *more]
+    made = _stage(name, "Pod", expressions, {"patches": [{"subresource": "status", "template": status}]})
     made["spec"] |= {"delay": delay} if delay else {}
     return made
 
