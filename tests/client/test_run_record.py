@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from copy import deepcopy
@@ -31,7 +32,7 @@ from trainjob.client.run_record import (
     read_run_folder,
     remember,
 )
-from trainjob.client.runs import LocalJob
+from trainjob.client.runs import LocalJob, log_files, results_in
 from trainjob.client.view import ReplicaView
 from trainjob.cluster.local import LocalOptions
 from trainjob.core.agent_reports import EvaluationResult, Report
@@ -110,6 +111,29 @@ def test_a_damaged_record_is_none(content: bytes, tmp_path: Path) -> None:
     (store_run(tmp_path / "digits") / RECORD_NAME).write_bytes(content)
     assert read_run_folder(tmp_path / "digits") is None
     assert all_runs() == ()
+
+
+def test_a_folder_may_vanish_while_its_files_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    (logs / "replicas").mkdir(parents=True)
+    (logs / "replicas" / "worker-0.log").touch()
+    assert log_files(tmp_path).keys() == {"worker-0"}
+    real, removed = os.scandir, list[Path]()
+
+    def scan(path: Any) -> Any:
+        for folder in (logs / "replicas", tmp_path):
+            if str(path) == str(folder) and folder not in removed:
+                removed.append(folder)
+                shutil.rmtree(folder)
+        return real(path)
+
+    monkeypatch.setattr("os.scandir", scan)
+    assert log_files(tmp_path) == {}
+    assert not results_in(tmp_path).has_events
+    assert not results_in(tmp_path).has_checkpoints
+    assert removed == [logs / "replicas", tmp_path]
 
 
 def test_the_index(tmp_path: Path) -> None:

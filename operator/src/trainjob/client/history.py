@@ -52,8 +52,16 @@ _LINES = {"": "logs/history.jsonl", "val_": "evaluator/evaluations.jsonl"}
 """Files with a line for each result, by what comes before the names of its metrics."""
 
 
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """Return the files below a folder that match, sorted; none while the folder is being removed."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:  # before Python 3.13 of a folder that vanishes meanwhile
+        return []
+
+
 def _event_files(output: Path) -> list[Path]:
-    return sorted((output / "logs" / "train").glob("events.out.tfevents.*"))
+    return files_in(output / "logs" / "train", "events.out.tfevents.*")
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from trainjob.client.history import files_in
 from trainjob.client.presenter import describe_age, main_metric
 from trainjob.client.problems import NoJob
 from trainjob.client.view import JobView, Outcome
@@ -401,8 +402,7 @@ def _read_marker(folder: Path) -> Mapping[str, Any] | None:
         step = int(marker["step"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    has_checkpoint = next(path.parent.glob(f"step-{step:08}*"), None) is not None
-    return marker if has_checkpoint and isinstance(marker, dict) else None
+    return marker if files_in(path.parent, f"step-{step:08}*") and isinstance(marker, dict) else None
 
 
 def _more(view: JobView) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import TypeAdapter, ValidationError
 
 from trainjob.api import InvalidTrainJob
+from trainjob.client.history import files_in
 from trainjob.client.presenter import Results, describe_deletion, describe_state
 from trainjob.client.problems import ClusterProblem, NoJob
 from trainjob.client.run_record import Run, forget, read_run_folder
@@ -248,7 +249,7 @@ _POLL_SECONDS = 0.2
 def log_files(folder: Path, wanted: Wanted | None = None) -> dict[str, Path]:
     """Return the log files of the requested replicas in a run's folder, by replica, in order of roles."""
     roles = (*TRAINING_ROLES, EVALUATOR)
-    found = {read_replica(path.stem): path for path in (folder / "logs" / "replicas").glob("*.log")}
+    found = {read_replica(path.stem): path for path in files_in(folder / "logs" / "replicas", "*.log")}
     shown = sorted(
         (each for each in found if each is not None and (wanted is None or wanted.takes(each))),
         key=lambda each: (roles.index(each.role), each.index),
@@ -294,8 +295,8 @@ def results_in(folder: Path) -> Results:
     return Results(
         output=shown_path(folder),
         has_model=(folder / "model").is_dir(),
-        has_checkpoints=_has(folder, "checkpoints/step-*"),
-        has_events=_has(folder, "**/events.out.tfevents.*"),
+        has_checkpoints=bool(files_in(folder, "checkpoints/step-*")),
+        has_events=bool(files_in(folder, "**/events.out.tfevents.*")),
         logs={replica: shown_path(path) for replica, path in log_files(folder).items()},
     )
 
@@ -313,10 +314,6 @@ def folder_size(folder: Path) -> int:
             with suppress(OSError):
                 size += (Path(inner) / name).lstat().st_size
     return size
-
-
-def _has(folder: Path, pattern: str) -> bool:
-    return next(folder.glob(pattern), None) is not None
 
 
 # A run as a job.
