@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +10,7 @@ from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import aiohttp
 import kopf
@@ -28,8 +30,16 @@ from trainjob.controller.kopf_watch import JobWatch, Login, configure
 Event = tuple[str, str]
 
 
+class Mark:
+    """Lives as long as the manifest that it is put into."""
+
+
 class Heard:
-    """The events of a watch."""
+    """The events of a watch.
+
+    Attributes:
+        alive: those whose manifests are still in memory.
+    """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -38,9 +48,12 @@ class Heard:
         self.restarts = 0
         self.begins = 0
         self.is_served: Callable[[], None] = lambda: None
+        self.alive = WeakSet[Mark]()
 
     def take(self, kind: str, manifest: dict[str, Any]) -> None:
         self.events.append((kind, manifest["metadata"]["name"]))
+        manifest["mark"] = mark = Mark()
+        self.alive.add(mark)
 
     def count_start(self) -> None:
         self.starts += 1
@@ -73,6 +86,18 @@ async def test_every_event_arrives_with_its_type() -> None:
     assert heard.events == [("ADDED", "new"), ("MODIFIED", "new"), ("DELETED", "new")]
     assert server.writes() == []
     assert [(call.verb, call.code) for call in heard.calls] == [("list", 200), ("watch", 200)]
+
+
+async def test_the_jobs_events_leave_the_memory() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings, 1.0)
+    assert 0 < settings.queueing.idle_timeout < 1  # each job's latest event is held for so long
+    async with ControllerServer().serve() as server, watching(server) as (heard, _):
+        await until(lambda: server.open_watches()["TrainJob"] == 1)
+        for number in range(50):
+            server.put(build_job(name=f"job-{number}"))
+        await until(lambda: len(heard.events) == 50)
+        await until(lambda: (gc.collect(), len(heard.alive))[1] <= 1, "only the watch holds its latest event")
 
 
 async def test_however_many_jobs_there_are_the_watch_begins_after_one_request() -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
@@ -112,6 +113,28 @@ async def polling(world: World) -> AsyncIterator[World]:
     async with running(world.poller.run()):
         await asyncio.sleep(0)
         yield world
+
+
+class Pod(dict[str, Any]):
+    """A pod to which there may be weak references."""
+
+
+async def test_a_call_that_waits_keeps_no_pods_in_memory() -> None:
+    calls = Calls()
+    calls.held = asyncio.Event()
+    world = World(sync=calls)
+    pods = WeakValueDictionary[int, Pod]()
+
+    def read(_key: JobKey) -> list[Pod]:
+        found = [Pod(build_pod(index)) for index in range(2)]
+        pods.update(enumerate(found))
+        return found
+
+    world.poller = AgentPoller(world.uids.get, read, lambda _: None, AgentPolling(sync=calls))
+    async with polling(world):
+        world.poller.set_target(KEY, TARGET)
+        await until(lambda: calls.open == 1)
+        assert len(pods) == 0
 
 
 async def test_a_pod_that_led_is_told_that_it_is_replaced_until_its_successor_runs() -> None:

@@ -362,12 +362,8 @@ class AgentPoller:
         return watched.called_at + seconds * watched.spread - now
 
     async def _poll(self, key: JobKey, watched: _Watched) -> None:
-        pods, world, record = tuple(self._pods_of(key)), watched.target.get("world") or {}, watched.record
-        agents = find_agents(pods, world, self._polling.address_of)
-        labels = (pod["metadata"].get("labels") or {} for pod in pods)
-        known = (f"{each.get(LABEL_ROLE)}-{each.get(LABEL_INDEX)}" for each in labels)
-        replicas = frozenset((*replica_names(world), *known))
-        largest = largest_report(len(replicas), len(pods))
+        agents, replicas, largest = self._look(key, watched)
+        record = watched.record
         watched.was_alone = agents.leader is None and not agents.replaced
         if agents.leader is None:
             record.rest()
@@ -383,6 +379,18 @@ class AgentPoller:
             record.testify([said for said in await asyncio.gather(*calls) if said is not None])
         if record.has_news(_time()):
             self._changed(key)
+
+    def _look(self, key: JobKey, watched: _Watched) -> tuple[JobAgents, frozenset[str], int]:
+        """Return a job's agents, its replicas, and the limit of a report on them.
+
+        Its pods aren't kept: hundreds of calls may wait for their turn, and a pod takes 16 KB.
+        """
+        pods, world = tuple(self._pods_of(key)), watched.target.get("world") or {}
+        agents = find_agents(pods, world, self._polling.address_of)
+        labels = (pod["metadata"].get("labels") or {} for pod in pods)
+        known = (f"{each.get(LABEL_ROLE)}-{each.get(LABEL_INDEX)}" for each in labels)
+        replicas = frozenset((*replica_names(world), *known))
+        return agents, replicas, largest_report(len(replicas), len(pods))
 
     async def _call(
         self, key: JobKey, watched: _Watched, agent: AgentAddress, replicas: frozenset[str], largest: int
