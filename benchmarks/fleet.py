@@ -469,9 +469,12 @@ class Fleet:
         return Look(seconds, usage.resident_bytes, round(tasks), sockets, round(watches))
 
     async def _lasting_sockets(self) -> int:
-        """Return how many sockets the leader has open all the time: calls to agents come and go."""
-        fewest = self._leader.sockets()
-        for _ in range(20):
+        """Return how many sockets the leader has open all the time.
+
+        Calls to agents come and go, and a sweep, each five minutes, leaves a connection for the next request.
+        """
+        until, fewest = time.perf_counter() + KEEPALIVE_SECONDS + 5, self._leader.sockets()
+        while time.perf_counter() < until:
             await asyncio.sleep(0.25)
             fewest = min(fewest, self._leader.sockets())
         return fewest
