@@ -65,6 +65,9 @@ from trainjob.core.settings import Isolation
 SOAK_LIFETIME = 15.0
 SOAK_TTL = 10
 
+CLOSED_SECONDS = KEEPALIVE_SECONDS + 5
+"""After so long a connection that was kept for the next request is closed."""
+
 
 class Jobs(Mirror):
     """The jobs of the fleet's namespace.
@@ -236,7 +239,7 @@ class Fleet:
         await asyncio.gather(*(self._delete(name, uid) for name, uid in uids.items()))
         await self._jobs.until(lambda: not uids.keys() & self._jobs.objects.keys())
         await self._pods.until(lambda: not any(job_of(pod) in uids for pod in self._pods.objects.values()))
-        await asyncio.sleep(KEEPALIVE_SECONDS + 5)
+        await asyncio.sleep(CLOSED_SECONDS)
         looks: dict[str, Any] = {}
         for role, replica in (("leader", self._leader), ("standby", self._standby)):
             size = looks[f"{role}_mib"] = mib(replica.usage().resident_bytes)
@@ -461,7 +464,7 @@ class Fleet:
 
     async def _look(self, seconds: float) -> Look:
         """Look at the leader once the connections that it keeps for the next request are closed."""
-        await asyncio.sleep(KEEPALIVE_SECONDS + 5)
+        await asyncio.sleep(CLOSED_SECONDS)
         page = await asyncio.to_thread(self._cluster.kubectl, "get", "--raw", "/metrics")
         watches = read_counts(page).total("apiserver_longrunning_requests", verb="WATCH")
         tasks = (await self._counts(self._leader)).total("trainjob_tasks")
@@ -473,7 +476,7 @@ class Fleet:
 
         Calls to agents come and go, and a sweep, each five minutes, leaves a connection for the next request.
         """
-        until, fewest = time.perf_counter() + KEEPALIVE_SECONDS + 5, self._leader.sockets()
+        until, fewest = time.perf_counter() + CLOSED_SECONDS, self._leader.sockets()
         while time.perf_counter() < until:
             await asyncio.sleep(0.25)
             fewest = min(fewest, self._leader.sockets())

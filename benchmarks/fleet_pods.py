@@ -74,7 +74,9 @@ status:
     state:
       {state}
 """
-"""A stage that kwok plays late and twice, as it does when busy, is refused: it would move a running pod."""
+"""When kwok is busy it plays a stage once more, for an older state of the pod, and would give a running pod
+another address. By the resourceVersion the API server refuses that.
+"""
 
 _RUNNING = """running:
         startedAt: {{ Now | Quote }}

@@ -52,16 +52,14 @@ _LINES = {"": "logs/history.jsonl", "val_": "evaluator/evaluations.jsonl"}
 """Files with a line for each result, by what comes before the names of its metrics."""
 
 
-def files_in(folder: Path, pattern: str) -> list[Path]:
-    """Return the files below a folder that match, sorted; none while the folder is being removed."""
-    try:
-        return sorted(folder.glob(pattern))
-    except OSError:  # before Python 3.13 of a folder that vanishes meanwhile
-        return []
+def files_in(folder: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files below a folder that match, as far as it isn't being removed."""
+    with suppress(OSError):  # before Python 3.13, of a folder that vanishes meanwhile
+        yield from folder.glob(pattern)
 
 
 def _event_files(output: Path) -> list[Path]:
-    return files_in(output / "logs" / "train", "events.out.tfevents.*")
+    return sorted(files_in(output / "logs" / "train", "events.out.tfevents.*"))
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:

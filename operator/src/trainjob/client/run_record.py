@@ -402,7 +402,8 @@ def _read_marker(folder: Path) -> Mapping[str, Any] | None:
         step = int(marker["step"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    return marker if files_in(path.parent, f"step-{step:08}*") and isinstance(marker, dict) else None
+    has_checkpoint = any(files_in(path.parent, f"step-{step:08}*"))
+    return marker if has_checkpoint and isinstance(marker, dict) else None
 
 
 def _more(view: JobView) -> str:

@@ -295,8 +295,8 @@ def results_in(folder: Path) -> Results:
     return Results(
         output=shown_path(folder),
         has_model=(folder / "model").is_dir(),
-        has_checkpoints=bool(files_in(folder, "checkpoints/step-*")),
-        has_events=bool(files_in(folder, "**/events.out.tfevents.*")),
+        has_checkpoints=any(files_in(folder, "checkpoints/step-*")),
+        has_events=any(files_in(folder, "**/events.out.tfevents.*")),
         logs={replica: shown_path(path) for replica, path in log_files(folder).items()},
     )
 
