@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ class FakeChild:
     def reports(self, **report: Any) -> None:
         self.report = report
         self._changed()
+
+
+LEADER = {"replica": "worker-0", "address": Address("b", 1)}
 
 
 class Case:
@@ -317,3 +321,71 @@ async def test_a_message_of_a_later_version_is_ignored() -> None:
     case = Case()
     case.agent.handle({"type": "dance"})
     assert case.sent == []
+
+
+def output(folder: Path) -> dict[str, Any]:
+    variables = {"TRAINJOB_OUTPUT_DIR": str(folder), "TRAINJOB_UID": "mine"}
+    return {**LEADER, "env": variables}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("it has never come true")
+
+
+async def test_training_has_finished_with_the_writers_exit_code_and_not_before(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoints" / "final.json"
+    case = Case(**output(tmp_path))
+    case.start()
+    case.child.reports(state="finished", step=7)
+    assert not final.exists()
+    case.child.end(0)
+    await until(lambda: case.agent.state == "finished")
+    assert json.loads(final.read_text())["endedAt"] == 7
+
+
+@pytest.mark.parametrize("code", [1, 80, 137])
+async def test_a_bad_end_of_the_writer_marks_nothing(tmp_path: Path, code: int) -> None:
+    case = Case(**output(tmp_path))
+    case.start()
+    case.child.end(code)
+    assert case.agent.state == "idle"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+async def test_the_end_waits_for_the_outputs_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainjob_trainer.agent.replica_agent._SECONDS_BETWEEN_TRIES", 0.01)
+    (tmp_path / "checkpoints").write_text("where the folder is to be")
+    case = Case(**output(tmp_path))
+    case.start()
+    case.child.end(0)
+    await until(lambda: "waiting for the output's volume" in capsys.readouterr().err)
+    assert case.agent.state == "running"
+    (tmp_path / "checkpoints").unlink()
+    await until(lambda: case.agent.state == "finished")
+
+
+async def test_a_writer_that_is_stopped_while_it_waits_has_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainjob_trainer.agent.replica_agent._SECONDS_BETWEEN_TRIES", 0.01)
+    (tmp_path / "checkpoints").write_text("where the folder is to be")
+    case = Case(**output(tmp_path))
+    case.start()
+    case.child.end(0)
+    await case.stop()
+    await until(lambda: case.agent.state == "idle")
+
+
+async def test_one_that_was_replaced_meanwhile_leaves_as_fenced(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / f".claim-2.3-{zlib.crc32(b'mine'):08x}").mkdir(parents=True)
+    case = Case(**output(tmp_path))
+    case.start()
+    case.child.end(0)
+    assert (await case.agent.departure).code == 89
+    assert not (tmp_path / "checkpoints" / "final.json").exists()

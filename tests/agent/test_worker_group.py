@@ -342,6 +342,19 @@ def test_a_failure_after_a_peers_good_end_starts_all_again() -> None:
     assert simulation.codes == {"worker-0": 0, "worker-1": 0}
 
 
+@pytest.mark.parametrize("way", ["fails", "is lost"])
+def test_what_becomes_of_a_worker_after_the_writers_good_end_changes_nothing(way: str) -> None:
+    simulation = running(2)
+    simulation.end_child("worker-0", 0)
+    assert simulation.group.phase == "running", "the other may still write something of its own"
+    if way == "fails":
+        simulation.end_child("worker-1", 1)
+    else:
+        simulation.vanish("worker-1")
+        simulation.tick(20)
+    assert (simulation.group.phase, simulation.attempts) == ("finished", [1])
+
+
 def test_only_the_chief_ends_training_with_parameter_servers() -> None:
     simulation = Simulation({"chief": 1, "worker": 1, "ps": 1})
     simulation.gather()

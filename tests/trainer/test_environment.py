@@ -103,7 +103,7 @@ def test_a_malformed_number_is_refused(variable: str, text: str) -> None:
 
 def test_what_can_not_be_switched_off_is_refused() -> None:
     with pytest.raises(InvalidConfiguration, match=r"TRAIN_WITHOUT: must be some of .* got 'memroy'"):
-        Environment.from_environment({"TRAIN_WITHOUT": "exit, memroy"}, WORKER)
+        Environment.from_environment({"TRAIN_WITHOUT": "garbage, memroy"}, WORKER)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in lines] == [
         f"cannot read {tmp_path / 'final.json'}",
         "the checkpoints can be read again",
-        f"{tmp_path / 'final.json'} is damaged (it is no final marker",
+        f"{tmp_path / 'final.json'} is damaged (Expecting property name enclosed in double quotes",
         "the checkpoints can be read again",
     ]
     assert "this process tries again every 5 s" in lines[0]

@@ -1,11 +1,12 @@
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.identity import Identity
 from trainjob_trainer.plain.fit_call import (
     FitState,
     PastCall,
@@ -14,32 +15,50 @@ from trainjob_trainer.plain.fit_call import (
     choose_plan,
 )
 
-CHECKPOINT = Checkpoint(step=40, epoch=4, job_uid="u", path=Path("c"), written=0.0)
+CALL = Identity("train.py:main", "ab", "Adam", 0, {"fold": "1"})
+SECOND_FOLD = replace(CALL, particulars={"fold": "2"})
+ELSEWHERE = replace(CALL, site="train.py:main:9")
 
 
-def state(call: int = 1, done: int = 2, asked: int = 4, complete: bool = False) -> FitState:
-    return FitState(call=call, epochs_done=done, epochs_asked=asked, complete=complete)
+def state(call: int = 1, *, complete: bool = False, of: Identity | None = CALL, **past: Any) -> FitState:
+    """One whose first call is `of`; an earlier one than `call` has ended."""
+    calls = [PastCall((0, 1), {}, 2, of, **past)] + [PastCall((2, 3), {}, 4, SECOND_FOLD)] * (call - 1)
+    return FitState(call=call, epochs_done=2, epochs_asked=4, complete=complete, past=tuple(calls))
 
 
 @pytest.mark.parametrize(
-    ("saved", "number", "epochs", "finished", "plan"),
+    ("saved", "call", "number", "epochs", "same_job", "plan"),
     [
-        (None, 1, 4, False, ResumePlan.TRAIN),
-        (state(), 1, 4, False, ResumePlan.RESUME),
-        (state(), 2, 4, False, ResumePlan.TRAIN),
-        (state(call=2), 1, 4, False, ResumePlan.SKIP),
-        (state(complete=True), 1, 4, False, ResumePlan.SKIP),  # stopped early: not begun again
-        (state(complete=True), 1, 5, False, ResumePlan.RESUME),
-        (state(done=4, complete=True), 1, 4, True, ResumePlan.FINISHED),
-        (state(done=4, complete=True), 1, 9, True, ResumePlan.RESUME),
-        (state(call=3, done=4, complete=True), 2, 4, True, ResumePlan.SKIP),
-        (state(call=3, done=4, complete=True), 3, 4, True, ResumePlan.FINISHED),
+        (None, CALL, 1, 4, True, ResumePlan.TRAIN),
+        (state(), CALL, 1, 4, True, ResumePlan.RESUME),
+        (state(), SECOND_FOLD, 2, 4, True, ResumePlan.TRAIN),
+        (state(call=2), CALL, 1, 4, True, ResumePlan.SKIP),
+        (state(complete=True), CALL, 1, 4, True, ResumePlan.SKIP),  # stopped early: not begun again
+        (state(complete=True), CALL, 1, 5, True, ResumePlan.RESUME),
+        # What is left may be trained with other data or settings; what has ended has another result.
+        (state(), SECOND_FOLD, 1, 4, True, ResumePlan.RESUME),
+        (state(complete=True), SECOND_FOLD, 1, 4, True, ResumePlan.ANEW),
+        (state(complete=True), SECOND_FOLD, 1, 5, True, ResumePlan.ANEW),
+        (state(complete=True), SECOND_FOLD, 1, 5, False, ResumePlan.RESUME),  # another job asks for more
+        (state(call=2), SECOND_FOLD, 1, 4, True, ResumePlan.ANEW),
+        # Another call is never gone on with.
+        (state(), ELSEWHERE, 1, 4, True, ResumePlan.ANEW),
+        (state(complete=True), ELSEWHERE, 1, 9, False, ResumePlan.ANEW),
+        (state(), replace(CALL, variables="cd"), 1, 4, True, ResumePlan.ANEW),
+        (state(), replace(CALL, optimizer="SGD"), 1, 4, True, ResumePlan.ANEW),
+        (state(), replace(CALL, epochs_before=2), 1, 4, True, ResumePlan.ANEW),
+        (state(call=2, failed=True), CALL, 1, 4, True, ResumePlan.ANEW),  # its error comes again
     ],
 )
 def test_what_a_call_has_to_do(
-    saved: FitState | None, number: int, epochs: int, finished: bool, plan: ResumePlan
+    saved: FitState | None, call: Identity, number: int, epochs: int, same_job: bool, plan: ResumePlan
 ) -> None:
-    assert choose_plan(saved, number=number, epochs=epochs, script_finished=finished) is plan
+    given = {"number": number, "epochs": epochs, "is_same_job": same_job}
+    assert choose_plan(saved, call, **given, is_finished=False) is plan
+    in_a_finished_folder = choose_plan(saved, call, **given, is_finished=True)
+    is_newest = saved is not None and saved.call == number
+    is_over = plan is ResumePlan.ANEW or (plan is ResumePlan.SKIP and is_newest)
+    assert in_a_finished_folder is (ResumePlan.FINISHED if is_over else plan)
 
 
 @given(st.integers(1, 5), st.integers(0, 9), st.dictionaries(st.text(max_size=5), st.lists(st.floats())))
@@ -49,27 +68,23 @@ def test_a_state_survives_the_checkpoint(call: int, done: int, history: dict[str
         done,
         9,
         False,
-        (PastCall((0, 1), history),),
+        (PastCall((0, 1), history, identity=CALL),),
         ({"kind": "EarlyStopping", "wait": 1},),
         {"seed": 7},
         batches_done=done + 2,
     )
-    read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
+    read = FitState.from_groups({"fit": saved.to_arrays()})
     assert (read.call, read.epochs_done, read.settings) == (call, done, {"seed": 7})
     assert repr(read.past[0].history) == repr(history)
+    assert read.past[0].identity == CALL
     assert list(read.callbacks) == list(saved.callbacks)
     assert read.batches_done == done + 2
-
-
-def test_a_checkpoint_of_the_librarys_own_loop_counts_as_one_call() -> None:
-    read = FitState.from_groups({"model": []}, CHECKPOINT, finished=True)
-    assert (read.call, read.epochs_done, read.complete) == (1, 4, True)
 
 
 def test_a_history_may_hold_arrays() -> None:
     history = {"f1": [np.array([0.5, 0.25], "float32")], "loss": [np.float32(0.5)], "odd": [object]}
     saved = FitState(1, 1, 9, False, (PastCall((0,), history),))
-    read = FitState.from_groups({"fit": saved.to_arrays()}, CHECKPOINT, finished=False)
+    read = FitState.from_groups({"fit": saved.to_arrays()})
     assert read.past[0].history == {"f1": [[0.5, 0.25]], "loss": [0.5], "odd": [str(object)]}
 
 

@@ -13,6 +13,7 @@ from testbed.ports import free_ports
 
 import trainjob_trainer
 from support.trainer.forking import QUIET, Forked, can_fork, fork
+from trainjob_trainer.agent.ending import mark_finished
 
 BOOTSTRAP = Path(trainjob_trainer.__file__).parent / "bootstrap"
 SCRIPTS = Path(__file__).parents[2] / "trainer_plain" / "scripts"
@@ -51,6 +52,9 @@ def run_job(
     running = {name: _start(script, root, name, cluster, uid, env or {}) for name in names}
     try:
         codes = {name: running[name].wait(SECONDS) for name in names if name.startswith("worker")}
+        if codes["worker-0"] == 0:  # as an agent does
+            step = _ended(root, "worker-0", 0).progress.get("step")
+            mark_finished(_environment(root, "worker-0", cluster, uid, env or {}), "", step)
         if evaluator and any(codes.values()):
             running["evaluator-0"].terminate()
         codes |= {name: process.wait(SECONDS) for name, process in running.items()}
@@ -83,11 +87,23 @@ def _start(
     uid: str,
     more: Mapping[str, str],
 ) -> subprocess.Popen[bytes] | Forked:
-    role, index = name.split("-")
     folder = root / "cwd" / name
     folder.mkdir(parents=True, exist_ok=True)
+    env = _environment(root, name, cluster, uid, more)
+    with (root / f"{name}.log").open("wb") as log:
+        if can_fork((sys.executable,), more):
+            return fork(script, (), env, folder, output=log.fileno(), path=env["PYTHONPATH"])
+        return subprocess.Popen(
+            [sys.executable, str(script)], cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=env
+        )
+
+
+def _environment(
+    root: Path, name: str, cluster: Mapping[str, Sequence[str]], uid: str, more: Mapping[str, str]
+) -> dict[str, str]:
+    role, index = name.split("-")
     output = root / "evaluator" if role == "evaluator" else root
-    env = {
+    return {
         **clean_environment(),
         "PYTHONPATH": str(BOOTSTRAP),
         "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": int(index)}}),
@@ -98,12 +114,6 @@ def _start(
         "TRAINJOB_PROGRESS_FILE": str(root / f"{name}.progress.json"),
         **more,
     }
-    with (root / f"{name}.log").open("wb") as log:
-        if can_fork((sys.executable,), more):
-            return fork(script, (), env, folder, output=log.fileno(), path=env["PYTHONPATH"])
-        return subprocess.Popen(
-            [sys.executable, str(script)], cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=env
-        )
 
 
 def _ended(root: Path, name: str, code: int) -> Ended:

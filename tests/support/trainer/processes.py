@@ -20,6 +20,7 @@ from typing import Any
 from testbed.ports import free_ports
 
 from support.trainer.forking import QUIET, Forked, can_fork, fork
+from trainjob_trainer.agent.ending import mark_finished
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 400.0
@@ -147,7 +148,13 @@ class WorkerGroup:
     def wait(self, seconds: float = DEADLINE_SECONDS) -> dict[str, int]:
         """Exit codes by replica, when all have ended."""
         deadline = time.monotonic() + seconds
-        return {name: process.wait(deadline - time.monotonic()) for name, process in self.processes.items()}
+        codes = {}
+        for name, process in self.processes.items():
+            codes[name] = process.wait(deadline - time.monotonic())
+            if name == "worker-0" and codes[name] == 0:  # as an agent does
+                env = {**self._common, "TRAINJOB_OUTPUT_DIR": str(self._output)}
+                mark_finished(env, env.get("TRAINJOB_EPOCH", ""))
+        return codes
 
     @property
     def report(self) -> str:

@@ -23,10 +23,10 @@ class Crash(keras.callbacks.Callback):
             raise ValueError("the second epoch is unlucky")
 
 
-def build_model(*layers):
+def build_model(*layers, rate="0.01"):
     model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
     model.compile(
-        keras.optimizers.Adam(float(os.environ.get("RATE", "0.01"))),
+        keras.optimizers.Adam(float(rate)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -41,7 +41,7 @@ x_train, y_train, x_val, y_val = x[:203], y[:203], x[203:], y[203:]
 
 with strategy.scope():
     first = build_model(keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.2))
-    second = build_model(keras.layers.Dense(8, activation="tanh"))
+    second = build_model(keras.layers.Dense(8, activation="tanh"), rate=os.environ.get("RATE", "0.01"))
 
 
 def fit_first(**arguments):

@@ -85,10 +85,15 @@ class CheckpointWriter:
     """Writes checkpoints of one training; on replicas other than the writer it does almost nothing."""
 
     def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._writer = BackgroundWriter(replica.store, self._report)
-        self._saved: int | None = None
+        self.replica = replica
         self._checked_at = time.monotonic()
+        self.write_into(replica.store)
+
+    def write_into(self, store: CheckpointStore) -> None:
+        """Write the next checkpoints into another store; none is being written."""
+        self._store = store
+        self._writer = BackgroundWriter(store, self._report)
+        self._saved: int | None = None
 
     @contextmanager
     def patient(self) -> Iterator[None]:
@@ -97,9 +102,9 @@ class CheckpointWriter:
         An agent asks the writer to stop first, and the others when the writer has ended. It asks them sooner
         if it does not know the writer or is short of time, so they check for the writer themselves.
         """
-        task, stop = self._replica.task, self._replica.stop
+        task, stop = self.replica.task, self.replica.stop
         own = WRITER_PATIENCE if task.is_writer else PEER_PATIENCE
-        stop.patience_seconds = AGENT_PATIENCE if self._replica.environment.has_agent else own
+        stop.patience_seconds = AGENT_PATIENCE if self.replica.environment.has_agent else own
         if not task.is_writer:
             stop.is_futile = lambda: is_gone(task.writer_address)
         is_leaving = False
@@ -133,7 +138,7 @@ class CheckpointWriter:
             Fenced, OutputTaken: another process writes the output now.
             Preempted: asked to stop; the reached step is saved.
         """
-        if not self._replica.task.is_writer:
+        if not self.replica.task.is_writer:
             return
         self.watch()
         if due or is_stopping:
@@ -144,7 +149,7 @@ class CheckpointWriter:
     def watch_last(self, step: int) -> None:
         """As `watch`, after the last step is saved; raises Preempted too, if asked to stop."""
         self.watch()
-        if self._replica.stop.requested:
+        if self.replica.stop.requested:
             self._leave(step)
 
     @property
@@ -165,10 +170,10 @@ class CheckpointWriter:
         self._check_claim()
 
     def finish(self, step: int, epoch: int, snapshot: Callable[[], HostGroups]) -> None:
-        """Save the last step, wait for it, and mark it as final; arguments and errors as `save_last`."""
-        if self._replica.task.is_writer:
+        """Save the last step, wait for it, and mark it as the result; arguments and errors as `save_last`."""
+        if self.replica.task.is_writer:
             self.save_last(step, epoch, snapshot)
-            self.mark(FinalMarker(step, self._replica.environment.uid))
+            self.mark(FinalMarker(step, self.replica.environment.uid))
 
     def save_last(
         self,
@@ -184,7 +189,7 @@ class CheckpointWriter:
         Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises OutputFull or
         OutputUnwritable.
         """
-        self._replica.progress.update(state="saving", step=step)
+        self.replica.progress.update(state="saving", step=step)
         groups = snapshot()
         if says_more:
             self._saved = None
@@ -193,32 +198,38 @@ class CheckpointWriter:
         return groups
 
     def mark(self, marker: FinalMarker) -> None:
-        """Mark training as finished, once all its results are in place; only the writer calls this."""
-        store = self._replica.store
-        store.mark_final(marker)
+        """Mark training as ended, once all its results are in place; only the writer calls this.
+
+        It has finished when this process has exited with 0. Outside a job nothing sees that: then it counts
+        as finished now.
+        """
+        store = self._store
+        store.mark_ended(marker)
+        if self.replica.environment.generation is None:
+            store.mark_final(marker)
         best = f"; its result is that of step {marker.step}" if marker.step != marker.ended_at else ""
         announce(f"training {marker.words}{best}; checkpoints in {store.directory}")
 
     def _leave(self, step: int) -> NoReturn:
         self.settle()
-        raise Preempted(f"{self._replica.task.replica} was asked to stop; saved step {step}")
+        raise Preempted(f"{self.replica.task.replica} was asked to stop; saved step {step}")
 
     def _check_claim(self) -> None:
         now = time.monotonic()
         if now - self._checked_at >= SECONDS_BETWEEN_CHECKS:
             self._checked_at = now
-            self._replica.store.check_claim()
+            self._store.check_claim()
 
     def _submit(
         self, step: int, epoch: int, snapshot: Callable[[], HostGroups], spared: Collection[int]
     ) -> None:
         if self._saved == step:
             return
-        self._writer.submit(step, epoch, snapshot(), self._replica.environment.uid, spared)
+        self._writer.submit(step, epoch, snapshot(), self.replica.environment.uid, spared)
         self._saved = step
 
     def _report(self, checkpoint: Checkpoint) -> None:
-        self._replica.progress.update(checkpoint_step=checkpoint.step)
+        self.replica.progress.update(checkpoint_step=checkpoint.step)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
 from trainjob_trainer.reporting.wandb_run import begin_run
-from trainjob_trainer.resume import Start, agree, choose_start, refuse_finished, restore
+from trainjob_trainer.resume import Start, Verdict, agree, choose_start, refuse_finished, restore
 
 # Variables of tracked objects.
 
@@ -175,6 +175,8 @@ class Run:
             lambda: choose_start(store, total, environment.uid, environment.reported_checkpoint),
         )
         refuse_finished(verdict, store, total, environment.how_to_start_over)
+        if verdict.verdict is Verdict.ENDED:
+            return
         if task.is_writer:
             store.clear_final()
         (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
@@ -240,7 +242,7 @@ class Run:
             self._replica.store.load(checkpoint, self._groups)
             return {name: self._number(value) for name, value in evaluate(checkpoint.step).items()}
 
-        evaluate_checkpoints(self._replica, score, final_step=None)
+        evaluate_checkpoints(self._replica, score)
 
     def _number(self, value: Any) -> float:
         return float(self.strategy.experimental_local_results(value)[0])

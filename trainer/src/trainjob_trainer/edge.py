@@ -166,19 +166,16 @@ def install_edge(
     stop: StopRequest,
     *,
     output: Path = Path(),
-    failing: Callable[[], None] | None = None,
 ) -> None:
     """Handle every uncaught error of the main thread from now on.
 
     A process of a cluster ends at once, without atexit handlers. TensorFlow's shutdown would wait for the
     other processes, which wait for this one, or for a data pipeline that calls Python.
 
-    `task` is None while it is unknown: the error may be a malformed TF_CONFIG. `failing` is called first.
+    `task` is None while it is unknown: the error may be a malformed TF_CONFIG.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if failing is not None:
-            failing()
         explained = explain_failure(error, task, stop, output)
         if explained is not None:
             if explained is not error:
@@ -288,11 +285,11 @@ def read_graph_error(message: str) -> tuple[str, list[tuple[str, int | None]]]:
 
 
 def _last_of_user(frames: Iterable[tuple[str, int | None]]) -> tuple[str, int | None] | None:
-    found = [frame for frame in frames if _is_users(frame[0])]
+    found = [frame for frame in frames if is_users(frame[0])]
     return found[-1] if found else None
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     """Return whether a file is the user's: not Python's, a library's or ours, also through links."""
     if file.startswith("<") or "__autograph_generated_file" in file:
         return False

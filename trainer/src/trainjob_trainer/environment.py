@@ -15,7 +15,7 @@ from trainjob_trainer.task import Task
 
 
 WITHOUT = "TRAIN_WITHOUT"
-_SWITCHED = ("memory", "garbage", "exit", "keras-version")
+_SWITCHED = ("memory", "garbage", "keras-version")
 
 
 def is_without(change: str, env: Mapping[str, str]) -> bool:

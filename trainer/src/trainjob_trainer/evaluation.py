@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -21,6 +21,7 @@ from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Final
 from trainjob_trainer.data.batches import TrainingData
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, InvalidConfiguration
+from trainjob_trainer.identity import Identity, Trainings, followed
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile, announce, plain_number
 from trainjob_trainer.reporting.summaries import Summaries
@@ -113,6 +114,23 @@ def _parsed(lines: bytes) -> Iterator[Scored]:
 # The checkpoints to score: each new one once, and always the final one.
 
 
+def wait_for_training(trainings: Trainings, call: Identity) -> int:
+    """Return the number of the training that a call of the evaluator's follows, once it has begun.
+
+    It is the training of the same call; the first one where it has no name, as without a job, or if the job
+    has finished without that call.
+    """
+
+    def look() -> int | None:
+        found = trainings.read()
+        is_first = trainings.root.final() is not None or not (found or not trainings.root.steps())
+        return followed(found, call) or (1 if is_first else None)
+
+    while (number := once_available(look, POLL_SECONDS, log=announce)) is None:
+        time.sleep(POLL_SECONDS)
+    return number
+
+
 T = TypeVar("T")
 
 
@@ -124,12 +142,16 @@ def follow(
     store: CheckpointStore,
     poll_seconds: float,
     *,
+    markers: Sequence[Callable[[], FinalMarker | None]] = (),
     job_uid: str | None = None,
     final_step: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
     log: Callable[[str], None] = _ignore,
 ) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield (checkpoint, is_final) until the final one; the newest if several have appeared.
+
+    `markers` return what says that there will be no further one, by default `store.final`; if it names none
+    of this store, the newest is final. Without any checkpoint nothing is yielded then.
 
     A checkpoint that was yielded before it became the final one is yielded again as final. The end of an
     earlier training has been scored by its own evaluator, and is skipped while its marker exists. Such a
@@ -138,10 +160,11 @@ def follow(
     """
     seen: Checkpoint | None = None
     while True:
-        look = functools.partial(_look, store, seen, job_uid, final_step)
-        final, newest = once_available(look, poll_seconds, sleep=sleep, log=log)
-        if final is not None:
-            yield final, True
+        look = functools.partial(_look, store, markers or [store.final], seen, job_uid, final_step)
+        is_over, newest = once_available(look, poll_seconds, sleep=sleep, log=log)
+        if is_over:
+            if newest is not None:
+                yield newest, True
             return
         if newest is not None:
             seen = newest
@@ -174,28 +197,26 @@ def once_available(
 
 
 def _look(
-    store: CheckpointStore, seen: Checkpoint | None, job_uid: str | None, final_step: int | None
-) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """Return the final checkpoint, or else the newest unseen one."""
+    store: CheckpointStore,
+    markers: Sequence[Callable[[], FinalMarker | None]],
+    seen: Checkpoint | None,
+    job_uid: str | None,
+    final_step: int | None,
+) -> tuple[bool, Checkpoint | None]:
+    """Return whether training is over, with its final checkpoint; else the newest unseen one."""
     try:
-        marker = store.final()
+        marker = next((found for found in (marker() for marker in markers) if found is not None), None)
     except CheckpointUnreadable as error:
         raise CheckpointUnavailable(str(error)) from error  # its writer may repair it
-    final = _final_checkpoint(store, marker, job_uid, final_step)
-    return final, None if final is not None else _newest_unseen(store, marker, seen)
-
-
-def _final_checkpoint(
-    store: CheckpointStore, marker: FinalMarker | None, job_uid: str | None, final_step: int | None
-) -> Checkpoint | None:
-    if marker is None or (job_uid is not None and marker.job_uid != job_uid):
-        return None
-    if final_step is not None and marker.total_steps < final_step:
-        return None
+    is_own = marker is not None and (job_uid is None or marker.job_uid == job_uid)
+    if marker is None or not is_own or (final_step is not None and marker.total_steps < final_step):
+        return False, _newest_unseen(store, marker, seen)
+    if marker.step not in store.steps():
+        return True, store.latest()
     try:
-        return store.checked(marker.step)
+        return True, store.checked(marker.step)
     except CheckpointUnreadable:
-        return None  # training may continue and be about to remove the marker
+        return False, None  # training may continue and be about to remove the marker
 
 
 def _newest_unseen(
@@ -325,9 +346,14 @@ class ResultsFile:
 
 
 def evaluate_checkpoints(
-    replica: Replica, score: Score, *, final_step: int | None, score_final: Score | None = None
+    replica: Replica,
+    score: Score,
+    *,
+    markers: Sequence[Callable[[], FinalMarker | None]] = (),
+    final_step: int | None = None,
+    score_final: Score | None = None,
 ) -> Evaluation | None:
-    """Evaluate until the final checkpoint has been scored, and return its result.
+    """Evaluate until the final checkpoint has been scored, and return its result; `markers` as in `follow`.
 
     SIGTERM ends the process at once, from a separate thread. `final_step` is the step that the training is to
     reach, if known; a marker of a training that was to reach less is of an earlier one. `score_final` adds
@@ -342,6 +368,7 @@ def evaluate_checkpoints(
     checkpoints = follow(
         replica.store,
         POLL_SECONDS,
+        markers=markers,
         job_uid=replica.environment.uid or None,
         final_step=None if replica.environment.uid else final_step,
         log=announce,

@@ -25,7 +25,7 @@ from trainjob_trainer.data.source import (
     policy_of,
     with_class_weight,
 )
-from trainjob_trainer.distribution.collective import check_same_plan
+from trainjob_trainer.distribution.collective import broadcast, check_same_plan
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.early_stopping import (
     MonitoredSelection,
@@ -35,7 +35,7 @@ from trainjob_trainer.early_stopping import (
     find_source,
     is_monitored,
 )
-from trainjob_trainer.engine.metric_state import OverAll, scalars
+from trainjob_trainer.engine.metric_state import LAST_EPOCH, OverAll, read_results, scalars
 from trainjob_trainer.engine.model_state import (
     build_model,
     further_groups,
@@ -54,8 +54,11 @@ from trainjob_trainer.evaluation import (
     Score,
     evaluate_checkpoints,
     score_here,
+    wait_for_training,
 )
+from trainjob_trainer.identity import Identity, find_site
 from trainjob_trainer.parameter_server import CoordinatedEngine, CoordinatorLoop, serve
+from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device, build_plan, check, recipe_of
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica, as_evaluator, join
@@ -64,9 +67,12 @@ from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import (
     IN_A_CALLBACK,
     SETTINGS,
+    Start,
+    Verdict,
     agree,
     choose_start,
     describe_differences,
+    find_start,
     read_settings,
     refuse_finished,
     restore,
@@ -97,11 +103,26 @@ def export_model(replica: Replica, build: Build, trained: HostGroups) -> None:
     with tf.device("CPU:0"):  # a GPU may have no memory for a second model
         model = build()
         _assign(model, trained)
+    save_model(replica, model.save, lambda path: model.export(path, verbose=False))
+
+
+def save_model(replica: Replica, save: Callable[[Path], None], export: Callable[[Path], None]) -> None:
+    """Write `<output>/model` by two functions of a path, for Keras's own format and then a SavedModel.
+
+    Raises as `export_model`.
+    """
     folder = replica.environment.output_dir / FOLDER
-    replica.store.publish(folder, lambda place: _fill(place, model))
+
+    def fill(place: Path) -> None:
+        _write(place / KERAS_FILE, save)
+        _write(place / SAVED_MODEL, export)
+
+    replica.store.publish(folder, fill)
     written = [path.name for path in (folder / KERAS_FILE, folder / SAVED_MODEL) if path.exists()]
     if written:
         announce(f"the model is in {folder}: {' and '.join(written)}")
+    else:
+        folder.rmdir()
 
 
 def _assign(model: Any, trained: HostGroups) -> None:
@@ -109,11 +130,6 @@ def _assign(model: Any, trained: HostGroups) -> None:
         assign(variable_groups(model), trained)
     except CheckpointMismatch:  # the recipe gave the optimizer another learning rate
         assign({"model": model.variables}, trained)
-
-
-def _fill(folder: Path, model: Any) -> None:
-    _write(folder / KERAS_FILE, model.save)
-    _write(folder / SAVED_MODEL, lambda path: model.export(path, verbose=False))
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
@@ -250,8 +266,57 @@ def train_and_evaluate(
     strategy = build_strategy(replica.task, progress=replica.progress)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:
-        return _evaluate(replica, strategy, request)
+        return _evaluate(_followed(replica, request.recipe), strategy, request)
     return _train(replica, strategy, request)
+
+
+_NOT_THE_RESULT = ("epochs", "steps", "checkpoint_every", "keep", "export", "output", "resume", "wandb")
+"""Settings on which the result doesn't depend, or which may ask for more of it."""
+
+
+def _identify(recipe: Recipe) -> Identity:
+    site = find_site("train_and_evaluate")
+    settings = {name: str(value) for name, value in vars(recipe).items() if name not in _NOT_THE_RESULT}
+    return Identity(site.name, particulars={**settings, **site.variables})
+
+
+def _placed(replica: Replica, strategy: Any, recipe: Recipe, plan: TrainingPlan) -> Replica:
+    """Return the replica with the checkpoints of this call: a script of a job may make several.
+
+    Without a job the folder is the script's own choice, and holds one training.
+    """
+    if replica.environment.generation is None:
+        return replica
+    trainings, call = current_process().trainings, _identify(recipe)
+    trainings.root.keep = replica.store.keep
+    number = 0
+    if replica.task.is_writer:
+        found = trainings.find(call, replica.environment.reported_checkpoint)
+        ended = trainings.store(found.number).ended() if found else None
+        if found and found.identity != call and ended and ended.total_steps >= plan.total_steps:
+            found = None
+        if found is None:
+            refuse_finished(
+                find_start(trainings.root, 0, replica.environment.uid),
+                trainings.root,
+                plan.total_steps,
+                replica.environment.how_to_start_over,
+            )
+        else:
+            found.is_taken = True
+            if ended and ended.total_steps < plan.total_steps:
+                trainings.close()
+        number = found.number if found else trainings.begin(call)
+    (number,) = broadcast(strategy, replica.task, [number])
+    return dataclasses.replace(replica, store=trainings.store(number))
+
+
+def _followed(replica: Replica, recipe: Recipe) -> Replica:
+    """Return the evaluator with the checkpoints of this call, once training has begun them."""
+    if not replica.environment.uid:
+        return replica
+    number = wait_for_training(current_process().trainings, _identify(recipe))
+    return dataclasses.replace(replica, store=current_process().trainings.store(number))
 
 
 def _check_for(task: Task, request: _Request) -> None:
@@ -284,6 +349,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     source = open_training_data(replica, strategy, request.train, request.recipe)
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
+    replica = _placed(replica, strategy, request.recipe, plan)
     values = _source_of_values(replica, request, plan)
     start = agree(
         strategy,
@@ -292,7 +358,7 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
             replica.store,
             plan.total_steps,
             replica.environment.uid,
-            replica.environment.reported_checkpoint,
+            None if replica.environment.generation else replica.environment.reported_checkpoint,
         ),
     )
     refuse_finished(start, replica.store, plan.total_steps, replica.environment.how_to_start_over)
@@ -303,6 +369,8 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         groups, further = variable_groups(model), further_groups(model)
     settings = _settings(request, model, source.examples)
     saved = restore(strategy, replica.task, replica.store, start, groups, further)
+    if start.verdict is Verdict.ENDED:
+        return _restored(replica, strategy, start, model, saved)
     settings = _settings_from(replica, saved, settings)
     if not start.step and request.recipe.initial_weights:
         load_initial_weights(strategy, replica.task, model, request.recipe.initial_weights)
@@ -338,6 +406,18 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, ending.step, ending.metrics, ending.model_step)
+
+
+def _restored(replica: Replica, strategy: Any, start: Start, model: Any, saved: HostGroups) -> Result:
+    """Return the result of a training that an earlier attempt ended; what follows it is tried again."""
+    ended = replica.store.ended() if replica.task.is_writer else None
+    (step,) = broadcast(strategy, replica.task, [ended.ended_at if ended else start.step])
+    if ended is not None:
+        replica.store.mark_ended(dataclasses.replace(ended, job_uid=replica.environment.uid))
+        announce(f"this training has {ended.words} before: its result is restored, and the script continues")
+    replica.progress.update(state="finished", step=step, resumed_from=step, checkpoint_step=start.step)
+    replica.progress.flush()
+    return Result(model, step, read_results(saved.get(LAST_EPOCH, ())), start.step)
 
 
 def _settings(request: _Request, model: Any, examples: int | None) -> dict[str, Any]:
@@ -412,6 +492,7 @@ def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
     final: Evaluation | None = evaluate_checkpoints(
         replica,
         KerasScoring(model, "heldout", heldout, request.batch, replica).score,
+        markers=[replica.store.ended, replica.store.final, current_process().trainings.root.final],
         final_step=_final_step(replica, request),
         score_final=None if request.test is None else _test(replica, request.test, request, model),
     )

@@ -34,11 +34,16 @@ class Verdict(IntEnum):
     FINISHED_BY_THIS_JOB = 1
     """A replica that restarts after the end: it has nothing to do, and nothing is wrong."""
     FINISHED_BY_ANOTHER = 2
+    ENDED = 3
+    """The training has ended and its script has not: the result is restored, and the script continues."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The decision, the same on every worker; `step` counts optimizer steps done, 0 without a checkpoint."""
+    """The decision, the same on every worker.
+
+    `step` counts optimizer steps done, 0 without a checkpoint; of an ended training it is the result's.
+    """
 
     verdict: Verdict
     step: int
@@ -54,6 +59,9 @@ def find_start(store: CheckpointStore, total_steps: int, job_uid: str) -> Start:
     final = store.final()
     if final is not None and final.total_steps >= total_steps:
         return Start(_verdict(final, job_uid), final.ended_at)
+    ended = store.ended()
+    if ended is not None and ended.total_steps >= total_steps:
+        return Start(Verdict.ENDED, ended.step)
     newest = store.latest()
     return Start(Verdict.TRAIN, newest.step if newest else 0)
 
@@ -192,7 +200,7 @@ def refuse_finished(start: Start, store: CheckpointStore, total_steps: int, or_e
 
     Raises OutputFinished if another job finished here, and SystemExit (code 0) if this job did.
     """
-    if start.verdict is Verdict.TRAIN:
+    if start.verdict in (Verdict.TRAIN, Verdict.ENDED):
         return
     how = (store.final() or FinalMarker(start.step, "")).words  # this machine may not see it yet
     if start.verdict is Verdict.FINISHED_BY_THIS_JOB:

@@ -6,13 +6,14 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.agent.budget import RestartCounts
+from trainjob_trainer.agent.ending import Superseded, mark_finished
 from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
 from trainjob_trainer.agent.horovod import build_variables, find_interface
-from trainjob_trainer.agent.log import log
+from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
 from trainjob_trainer.agent.settings import Settings, parse_address
 from trainjob_trainer.errors import ExitCode
@@ -41,6 +42,8 @@ def readable_report(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"state": str(report.get("state", ""))[:64], **plain} if len(text) <= _LARGEST_REPORT else None
 
 
+_SECONDS_BETWEEN_TRIES = 1.0
+_COMPLAIN_SECONDS = 30.0
 _LONGEST_MARGIN = 2.0
 """Seconds of the grace that are reserved to kill the rest and to exit."""
 
@@ -84,6 +87,8 @@ class ReplicaAgent:
         self._clock = clock
         self._leave_by: float | None = None
         self._stack = ""
+        self._generation = ""
+        self._is_marking = False
         self._sent_state: tuple[object, object] = (None, None)
         self._reported: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -177,11 +182,12 @@ class ReplicaAgent:
         self.counts = self.counts.merge(RestartCounts.from_json(message.get("restarts")))
         log(f"attempt {self.attempt} starts")
         self._become(RUNNING)
+        self._generation = str(message["epoch"])
         self.child.start(
             {
                 "TF_CONFIG": json.dumps(message["tfConfig"], separators=(",", ":")),
                 "TRAINJOB_ATTEMPT": str(self.attempt),
-                "TRAINJOB_EPOCH": str(message["epoch"]),
+                "TRAINJOB_EPOCH": self._generation,
                 **{variable: str(step) for variable, step in self._reported.items()},
                 **self._horovod(message),
             }
@@ -248,8 +254,12 @@ class ReplicaAgent:
 
     def _changed(self) -> None:
         ended = self.child.exit
-        if ended is not None and not self.child.running and self.state not in QUIET:
-            self._ended(ended)
+        if ended is not None and not self.child.running and self.state not in QUIET and not self._is_marking:
+            if ended.code == 0 and self.state == RUNNING and self.settings.is_leader:
+                self._is_marking = True
+                self._do(self._finish(ended))
+            else:
+                self._ended(ended)
         report = self.child.report or {}
         for variable, field in _REPORTED.items():
             if isinstance(report.get(field), int):
@@ -258,6 +268,30 @@ class ReplicaAgent:
         if state != self._sent_state:
             self._sent_state = state
             self.send(self.beat())
+
+    async def _finish(self, ended: ChildExit) -> None:
+        """Mark training as finished before anything else is told of the writer's success.
+
+        Storage that is away is waited for, unless this replica is stopped: then the next start decides.
+        """
+        loop, complains = asyncio.get_running_loop(), Seldom(_COMPLAIN_SECONDS)
+        while self.state == RUNNING:
+            try:
+                step = (self.child.report or {}).get("step")
+                await loop.run_in_executor(None, mark_finished, self.settings.env, self._generation, step)
+                break
+            except Superseded as error:
+                log(str(error))
+                ended = replace(ended, code=int(ExitCode.FENCED), message=str(error))
+                break
+            except (PermissionError, ValueError) as error:
+                log(f"training has finished, but its output doesn't say so: {error}")
+                break
+            except OSError as error:
+                complains.log(f"training has finished; waiting for the output's volume to say so: {error}")
+                await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
+        self._is_marking = False
+        self._ended(ended)
 
     def _ended(self, ended: ChildExit) -> None:
         was_stopped = self.state == STOPPING

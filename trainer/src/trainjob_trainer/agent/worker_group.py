@@ -213,7 +213,9 @@ class WorkerGroup:
             return
         member.become(IDLE, now)
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
-            if member.replica in attempt.alone:
+            if self.settings.replica in attempt.done:
+                attempt.done.add(member.replica)  # training has finished with the writer's process
+            elif member.replica in attempt.alone:
                 self._fail_alone(attempt, member, event.failure, now)
             else:
                 attempt.fail(event.failure, now)
@@ -255,7 +257,9 @@ class WorkerGroup:
 
     def _check_members(self, attempt: Attempt, now: float) -> None:
         trouble = find_trouble(attempt, self.meeting, self.meeting.target.stall_timeout, now)
-        if trouble is None:
+        if trouble is not None and self.settings.replica in attempt.done:
+            attempt.done.add(trouble.member.replica)
+        elif trouble is None:
             if attempt.differs(self.meeting.replicas, self.meeting.all_replicas):
                 self._stop(attempt, now, graceful=True)
             else:

@@ -16,6 +16,7 @@ IS_FIRST = not HAD_THEIR_TURN
 IS_NEW = HERE not in HAD_THEIR_TURN
 HAD_THEIR_TURN.append(HERE)
 IS_STANDBY = os.environ.pop("TRAINJOB_STANDBY", "") != ""
+SUPERVISED = "TRAINJOB_SUPERVISED"
 STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 
 
@@ -30,6 +31,20 @@ def run_the_next_sitecustomize() -> None:
     module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
+
+
+def is_unsupervised_writer() -> bool:
+    """Return whether this process writes a job's checkpoints, and no agent will see its exit code."""
+    if "TRAINJOB_STATE_DIR" in os.environ or not os.environ.get("TRAINJOB_EPOCH"):
+        return False
+    if os.environ.get(SUPERVISED):
+        return False  # a process of the script's own
+    os.environ[SUPERVISED] = "yes"
+    import json  # noqa: PLC0415 - only where it is used
+
+    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    first = "chief" if config.get("cluster", {}).get("chief") else "worker"
+    return bool(config.get("task") == {"type": first, "index": 0})
 
 
 def show_stacks() -> None:
@@ -71,6 +86,14 @@ try:
         trainjob_import_hook.install(os.path.dirname(os.path.dirname(HERE)))
 except Exception as error:
     print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
+
+try:
+    if IS_FIRST and is_unsupervised_writer():
+        from trainjob_trainer.agent.ending import supervise
+
+        supervise()
+except Exception as error:
+    print(f"trainjob: the end of training won't be noted: {type(error).__name__}: {error}", file=sys.stderr)
 
 try:
     if IS_NEW:

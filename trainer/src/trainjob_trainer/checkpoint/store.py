@@ -8,10 +8,10 @@ import json
 import re
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trainjob_trainer.checkpoint.fence import DAMAGED, Fence, Publisher
 from trainjob_trainer.checkpoint.files import (
@@ -34,20 +34,25 @@ from trainjob_trainer.checkpoint.snapshot import (
 )
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputTaken
 
-# The final marker: a small file beside the checkpoints.
+# Small files beside the checkpoints: whose they are, that the training has ended, that its job has finished.
 
+ENDED = "ended.json"
+"""Written by the trainer once the call that trains into this folder has returned: its result's checkpoint."""
 FINAL = "final.json"
+"""Written once the writer's process has exited with 0, by what had started it (`agent/ending.py`)."""
+TRAINING = "training.json"
+"""Written by the trainer before the first checkpoint: which call of the script trains into this folder."""
 LARGEST = 1 << 20
-"""Maximum size of the final marker in bytes."""
+"""Maximum size of such a file in bytes."""
 
 
 @dataclass(frozen=True)
 class FinalMarker:
-    """The record that training has finished.
+    """The content of `ended.json` and `final.json`.
 
     Attributes:
-        step: step of the final checkpoint: the last one, or the best.
-        job_uid: the job that finished.
+        step: step of the result's checkpoint: the last one, or the best; 0 for none.
+        job_uid: the job that trained.
         ended_at: steps done in all; 0 stands for `step`.
         total_steps: steps asked for; 0 stands for `ended_at`. Asking for no more trains nothing.
         stopped_early: why it ended before `total_steps`; empty if it did not.
@@ -70,9 +75,9 @@ class FinalMarker:
             return f"finished at step {self.ended_at}"
         return f"stopped early at step {self.ended_at} of {self.total_steps}: {self.stopped_early}"
 
-    def to_json(self, now: float) -> str:
-        """Return the file's text; `now` is in seconds since 1970."""
-        facts = {
+    def to_json(self, now: float) -> dict[str, Any]:
+        """Return the file's content; `now` is in seconds since 1970."""
+        return {
             "step": self.step,
             "endedAt": self.ended_at,
             "totalSteps": self.total_steps,
@@ -80,13 +85,11 @@ class FinalMarker:
             "jobUid": self.job_uid,
             "time": now,
         }
-        return json.dumps(facts)
 
     @classmethod
-    def from_json(cls, text: bytes) -> FinalMarker:
-        """Parse the file's text, or raise ValueError."""
+    def from_json(cls, facts: Any) -> FinalMarker:
+        """Read the file's content, or raise ValueError."""
         try:
-            facts = json.loads(text)
             return cls(
                 int(facts["step"]),
                 str(facts["jobUid"]),
@@ -94,13 +97,15 @@ class FinalMarker:
                 int(facts.get("totalSteps", 0)),
                 str(facts.get("stoppedEarly", "")),
             )
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"it is no final marker: {error!r}") from error
 
 
+MODEL = "model-"
+"""Prefix of the folders of a script's further trainings, numbered from 2."""
 _FOLDER = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
 _SET_ASIDE = re.compile(DAMAGED + r"step-(\d{8,})(?:[.-].*)?")
-_MODEL = "model-"
+_FURTHER = re.compile(MODEL + r"([2-9]|[1-9]\d+)")
 _STATE = "checkpoint"
 
 T = TypeVar("T")
@@ -236,10 +241,19 @@ class CheckpointStore:
     def known_steps(self) -> set[int]:
         """Return the steps of all that is in place or set aside, including a script's further models."""
         names = self._names(self.directory)
-        models = [self.directory / name for name in names if name.startswith(_MODEL)]
-        names += [name for model in models for name in self._names(model)]
+        for number in self.further_trainings():
+            names += self._names(self.directory / f"{MODEL}{number}")
         found = (_FOLDER.fullmatch(name) or _SET_ASIDE.fullmatch(name) for name in names)
         return {int(match[1]) for match in found if match}
+
+    def further_trainings(self) -> list[int]:
+        """Return the numbers of the script's further trainings, whose folders lie in this one."""
+
+        def is_folder(name: str) -> bool:
+            return self._read(self.directory, lambda: self._files.kind(self.directory / name)) == "folder"
+
+        matches = [match for match in map(_FURTHER.fullmatch, self._names(self.directory)) if match]
+        return sorted(int(match[1]) for match in matches if is_folder(match[0]))
 
     def load(self, checkpoint: Checkpoint, groups: VariableGroups) -> None:
         """Assign a checkpoint's values to variables, on every local device.
@@ -253,36 +267,56 @@ class CheckpointStore:
         """Return everything that a checkpoint holds; CheckpointUnreadable if it is damaged or gone."""
         return self._read(checkpoint.path, lambda: read_bundle(checkpoint.path, self._files))
 
+    def mark_ended(self, marker: FinalMarker) -> None:
+        """Record that the training has ended; the checkpoint that is its result must be in place."""
+        self.write_facts(ENDED, marker.to_json(self._now()))
+
     def mark_final(self, marker: FinalMarker) -> None:
-        """Mark training as finished; the checkpoint that is its result must be in place."""
-        path, text = self.directory / FINAL, marker.to_json(self._now())
-        self._change(path, lambda: self._publisher.replace(path, text))
+        """Record that the job has finished, where no other process sees this one's exit code."""
+        self.write_facts(FINAL, marker.to_json(self._now()))
+
+    def ended(self) -> FinalMarker | None:
+        """Return the marker of a training that has ended; raises as `final`."""
+        return self.read_facts(ENDED, FinalMarker.from_json)
 
     def final(self) -> FinalMarker | None:
-        """Return the final marker, if training is finished.
+        """Return the marker of a job that has finished.
 
         Raises CheckpointUnreadable if it is damaged: training neither continues nor counts as finished.
         """
-        path = self.directory / FINAL
-        try:
-            return FinalMarker.from_json(self._read(path, lambda: self._files.read(path, LARGEST)))
-        except NOT_THERE:
-            return None
-        except ValueError as error:
-            raise CheckpointUnreadable(
-                f"{path} is damaged ({error}): it would say that training has finished, and at which step. "
-                "Look at the checkpoints beside it; once it is deleted training goes on from the newest one"
-            ) from error
+        return self.read_facts(FINAL, FinalMarker.from_json)
 
     def clear_final(self) -> None:
-        """Remove the final marker: training continues."""
-        path = self.directory / FINAL
+        """Remove both markers: training continues."""
 
         def clear() -> None:
-            if self._files.kind(path) is not None:
-                self._publisher.discard(path)
+            for path in (self.directory / FINAL, self.directory / ENDED):
+                if self._files.kind(path) is not None:
+                    self._publisher.discard(path)
 
-        self._change(path, clear)
+        self._change(self.directory, clear)
+
+    def write_facts(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Write a small JSON file into this folder, whole or not at all."""
+        path, text = self.directory / name, json.dumps(facts)
+        self._change(path, lambda: self._publisher.replace(path, text))
+
+    def read_facts(self, name: str, parse: Callable[[Any], T]) -> T | None:
+        """Return what `parse` makes of a small JSON file of this folder, None without one.
+
+        Raises CheckpointUnreadable if the file is damaged, or if `parse` raises ValueError or TypeError.
+        """
+        path = self.directory / name
+        try:
+            return parse(json.loads(self._read(path, lambda: self._files.read(path, LARGEST))))
+        except NOT_THERE:
+            return None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CheckpointUnreadable(
+                f"{path} is damaged ({error}): it would say what was trained here, and whether that has "
+                "finished. Look at the checkpoints beside it; once it is deleted training goes on from the "
+                "newest one"
+            ) from error
 
     def prepare(self) -> None:
         """Claim the folder before the first write, prove that it is writable, remove what a crash left."""
@@ -292,15 +326,17 @@ class CheckpointStore:
         """Check that this process may still write here."""
         self._change(self.directory, self._publisher.check)
 
-    def set_aside(self, beyond: int) -> list[int]:
+    def set_aside(self, beyond: int, *, whole: bool = False) -> list[int]:
         """Rename the damaged checkpoints after the step that training resumes from; return their steps.
 
-        They are kept until there are enough newer ones, in case the disk can be repaired. Raises
-        CheckpointUnavailable if one of them is whole, and so was not there when this step was chosen.
+        They are kept until there are enough newer ones, in case the disk can be repaired. With `whole`, those
+        that can be read are renamed too: they belong to calls that the script no longer makes. Without it,
+        raises CheckpointUnavailable if one can be read, and so was not there when this step was chosen.
         """
         self._start = beyond
         listed = self._listed()
-        damaged = [step for step in sorted(listed) if step > beyond and self._is_damaged(step, listed[step])]
+        later = [step for step in sorted(listed) if step > beyond]
+        damaged = [step for step in later if whole or self._is_damaged(step, listed[step])]
 
         def rename() -> None:
             there = self._listed()

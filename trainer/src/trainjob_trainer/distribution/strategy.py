@@ -175,6 +175,8 @@ def wait_for_servers(
 
 
 watch_first_operation()
+_multi_worker: list[tuple[Task, Any]] = []
+"""The strategy of several workers, once it is built: TensorFlow builds one in a process."""
 
 
 def build_strategy(
@@ -187,6 +189,8 @@ def build_strategy(
     env = os.environ if env is None else env
     tpu = None if task.is_evaluator else named_tpu(env)
     kind = choose_kind(task, devices=len(_devices()), tpu=tpu)
+    if kind is Kind.MULTI_WORKER and _multi_worker and _multi_worker[-1][0] == task:
+        return _multi_worker[-1][1]
     waits = kind is Kind.COORDINATED or (kind is Kind.MULTI_WORKER and task.num_workers > 1)
     if progress is not None and waits:
         progress.update(state="waiting")
@@ -200,6 +204,7 @@ def build_strategy(
         progress.update(state="starting")
     if kind is Kind.MULTI_WORKER:
         create_locally(strategy, task)
+        _multi_worker.append((task, strategy))
     return strategy
 
 

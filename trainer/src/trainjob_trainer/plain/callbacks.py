@@ -286,7 +286,7 @@ class AtEnd(LastCallback):
     ) -> HostGroups:
         call, past = self.call, list(self.call.record.past)
         if not complete:
-            past.append(PastCall(tuple(call.epochs_run), dict(call.history)))
+            past.append(PastCall(tuple(call.epochs_run), dict(call.history), identity=call.identity))
         state = FitState(
             call=call.number,
             epochs_done=call.epoch,

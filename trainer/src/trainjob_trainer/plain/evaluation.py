@@ -15,7 +15,8 @@ from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.edge import StopRequest
 from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.engine.model_state import variable_groups
-from trainjob_trainer.evaluation import BatchesTold, evaluate_checkpoints
+from trainjob_trainer.evaluation import BatchesTold, evaluate_checkpoints, wait_for_training
+from trainjob_trainer.identity import Identity, find_site, key_of
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.strategy import end_evaluator
 from trainjob_trainer.replica import Replica
@@ -33,10 +34,14 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
             "ends. Pass validation_data=..., or leave the evaluator out with `evaluator: {replicas: 0}`"
         )
         end_evaluator(process)
-    store = CheckpointStore(process.environment.checkpoint_dir)
-    replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
     told = {**data, "callbacks": [BatchesTold(process.progress)]}
-    evaluate_checkpoints(replica, _scoring(model, told, store), final_step=None)
+    if not model.built:
+        model.evaluate(**{**told, "steps": 1}, verbose=0)
+    site, trainings = find_site("fit"), process.trainings
+    call = Identity(*key_of(site, model), particulars=site.variables)
+    store = trainings.store(wait_for_training(trainings, call))
+    replica = Replica(process.task, process.environment, store, process.progress, StopRequest())
+    evaluate_checkpoints(replica, _scoring(model, told, store), markers=[trainings.root.final])
     end_evaluator(process)
 
 
@@ -62,8 +67,6 @@ def _scoring(
     model: Any, data: dict[str, Any], store: CheckpointStore
 ) -> Callable[[Checkpoint], Mapping[str, float]]:
     def score(checkpoint: Checkpoint) -> Mapping[str, float]:
-        if not model.built:
-            model.evaluate(**{**data, "steps": 1}, verbose=0)
         store.load(checkpoint, variable_groups(model, with_optimizer=False))
         metrics = model.evaluate(**data, verbose=0, return_dict=True)
         return scalars(metrics)

@@ -1,9 +1,9 @@
 """The state of one call of `fit`, and what a checkpoint must hold so that a later attempt can resume.
 
-A script may call `fit` several times, on one model or on several. Each model has its own checkpoints (the
-first model has the job's), and its calls are numbered. After a restart the script runs from its top. A call
-that had ended returns at once with the model restored. The call that was under way resumes where its
-checkpoint was written, and later calls train as usual.
+A script may call `fit` several times, on one model or on several. Each model has its own checkpoints, and
+its calls are numbered. After a restart the script runs from its top. A call that had ended returns at once
+with the model restored, the call that was under way resumes where its checkpoint was written, and later calls
+train as usual: each if it is the call that was saved (`identity.py`). Else it trains from the beginning.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read_json
-from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
+from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.engine.callbacks import TEST_METHODS, sees_batches
 from trainjob_trainer.engine.not_finite import FiniteWatch
 from trainjob_trainer.engine.steps_per_execution import Looks, StepsPerExecution
+from trainjob_trainer.identity import Identity
 
 if TYPE_CHECKING:
     from trainjob_trainer.checkpoint_manager import CheckpointWriter
@@ -92,11 +93,15 @@ class PastCall:
         epochs: numbers of the epochs in its `History`.
         history: the rest of its `History`.
         step: step of the checkpoint at its end; 0 before its end.
+        identity: by which a later attempt knows it; the writer alone has it.
+        failed: an error ended it, and the script continued.
     """
 
     epochs: Sequence[int] = ()
     history: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     step: int = 0
+    identity: Identity | None = None
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,15 +132,15 @@ class FitState:
         return json_group("state", asdict(self), default=_plain)
 
     @classmethod
-    def from_groups(cls, groups: HostGroups, checkpoint: Checkpoint, *, finished: bool) -> FitState:
-        """Read the state; a checkpoint of `train_and_evaluate` has none, and counts as one call."""
-        if GROUP not in groups:
-            epoch = checkpoint.epoch
-            return cls(1, epoch, epoch, finished, (PastCall(),))
+    def from_groups(cls, groups: HostGroups) -> FitState:
+        """Read the state in a checkpoint."""
         facts = read_json(groups[GROUP])
-        facts.pop("first_step", None)  # checkpoints of earlier versions have it
-        facts["past"] = tuple(PastCall(**past) for past in facts["past"])
+        facts["past"] = tuple(_past_call(**past) for past in facts["past"])
         return cls(**facts)
+
+
+def _past_call(identity: Mapping[str, Any] | None, **facts: Any) -> PastCall:
+    return PastCall(**facts, identity=Identity.from_json(identity) if identity else None)
 
 
 def _plain(value: Any) -> Any:
@@ -144,29 +149,40 @@ def _plain(value: Any) -> Any:
     return str(value) if array.dtype.hasobject else array.tolist()
 
 
-class ResumePlan(Enum):
-    """What a call of `fit` has to do."""
+class ResumePlan(IntEnum):
+    """What a call of `fit` has to do; a number that the writer tells the others."""
 
-    TRAIN = "train"
-    RESUME = "resume"
-    SKIP = "skip"
+    TRAIN = 0
+    RESUME = 1
+    SKIP = 2
     """The call ended in an earlier attempt, and the script continued after it."""
-    FINISHED = "finished"
-    """The call ended, and so did the script: the output folder is finished."""
+    FINISHED = 3
+    """The call ended, and so did another job's script: the output folder is finished."""
+    ANEW = 4
+    """What is saved belongs to another call: this one trains from the beginning."""
 
 
-def choose_plan(state: FitState | None, *, number: int, epochs: int, script_finished: bool) -> ResumePlan:
+def choose_plan(
+    state: FitState | None, call: Identity, *, number: int, epochs: int, is_same_job: bool, is_finished: bool
+) -> ResumePlan:
     """Choose the plan from the state in the newest checkpoint; the state is None without one.
 
-    `number` and `epochs` are this call's; `script_finished`: the folder has the final marker.
+    `number` and `epochs` are this call's; `is_same_job`: the checkpoint is this job's own, whose script is
+    the same; `is_finished`: the folder holds another job's finished training.
     """
     if state is None or number > state.call:
         return ResumePlan.TRAIN
-    if number < state.call:
-        return ResumePlan.SKIP
-    if state.complete and epochs <= state.epochs_asked:
-        return ResumePlan.FINISHED if script_finished else ResumePlan.SKIP
-    return ResumePlan.RESUME
+    saved = state.past[number - 1]
+    exact = saved.identity == call
+    is_newest = number == state.call
+    if saved.failed or saved.identity is None or saved.identity.key != call.key:
+        plan = ResumePlan.ANEW
+    elif is_newest and (not state.complete or (epochs > state.epochs_asked and (exact or not is_same_job))):
+        plan = ResumePlan.RESUME
+    else:
+        plan = ResumePlan.SKIP if exact else ResumePlan.ANEW
+    is_over = plan is ResumePlan.ANEW or (plan is ResumePlan.SKIP and is_newest)
+    return ResumePlan.FINISHED if is_finished and is_over else plan
 
 
 @dataclass
@@ -174,7 +190,7 @@ class ModelRecord:
     """What is known about one model of the script.
 
     Attributes:
-        number: its number in the order of first `fit` calls, from 1.
+        number: that of its training below the output folder; 0 until its first `fit` has built it.
         calls: how many times `fit` has been called on it.
         saved: step of the checkpoint that its newest call ended with or began at; 0 without one.
         past: its calls that have ended.
@@ -188,6 +204,11 @@ class ModelRecord:
     saved: int = 0
     past: list[PastCall] = field(default_factory=list)
     compiles: bool = False
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that it was trained for by the calls that have ended."""
+        return sum(len(one.epochs) for one in self.past)
 
     @property
     def ends(self) -> list[int]:
@@ -288,6 +309,7 @@ class ScriptCall(FitCall):
     Attributes:
         looks: when the workers agree on whether to save or to stop.
         skipped_to: step of the checkpoint that is restored instead, if the call is skipped.
+        identity: by which a later attempt knows it, on the writer, once the model is built.
         epochs_run: numbers of the epochs in its `History`, including those of earlier attempts.
         history: metrics of these epochs.
         settings: result of `resume.settings_of` for it, once the model is built.
@@ -298,6 +320,7 @@ class ScriptCall(FitCall):
     looks: Looks
     plan: ResumePlan = ResumePlan.TRAIN
     skipped_to: int = 0
+    identity: Identity | None = None
     epochs_run: list[int] = field(default_factory=list)
     history: dict[str, list[Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.checkpoint.fence import Fence, build_fence
+from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.edge import StopRequest, install_edge, is_listening, leave
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import TrainerError
+from trainjob_trainer.identity import Trainings
 from trainjob_trainer.plain.fit_call import ScriptCall
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import leave_on_request
@@ -33,12 +35,12 @@ class PlainProcess:
 
     Attributes:
         models: the record of each model that the script has called `fit` on.
-        count: the number of these models.
+        count: how many times the script has called `fit`.
         step: optimizer steps of all models of the script, earlier attempts included. It only grows, and shows
             whether training has come further than before a failure.
         call: the current `fit`.
         is_scoring: whether Keras's `evaluate` or `predict` is running in the evaluator.
-        failed: whether the script is ending with an error.
+        trained: the model of the last `fit` that has ended, on the writer.
         fence: the writer's claim to the checkpoints, if its start has a generation.
     """
 
@@ -50,7 +52,7 @@ class PlainProcess:
     step: int = 0
     call: FitCall | None = None
     is_scoring: bool = False
-    failed: bool = False
+    trained: Any = None
     stop: StopRequest = field(default_factory=StopRequest)
     fence: Fence | None = None
 
@@ -58,6 +60,11 @@ class PlainProcess:
     def is_writer(self) -> bool:
         """Whether the files that this replica writes are the job's."""
         return self.task.is_writer
+
+    @functools.cached_property
+    def trainings(self) -> Trainings:
+        """The trainings below the job's folder of checkpoints."""
+        return Trainings(CheckpointStore(self.environment.checkpoint_dir, fence=self.fence), self.fence)
 
     def claim_output(self) -> None:
         """Ensure, before anything is written, that this process may write it; raises as `Fence.claim`."""
@@ -121,12 +128,7 @@ def install_hook() -> None:
         process = current_process()
     except TrainerError as error:
         leave(None, ProgressFile.from_environment(os.environ), error)
-
-    def failing() -> None:
-        process.failed = True
-
-    output = process.environment.output_dir
-    install_edge(process.task, process.progress, process.stop, output=output, failing=failing)
+    install_edge(process.task, process.progress, process.stop, output=process.environment.output_dir)
 
 
 def end_on_request(process: PlainProcess) -> None:

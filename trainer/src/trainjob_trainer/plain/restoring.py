@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import keras
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
@@ -12,6 +14,7 @@ from trainjob_trainer.distribution.collective import broadcast, check_same_weigh
 from trainjob_trainer.engine.callbacks import keep_files
 from trainjob_trainer.engine.model_state import further_groups, variable_groups
 from trainjob_trainer.errors import InvalidConfiguration, OutputFinished
+from trainjob_trainer.identity import Identity, digest, digest_of_arrays, find_site, key_of
 from trainjob_trainer.plain.fit_call import (
     KEPT_CALLS,
     FitState,
@@ -27,58 +30,140 @@ from trainjob_trainer.resume import (
     IN_A_CALLBACK,
     describe_differences,
     read_agreed,
-    refuse_lost,
     set_aside_damaged,
     settings_in_force,
     settings_of,
 )
 
+_DATA = ("x", "y", "sample_weight", "class_weight")
+
 
 def restore(
-    process: PlainProcess, call: ScriptCall, model: Any, users: list[Any], epoch_steps: int | None
+    process: PlainProcess,
+    call: ScriptCall,
+    model: Any,
+    arguments: Mapping[str, Any],
+    users: list[Any],
+    epoch_steps: int | None,
 ) -> None:
     """Choose the call's resume plan, and restore what it needs. Keras calls it once the model is built.
 
-    `epoch_steps` is None if the steps of an epoch are unknown.
+    `arguments` are those of `fit`; `epoch_steps` is None if the steps of an epoch are unknown.
 
     Raises:
         OutputFinished: there is nothing left to train.
         CheckpointUnavailable: the folder can't be read, or a reported checkpoint is missing.
-        CheckpointMismatch: the checkpoint belongs to another model.
     """
-    store = call.record.store
     call.settings = _settings(call, model, epoch_steps)
+    strategy, record = model.distribute_strategy, call.record
+    number, step, plan, before, read = 0, 0, ResumePlan.TRAIN, 0, None
     if process.is_writer:
-        store.prepare()
-    step, finished = _agreed(process, model, store)
-    if not step:
+        call.identity = _identify(call, model, arguments)
+        number, step, plan, before, read = _decide(process, call, call.identity)
+    elif not is_collective(strategy):
+        return  # it trains alone, and what is saved is another process's
+    if is_collective(strategy):
+        number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
+        plan = ResumePlan(chosen)
+    if plan is ResumePlan.FINISHED:
+        raise _finished(process, call)
+    call.plan, process.step = plan, max(process.step, before)
+    call.times.step = process.step
+    if not record.number:
+        record.number, record.store = number, process.trainings.store(number)
+        record.writer.write_into(record.store)
+    if plan in (ResumePlan.TRAIN, ResumePlan.ANEW):
         return
-    checkpoint, host = read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
-    state = FitState.from_groups(host, checkpoint, finished=finished)
-    call.plan = choose_plan(state, number=call.number, epochs=call.epochs, script_finished=finished)
-    if call.plan is ResumePlan.FINISHED:
-        raise _finished(process, call, state, step)
-    if call.plan is ResumePlan.TRAIN:
-        return
-    _check_built(model, store)
+    _check_built(model, record.store)
+    checkpoint, host = read or read_agreed(record.store, step, ARRIVAL_SECONDS)
+    state = FitState.from_groups(host)
     if call.number < state.call:
         checkpoint, host = _end_of(process, model, call, state) or (checkpoint, host)
-    own = FitState.from_groups(host, checkpoint, finished=finished).call == call.number
+    own = FitState.from_groups(host).call == call.number
     _assign(process, model, host, with_optimizer=own)
     _go_on_from(process, call, state, checkpoint.step)
     call.resumed_groups = host
     keep_files(users)
-    model._initial_epoch = call.epochs if call.plan is ResumePlan.SKIP else state.epochs_done
+    model._initial_epoch = call.epochs if plan is ResumePlan.SKIP else state.epochs_done
     if process.is_writer:
-        if finished and call.plan is ResumePlan.RESUME:
-            store.clear_final()
         _announce(call, state, checkpoint)
-    if call.plan is ResumePlan.RESUME and not state.complete:
-        call.remembered = state.callbacks
-    if call.plan is ResumePlan.RESUME and call.number == state.call:
+    if plan is ResumePlan.RESUME:
+        call.remembered = () if state.complete else state.callbacks
         if _are_same_batches(state.settings, call.settings):
             call.midway = state.epochs_done, state.batches_done
         _go_on_with_settings(process, call, state)
+
+
+def _identify(call: ScriptCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
+    site = find_site("fit")
+    particulars = {name.replace("_", " "): str(value) for name, value in call.settings.items()}
+    return Identity(
+        *key_of(site, model),
+        call.record.epochs,
+        {
+            **particulars,
+            **site.variables,
+            "the model": digest(_config(model)),
+            "the data": digest_of_arrays(keras.tree.flatten([arguments[name] for name in _DATA])),
+        },
+    )
+
+
+def _config(model: Any) -> Any:
+    try:
+        return [model.get_config(), model.get_compile_config()]
+    except Exception:  # noqa: BLE001 - whatever a model of the user's own may raise
+        return type(model).__name__
+
+
+class _Decision(NamedTuple):
+    """The writer's: the number of the training, its newest step, the plan, steps before it, what was read."""
+
+    number: int
+    step: int
+    plan: ResumePlan
+    before: int
+    read: tuple[Checkpoint, HostGroups] | None = None
+
+
+def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Decision:
+    record, trainings, environment = call.record, process.trainings, process.environment
+    found = None if record.number else trainings.find(identity, environment.reported_checkpoint)
+    number, final = found.number if found else record.number, trainings.root.final()
+    store = trainings.store(number)
+    newest = store.latest() if number else None
+    read = (newest, store.read(newest)) if newest else None
+    state = FitState.from_groups(read[1]) if read else None
+    plan = choose_plan(
+        state,
+        identity,
+        number=call.number,
+        epochs=call.epochs,
+        is_same_job=newest is not None and newest.job_uid == environment.uid,
+        is_finished=final is not None and final.step > 0,
+    )
+    step = newest.step if newest else 0
+    if plan is ResumePlan.FINISHED:
+        return _Decision(number, step, plan, 0)
+    if plan is not ResumePlan.SKIP:
+        trainings.root.clear_final()
+    if not number or (found and plan is ResumePlan.ANEW):
+        before = max(trainings.root.known_steps(), default=0)
+        return _Decision(trainings.begin(identity), 0, ResumePlan.TRAIN, before)
+    if found:
+        found.is_taken = True
+        store.prepare()
+    if plan is ResumePlan.ANEW:
+        aside = store.set_aside(process.step, whole=True)
+        announce(
+            f"{identity.site} trains from the beginning (fit {call.number} of its model): what is saved of "
+            f"step {', '.join(map(str, aside))} belongs to another call, and is set aside"
+        )
+    else:
+        set_aside_damaged(store, step)
+    if plan is ResumePlan.ANEW or (plan is ResumePlan.RESUME and state is not None and state.complete):
+        trainings.close()
+    return _Decision(number, step, plan, 0, read)
 
 
 def _are_same_batches(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -102,23 +187,6 @@ def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str
     )
 
 
-def _agreed(process: PlainProcess, model: Any, store: CheckpointStore) -> tuple[int, bool]:
-    """Return the writer's view of the folder on every worker: newest step, and whether it is final."""
-    strategy = model.distribute_strategy
-    collective = is_collective(strategy)
-    view = [0, 0]
-    if process.is_writer or not collective:
-        newest = store.latest()
-        view = [newest.step if newest else 0, int(store.final() is not None)]
-        if process.is_writer:
-            if store.directory == process.environment.checkpoint_dir:  # only the first model checks
-                refuse_lost(store, view[0], process.environment.reported_checkpoint)
-            set_aside_damaged(store, view[0])
-    if collective:
-        view = broadcast(strategy, process.task, view)
-    return view[0], bool(view[1])
-
-
 def _end_of(
     process: PlainProcess, model: Any, call: ScriptCall, state: FitState
 ) -> tuple[Checkpoint, HostGroups] | None:
@@ -139,11 +207,12 @@ def _end_of(
     return None
 
 
-def _finished(process: PlainProcess, call: ScriptCall, state: FitState, step: int) -> OutputFinished:
+def _finished(process: PlainProcess, call: ScriptCall) -> OutputFinished:
+    final = process.trainings.root.final()
     return OutputFinished(
-        f"{call.record.store.directory.parent} holds a training that finished at step {step}, epoch "
-        f"{state.epochs_done} of {state.epochs_asked}, and {call.epochs} epochs are asked for: ask for more "
-        f"to go on, or {process.environment.how_to_start_over}"
+        f"{process.environment.output_dir} holds a training that {final.words if final else 'has finished'}, "
+        f"and this fit asks for {call.epochs} epochs: ask for more epochs of the same fit to go on, or "
+        f"{process.environment.how_to_start_over}"
     )
 
 

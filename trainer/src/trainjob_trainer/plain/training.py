@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
-import functools
 import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
-from trainjob_trainer.edge import leave
 from trainjob_trainer.engine.callbacks import isolate
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
 from trainjob_trainer.engine.stepping import compile_in_parts
 from trainjob_trainer.engine.steps_per_execution import Looks
-from trainjob_trainer.environment import is_smoke, is_without
+from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import TrainerError
 from trainjob_trainer.plain.callbacks import AtBegin, AtEnd, listed, with_ours
 from trainjob_trainer.plain.calls import build_executions, reads_over
@@ -37,47 +33,6 @@ from trainjob_trainer.plain.strategy import end_if_finished
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
-
-# The end of a script: the final marker is written when it exits with success, not when a `fit` ends.
-#
-# What follows `fit` (a test, an export) belongs to the job. With an earlier marker, a failure there would
-# find the job finished after the restart, and would never be repaired. The writer's end is the job's end:
-# the job does not wait for what another worker does later.
-
-
-def expect_end(process: PlainProcess, record: ModelRecord) -> None:
-    """Mark the first model's last step as final when the script succeeds. Later models change nothing."""
-    if record.number == 1:
-        if not is_without("exit", os.environ):
-            _note_exit_codes(process)
-        atexit.register(_finish, process, record)
-
-
-def _finish(process: PlainProcess, record: ModelRecord) -> None:
-    if process.failed or len(record.past) < record.calls:
-        return
-    if process.is_writer:
-        try:
-            marker = FinalMarker(record.saved, process.environment.uid, ended_at=process.step)
-            record.store.mark_final(marker)
-        except TrainerError as error:
-            leave(process.task, process.progress, error)
-    process.progress.update(state="finished", step=process.step)
-    process.progress.flush()
-
-
-def _note_exit_codes(process: PlainProcess) -> None:
-    """Record failure on `sys.exit(1)` and `exit(1)`, which raise no error that a hook would see."""
-    original = sys.exit
-
-    @functools.wraps(original)
-    def leave(status: Any = None, /) -> None:
-        if threading.current_thread() is threading.main_thread():
-            process.failed = status not in (None, 0)
-        original(status)
-
-    sys.exit = leave  # type: ignore[assignment]
-    vars(builtins).update({name: leave for name in ("exit", "quit") if hasattr(builtins, name)})
 
 
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
@@ -118,14 +73,17 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     call.executions = build_executions(process, model, users)
     if not process.is_writer:
         isolate(users)
-    first = AtBegin(lambda steps: restore(process, call, model, users, steps), process.claim_output)
+    data = dict(arguments)
+    first = AtBegin(lambda steps: restore(process, call, model, data, users, steps), process.claim_output)
     last = AtEnd(process, call, users)
     arguments["callbacks"] = with_ours(arguments.get("callbacks"), first, last, model)
     try:
         with call.record.writer.patient():
             history = fit(model, **arguments)
             _end(process, call, last)
-    except Exception:
+    except BaseException:
+        failed = PastCall(tuple(call.epochs_run), call.history, identity=call.identity, failed=True)
+        call.record.past.append(failed)  # the script may catch it and go on
         with contextlib.suppress(TrainerError):  # the original error says more
             call.record.writer.settle()
         raise
@@ -138,11 +96,9 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
 
 
 def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> ScriptCall:
-    record = process.models.get(model)
-    if record is None:
-        process.count += 1
-        record = process.models[model] = _record(process, process.count)
-        expect_end(process, record)
+    process.count += 1
+    record = process.models.get(model) or _record(process)
+    process.models[model] = record
     record.calls += 1
     strategy = model.distribute_strategy
     every = from_environment("checkpoint_every", os.environ, None)
@@ -165,11 +121,10 @@ def _begin(process: PlainProcess, model: Any, arguments: dict[str, Any]) -> Scri
     return call
 
 
-def _record(process: PlainProcess, number: int) -> ModelRecord:
-    folder = process.environment.checkpoint_dir
-    store = CheckpointStore(folder if number == 1 else folder / f"model-{number}", fence=process.fence)
+def _record(process: PlainProcess) -> ModelRecord:
+    store = process.trainings.root  # until the model is built, and it is known which training it is
     replica = Replica(process.task, process.environment, store, process.progress, process.stop)
-    return ModelRecord(number, store, CheckpointWriter(replica))
+    return ModelRecord(0, store, CheckpointWriter(replica))
 
 
 def _warn_if_alone(process: PlainProcess, call: ScriptCall, model: Any) -> None:
@@ -208,11 +163,39 @@ def _weights_watch(process: PlainProcess, model: Any) -> WeightsWatch | None:
 def _end(process: PlainProcess, call: ScriptCall, last: AtEnd) -> None:
     """Save the state after the call: callbacks may have restored other weights at its end."""
     step = call.skipped_to if call.plan is ResumePlan.SKIP else process.step
-    call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step))
+    call.record.past.append(PastCall(tuple(call.epochs_run), call.history, step, call.identity))
     if call.plan is ResumePlan.SKIP:
         return
     last.compare_weights(process.step)
     if process.is_writer:
         last.save_end()
+        if process.trained is None:
+            atexit.register(_leave_model, process, call.record.writer.replica)
+        process.trained = last.model
     process.progress.update(state="preparing")  # the script takes no steps now
     process.progress.flush()
+
+
+def _leave_model(process: PlainProcess, replica: Replica) -> None:
+    """Write the model of the last `fit` to `<output>/model` as the script ends, as the library does.
+
+    In a replica's context the writer reads variables by itself: the other workers may have ended.
+    """
+    from trainjob_trainer.library import KERAS_FILE, save_model  # noqa: PLC0415 - only where it is needed
+
+    model = process.trained
+
+    def save(path: Path) -> None:
+        with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
+            model.save(path)
+
+    def export(path: Path) -> None:
+        known = {type(one).__name__: type(one) for one in (model, *model._flatten_layers())}
+        with tf.device("CPU:0"):
+            copy = keras.models.load_model(path.with_name(KERAS_FILE), known, compile=False)
+            copy.export(path, verbose=False)
+
+    try:
+        save_model(replica, save, export)
+    except TrainerError as error:
+        announce(f"the model isn't left as a file: {error}")

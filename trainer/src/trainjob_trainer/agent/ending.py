@@ -1,0 +1,110 @@
+"""The end of a training: it has finished when the writer's process has exited with 0, and not before.
+
+Only what has started the process sees its exit code: the agent, or `supervise` in a pod without one. It
+writes `final.json`, by which later starts and the evaluator know that there is nothing left to train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainjob_trainer.atomic_file import write_atomically
+
+_CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.[1-9]\d*)?")
+_CLAIM = re.compile(r"\.claim-(\d+)\.(\d+)-([0-9a-f]{8})")
+
+
+class Superseded(Exception):
+    """A newer start of the job writes the output: that one decides when training has finished."""
+
+
+def mark_finished(
+    env: Mapping[str, str], generation: str, step: object = None, *, if_claimed: bool = False
+) -> None:
+    """Write `final.json` for the writer's process of this generation, which has exited with 0.
+
+    The file is renamed out of the process's claim (ADR 10), so it never appears once a successor has taken
+    over. A script that has claimed nothing has trained nothing that could be taken over.
+
+    Args:
+        env: of the process: where its checkpoints are, and its job.
+        generation: `<incarnation>.<attempt>`; empty if the process had none.
+        step: the last one that it reported, if any.
+        if_claimed: only if it has claimed the output: it may be one of several programs of the container.
+
+    Raises Superseded, or OSError if the file can't be written.
+    """
+    output = env.get("TRAINJOB_OUTPUT_DIR")
+    checkpoints = env.get("TRAINJOB_CHECKPOINT_DIR") or (output and f"{output}/checkpoints")
+    if not checkpoints:
+        return
+    folder, uid = Path(checkpoints), env.get("TRAINJOB_UID", "")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [entry.name for entry in folder.iterdir()]
+    job = f"{zlib.crc32(uid.encode()):08x}"
+    claims = [match for match in map(_CLAIM.fullmatch, names) if match and match[3] == job]
+    newest = max(((int(claim[1]), int(claim[2])) for claim in claims), default=None)
+    own = tuple(map(int, generation.split("."))) if generation else newest
+    if newest is not None and own is not None and newest > own:
+        raise Superseded(f"a newer start of this job writes {folder}")
+    claim = folder / f".claim-{generation}-{job}"
+    if if_claimed and claim.name not in names:
+        return
+    try:
+        facts = json.loads((folder / "ended.json").read_bytes())
+    except FileNotFoundError:
+        saved = [int(match[1]) for match in map(_CHECKPOINT.fullmatch, names) if match]
+        facts = {"step": max(saved, default=0), "endedAt": step if isinstance(step, int) else 0}
+    text = json.dumps({**facts, "jobUid": uid, "time": time.time()})
+    if claim.name in names:
+        write_atomically(claim / "final.json", text)
+        (claim / "final.json").replace(folder / "final.json")
+    else:
+        write_atomically(folder / "final.json", text)
+
+
+# In a pod without an agent.
+
+
+_PR_SET_PDEATHSIG = 1
+_SECONDS_BETWEEN_TRIES = 1.0
+
+
+def supervise() -> None:
+    """Run the script in a child process, and mark training as finished if that has exited with 0.
+
+    It returns in the child alone. Signals go to the child, and its exit code becomes that of this process,
+    128+n after a death by signal n.
+    """
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    generation = os.environ["TRAINJOB_EPOCH"]
+    while code == 0:
+        try:
+            mark_finished(os.environ, generation, if_claimed=True)
+            break
+        except (Superseded, PermissionError, ValueError) as error:
+            print(f"trainjob: the output doesn't say that training has finished: {error}", file=sys.stderr)
+            break
+        except OSError as error:
+            print(f"trainjob: waiting for the output's volume: {error}", file=sys.stderr, flush=True)
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+    sys.stderr.flush()
+    os._exit(code)
