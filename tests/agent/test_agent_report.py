@@ -24,6 +24,7 @@ def test_a_report() -> None:
         "world": {"worker": 2},
         "restarts": simulation.group.budget.counts.to_json(),
         "failure": None,
+        "notices": [],
         "members": {
             "worker-0": _member("pod-worker-0-1", 1, "idle"),
             "worker-1": _member("", 0, "absent"),
@@ -47,6 +48,21 @@ def test_the_writers_metrics_are_the_jobs() -> None:
     members = build_report(simulation.group, 0.0, whole=False)["members"]
     assert members["worker-0"]["report"] is not None
     assert members["worker-1"]["report"] is None
+
+
+def test_notices_of_all_replicas_and_attempts_are_kept_once() -> None:
+    simulation = Simulation({"worker": 2})
+    simulation.gather()
+    simulation.progress("worker-0", step=3, notices=["trained alone"])
+    simulation.progress("worker-1", step=3, notices=["trained alone", "too few rows", 9 * ["x"], "y" * 999])
+    simulation.end_child("worker-1", 1)
+    simulation.settle()
+    simulation.progress("worker-0", step=3, notices=[f"fit {n}" for n in range(9)])
+    simulation.progress("worker-1", step=3, notices="no list")
+    report = build_report(simulation.group, simulation.now)
+    assert report["notices"][:2] == ["trained alone", "too few rows"]
+    assert report["notices"][3:] == ["y" * 300, "fit 0", "fit 1", "fit 2", "fit 3"]
+    assert "notices" not in report["members"]["worker-1"]["report"]
 
 
 def test_the_next_attempt_begins_without_the_reports_of_the_one_before() -> None:

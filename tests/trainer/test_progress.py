@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import queue
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.reporting.progress import ProgressFile, report
+from trainjob_trainer.reporting.progress import ProgressFile, notice, report
 
 
 class Clock:
@@ -123,6 +124,53 @@ def test_last_words_stay_whole_however_many_metrics_there_are(tmp_path: Path) ->
     many = {f"metric-{n}": float(n) for n in range(500)}
     ProgressFile(None, log).update(state="finished", step=9, metrics=many)
     assert written(log)["step"] == 9
+    assert log.stat().st_size <= 3072
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (["trained alone"], ["trained alone"]),
+        (["trained alone", "another rate", "trained alone"], ["trained alone", "another rate"]),
+        (["two\nlines\t and more"], ["two lines and more"]),
+        (["word " * 60], [" ".join(60 * ["word"])]),
+        (["word " * 70], [" ".join(60 * ["word"]) + "…"]),
+        ([f"fit {number}" for number in range(20)], [f"fit {number}" for number in range(8)]),
+    ],
+)
+def test_notices_are_lines_of_the_log_and_of_the_report(
+    said: list[str],
+    kept: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TRAINJOB_PROGRESS_FILE", str(tmp_path / "progress.json"))
+    ProgressFile.from_environment(dict(os.environ)).update(state="training", step=3)
+    for line in said:
+        notice(line)
+    assert capsys.readouterr().err == "".join(f"trainjob: {line}\n" for line in said)
+    report = written(tmp_path / "progress.json")
+    assert (report["notices"], report["state"], report["step"]) == (kept, "training", 3)
+
+
+def test_a_process_outside_a_job_only_logs_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRAINJOB_PROGRESS_FILE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    notice("trained alone")
+    assert capsys.readouterr().err == "trainjob: trained alone\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_notice_takes_the_last_result_from_a_termination_message(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    evaluation = {"step": 9, "metrics": {f"metric-{n}": float(n) for n in range(50)}, "final": True}
+    lines = tuple(f"{n} {'é' * 290}" for n in range(8))
+    ProgressFile(None, log).update(state="finished", step=9, evaluation=evaluation, notices=lines)
+    assert written(log)["evaluation"] == evaluation
     assert log.stat().st_size <= 3072
 
 

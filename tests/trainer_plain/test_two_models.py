@@ -131,6 +131,7 @@ def test_a_crash_costs_nothing_but_time(two: dict[str, Ended], root: Path, tmp_p
     assert "trainjob: resumed from step 21 (fit 1 had ended" in again["worker-0"].log
     assert f"trainjob: resumed from step {STEPS} (fit 2 had ended" in again["worker-0"].log
     assert again["worker-0"].log.count("learning rate is 10 in the script and was 0.01") == 1, "and is 0.01"
+    assert again["worker-0"].progress["notices"][0].startswith("learning rate is 10 in the script and was")
     # Worker 0 may have saved the second epoch before it noticed.
     assert re.search(r"resumed from step (34 \(epoch 1|40 \(epoch 2) of 3", again["worker-0"].log)
     for model in ("first", "second"):

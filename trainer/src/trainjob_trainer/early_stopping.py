@@ -15,7 +15,7 @@ from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
 from trainjob_trainer.evaluation import FOLDER, EvaluatorScores
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import load_agreed
 
 # The best value so far, and whether training ends, decided from the values alone.
@@ -453,7 +453,7 @@ class MonitoredSelection(Selection):
             if self._scores.signs_of_life() != seen:
                 seen, since = self._scores.signs_of_life(), self._clock()
             if self._clock() - since >= EVALUATOR_PATIENCE:
-                announce(
+                notice(
                     f"no result for step {last}, and nothing from the evaluator for "
                     f"{EVALUATOR_PATIENCE / 60:.0f} minutes: the best one is chosen without it"
                 )
@@ -468,7 +468,7 @@ class MonitoredSelection(Selection):
         try:
             self._replica.store.checked(step)
         except CheckpointUnreadable:
-            announce(f"the checkpoint of step {step}, the best one, can't be read any more")
+            notice(f"the checkpoint of step {step}, the best one, can't be read any more")
             return False
         return True
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.reporting.progress import ProgressFile, announce
+from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.task import Task
 
 HEADER, PAYLOAD, RESULT = "function.json", "function.pickle", "result.json"
@@ -111,7 +111,7 @@ def leave_result(result: object, env: Mapping[str, str]) -> None:
             raise ValueError(f"it has {len(text):,} characters, at most {LARGEST_RESULT:,} are kept")
     except (TypeError, ValueError, RecursionError) as error:
         path.unlink(missing_ok=True)  # that of an earlier run
-        announce(
+        notice(
             f"no {RESULT}, as the function's result is not JSON ({error}): return numbers, texts, lists and "
             "dicts of them, and write anything else as files into the folder TRAINJOB_OUTPUT_DIR"
         )

@@ -62,7 +62,7 @@ from trainjob_trainer.plain.process import current_process
 from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device, build_plan, check, recipe_of
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica, as_evaluator, join
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import (
     IN_A_CALLBACK,
@@ -142,7 +142,7 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     except Exception as error:  # noqa: BLE001 - whatever a layer of the user's may raise
         Files().remove(path)  # it may be incomplete
         why = first_line(error)
-        announce(f"the model can't be written as {path.name}: {why}")
+        notice(f"the model can't be written as {path.name}: {why}")
 
 
 BuildModel = Callable[[], Any]
@@ -433,7 +433,7 @@ def _settings_from(replica: Replica, saved: HostGroups, settings: Mapping[str, A
     remedy = start_over if replica.task.has_parameter_servers else f"{IN_A_CALLBACK}, or {start_over}"
     if replica.task.is_writer:
         for line in describe_differences(before, settings, remedy):
-            announce(line)
+            notice(line)
     return settings_in_force(before, settings)
 
 

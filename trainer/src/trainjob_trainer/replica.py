@@ -16,7 +16,7 @@ from trainjob_trainer.edge import EVALUATOR_STOPPED, StopRequest, exit_now, inst
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.reporting.machine import keep_freed_memory
-from trainjob_trainer.reporting.progress import ProgressFile, announce
+from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
 
@@ -59,7 +59,7 @@ def join(
     install_edge(task, progress, stop, output=environment.output_dir)
     if variables.get("TRAINJOB_OUTPUT_DIR") and (output or not resume) and task.is_writer:
         said = f"output={str(output)!r}" if output else "resume=False"
-        announce(f"{said} is left out: the job says where its output is ({environment.output_dir})")
+        notice(f"{said} is left out: the job says where its output is ({environment.output_dir})")
     stop.install(lambda: leave_on_request(task, progress))
     store = CheckpointStore(environment.checkpoint_dir, fence=build_fence(task, environment))
     replica = Replica(task, environment, store, progress, stop)

@@ -19,7 +19,7 @@ from trainjob_trainer.checkpoint.snapshot import (
 )
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.task import Task
 
 ARRIVAL_SECONDS = 30.0
@@ -114,7 +114,7 @@ def set_aside_damaged(store: CheckpointStore, chosen: int) -> None:
     steps = ", ".join(str(step) for step in store.set_aside(chosen))
     if steps:
         going_on = f"from step {chosen}" if chosen else "from the beginning, for lack of another"
-        announce(f"the checkpoint of step {steps} is damaged and set aside: training goes on {going_on}")
+        notice(f"the checkpoint of step {steps} is damaged and set aside: training goes on {going_on}")
 
 
 def finished_before(store: CheckpointStore, job_uid: str) -> Start | None:

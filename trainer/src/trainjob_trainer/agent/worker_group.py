@@ -84,6 +84,7 @@ def _reported_failure(member: Member, attempt: int) -> Failure | None:
 
 MEETING = "meeting"
 FAILED = "failed"
+_MOST_NOTICES, _LONGEST_NOTICE = 8, 300
 
 TARGET_SECONDS = 120.0
 """Seconds after the newest target in which an older one is rejected.
@@ -116,6 +117,7 @@ class WorkerGroup:
         self.since = now
         self.attempt: Attempt | None = None
         self.failure: Failure | None = None
+        self.notices: list[str] = []
         self._target_at = now
 
     @property
@@ -199,6 +201,10 @@ class WorkerGroup:
     def _beat(self, member: Member, beat: Beat, now: float) -> bool:
         """Record it; return whether the phase may change, as most of the many beats change nothing."""
         has_changed = member.update(beat, now)
+        said = (beat.report or {}).get("notices")
+        if isinstance(said, list):  # the report of the next start lacks them
+            cut = (str(line)[:_LONGEST_NOTICE] for line in said)
+            self.notices = list(dict.fromkeys([*self.notices, *cut]))[:_MOST_NOTICES]
         attempt = self.attempt
         if attempt is not None and self.phase == RUNNING and attempt.takes_part(member):
             attempt.observe(member, now)
@@ -352,7 +358,7 @@ class WorkerGroup:
 # The agent report: the leading agent's answer to the controller.
 
 
-_OWN_SHARE = ("metrics", "evaluation", "error")
+_OWN_SHARE = ("metrics", "evaluation", "error", "notices")
 """The writer's are the job's; those of the others only add size."""
 
 
@@ -383,6 +389,7 @@ def build_report(group: WorkerGroup, now: float, *, whole: bool = True) -> dict[
         "world": count_roles(active),
         "restarts": group.budget.counts.to_json(),
         "failure": group.failure.to_json() if group.failure else None,
+        "notices": group.notices,
         "members": {
             name: _describe(
                 group.meeting.roster.get(name), now, writer=writer, whole=whole, began=group.began

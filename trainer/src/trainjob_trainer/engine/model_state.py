@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainjob_trainer.distribution.collective import check_same_weights
 from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.recipe import Recipe
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.task import Task
 
 # The model.
@@ -100,7 +100,7 @@ def tell_unsaved(model: Any) -> None:
     """Log optimizers whose state a resumed run lacks: they create their variables in the first step."""
     for name, optimizer in _further_optimizers(model):
         if not optimizer.built:
-            announce(
+            notice(
                 f"model.{name} has no variables yet, so checkpoints don't hold its state: call "
                 f"{name}.build(trainable_variables) where the model is made"
             )
@@ -247,7 +247,7 @@ def tell_unsynchronized(model: Any, replicas: int) -> None:
     if not names:
         return
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    announce(
+    notice(
         f"{shown}: BatchNormalization normalizes each worker's part of a batch by itself, and keeps the "
         "moving statistics of worker 0's; with synchronized=True it takes the whole batch"
     )

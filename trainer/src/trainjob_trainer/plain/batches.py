@@ -35,7 +35,7 @@ from trainjob_trainer.plain.calls import Shapes, Use, read_over
 from trainjob_trainer.plain.fit_call import FitCall
 from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import current_process, is_seeded_by_user, job_seed
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, notice
 
 # Rows of batched data sets: joined, and cut into parts.
 
@@ -540,7 +540,7 @@ def _are_weighed(adapter: Any, dataset: Any, size: int | None, replicas: int) ->
     rest = _smallest_of_arrays(adapter, size)
     least = min(one for one in (size, rest, replicas) if one)
     if least < replicas and current_process().is_writer:
-        announce(too_few_rows(least, replicas, is_rest=least != size))
+        notice(too_few_rows(least, replicas, is_rest=least != size))
     if size and rest:
         return bool(size % replicas or rest % replicas)
     return not are_equal(dataset, replicas)

@@ -28,7 +28,7 @@ from trainjob_trainer.engine.steps_per_execution import StepsPerExecution
 from trainjob_trainer.plain.fit_call import FitCall, Seen
 from trainjob_trainer.plain.keras_repair import fit_class, is_collective, of_one_replica
 from trainjob_trainer.plain.process import PlainProcess, assigned, current_process
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import notice
 
 # The batches of one call, and their data set.
 
@@ -223,7 +223,7 @@ def with_own_loss(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         return step
     from trainjob_trainer.engine.own_loss import OwnLoss  # noqa: PLC0415 - Keras is imported just now
 
-    own = OwnLoss(model, step, announce if current_process().is_writer else lambda _: None)
+    own = OwnLoss(model, step, notice if current_process().is_writer else lambda _: None)
     return lambda data: own.take(step, data)
 
 

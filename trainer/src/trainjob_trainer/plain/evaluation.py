@@ -20,7 +20,7 @@ from trainjob_trainer.identity import Identity, find_site, key_of
 from trainjob_trainer.plain.process import PlainProcess
 from trainjob_trainer.plain.strategy import end_evaluator
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import notice
 
 _ARRAYS = ("x", "y", "sample_weight")
 
@@ -29,7 +29,7 @@ def follow_training(process: PlainProcess, model: Any, arguments: Mapping[str, A
     """Evaluate each new checkpoint of the job, including the final one, and end the process with code 0."""
     data = _heldout(arguments)
     if data is None:
-        announce(
+        notice(
             "fit() has neither validation_data nor validation_split: the evaluator has nothing to score, and "
             "ends. Pass validation_data=..., or leave the evaluator out with `evaluator: {replicas: 0}`"
         )

@@ -24,7 +24,7 @@ from trainjob_trainer.plain.fit_call import (
 )
 from trainjob_trainer.plain.keras_repair import has_call, is_collective
 from trainjob_trainer.plain.process import PlainProcess, is_seeded_by_user
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
     IN_A_CALLBACK,
@@ -175,7 +175,7 @@ def _go_on_with_settings(process: PlainProcess, call: ScriptCall, state: FitStat
     remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
     if process.is_writer:
         for line in describe_differences(state.settings, call.settings, remedy):
-            announce(line)
+            notice(line)
     call.settings = settings_in_force(state.settings, call.settings)
 
 
@@ -200,7 +200,7 @@ def _end_of(
     if step:
         return read_agreed(store, step, 0.0 if process.is_writer else ARRIVAL_SECONDS)
     if process.is_writer:
-        announce(
+        notice(
             f"the weights that fit {call.number} had ended with are no longer there (the {KEPT_CALLS} newest "
             "are kept): the model has those of the newest checkpoint"
         )

@@ -18,7 +18,7 @@ from trainjob_trainer.plain.process import (
     end_on_request,
     seed_tensorflow,
 )
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import notice
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
 
@@ -76,7 +76,7 @@ def end_at_own_loop(process: PlainProcess) -> None:
     def gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_within_run = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
         if is_within_run and not process.is_scoring:
-            announce(
+            notice(
                 "the script trains in a loop of its own, without fit(): the evaluator has nothing to "
                 "evaluate, and ends. Use fit(), train_and_evaluate() or init() with its each_checkpoint(), "
                 "or leave the evaluator out with `evaluator: {replicas: 0}`"

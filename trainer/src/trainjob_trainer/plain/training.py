@@ -32,7 +32,7 @@ from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import end_if_finished
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import notice
 
 
 def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
@@ -129,7 +129,7 @@ def _record(process: PlainProcess) -> ModelRecord:
 
 def _warn_if_alone(process: PlainProcess, call: ScriptCall, model: Any) -> None:
     if process.is_writer and process.task.num_workers > 1 and not is_collective(model.distribute_strategy):
-        announce(
+        notice(
             "the model was not built in the scope of a tf.distribute.MultiWorkerMirroredStrategy: each "
             f"worker trains one by itself, and worker 0's is kept (fit {call.number})"
         )

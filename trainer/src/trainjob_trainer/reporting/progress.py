@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,11 +25,22 @@ def announce(message: str) -> None:
     print(f"trainjob: {message}", file=sys.stderr, flush=True)
 
 
+def notice(message: str) -> None:
+    """Log what was computed otherwise than the script says; in a job, also keep the line with the job."""
+    announce(message)
+    progress = ProgressFile.from_environment(os.environ)
+    text = textwrap.shorten(message, LONGEST_NOTICE, placeholder="…")
+    notices = dict.fromkeys((*(progress.last.notices or ()), text))
+    progress.update(notices=tuple(notices)[:MOST_NOTICES])
+    progress.flush()  # the process may end next
+
+
 MIN_SECONDS_BETWEEN_WRITES = 0.5
 MAX_SECONDS_BETWEEN_WRITES = 1.0
 """Plus the time between two checks: while the process lives, the file is never older than two seconds."""
 MAX_TERMINATION_MESSAGE = 3072
 """ASCII characters; the kubelet keeps the last 4,096 bytes, and a cut JSON text is invalid."""
+MOST_NOTICES, LONGEST_NOTICE = 8, 300
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,7 @@ class Progress:
         evaluation: `step`, `metrics` and `final` of the evaluator's last result.
         stopped_early: why training ended before `total_steps`, if it did.
         error: `reason` and `message`, one sentence for a person.
+        notices: the lines of `notice`, without doubles.
     """
 
     state: str = "starting"
@@ -72,6 +85,7 @@ class Progress:
     evaluation: Mapping[str, Any] | None = None
     stopped_early: str | None = None
     error: Mapping[str, str] | None = None
+    notices: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the known fields, with keys in camel case."""
@@ -188,8 +202,10 @@ def _path(env: Mapping[str, str], variable: str) -> Path | None:
 def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
     """Write the report in place: the kubelet's file is a mount, which exists only on a cluster."""
     text = json.dumps(report, allow_nan=False)
-    if len(text) > MAX_TERMINATION_MESSAGE:
-        text = json.dumps({k: v for k, v in report.items() if k not in ("metrics", "evaluation")})
+    for name in ("notices", "metrics", "evaluation"):
+        if len(text) > MAX_TERMINATION_MESSAGE:
+            report = {key: value for key, value in report.items() if key != name}
+            text = json.dumps(report, allow_nan=False)
     with contextlib.suppress(OSError):
         if path.exists():
             path.write_text(text, encoding="utf-8")
@@ -225,7 +241,7 @@ def plain_number(value: Any) -> Any:
     """Return a JSON value for a number of any library; NaN and infinities, which JSON lacks, as strings."""
     if isinstance(value, Mapping):
         return {str(key): plain_number(item) for key, item in value.items()}
-    if value is None or isinstance(value, (str, bool, int)):
+    if value is None or isinstance(value, (str, bool, int, tuple)):
         return value
     number = float(value)
     return number if math.isfinite(number) else str(number)
