@@ -52,6 +52,7 @@ def test_a_view_is_read_as_it_was_written(tmp_path: Path) -> None:
         checkpoint_step=440,
         conditions=[COMPLETE],
         progress={"step": 3, "metrics": {"loss": "nan"}},
+        notices=["trained alone"],
     )
     run = read_run_folder(store_run(tmp_path, view))
     assert run is not None

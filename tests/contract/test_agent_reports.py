@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from support.agents.worker_group import Simulation
+from trainjob.api import TrainJobStatus
 from trainjob.cluster.agents import wire as ours
-from trainjob.core.agent_reports import AgentReport, project_report
+from trainjob.core.agent_reports import AgentReport, merge_notices, project_report
+from trainjob.core.conditions import truncated
 from trainjob_trainer.agent import wire as theirs
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.messages import Join
 from trainjob_trainer.agent.replica_agent import readable_report
 from trainjob_trainer.agent.worker_group import build_fitting_report, build_report
-from trainjob_trainer.reporting.progress import Progress
+from trainjob_trainer.reporting.progress import LONGEST_NOTICE, MOST_NOTICES, Progress
 
 PROGRESS = Progress(
     state="training",
@@ -38,6 +40,7 @@ PROGRESS = Progress(
     evaluation={"step": 200, "metrics": {"loss": 0.25}, "final": True},
     stopped_early="val_loss has not improved for 2 epochs",
     error={"reason": "Crashed", "message": "ValueError: boom\nin train.py"},
+    notices=tuple(f"{n} {'ö' * 298}" for n in range(MOST_NOTICES)),
 )
 FAILURE = Failure(
     replica="worker-1",
@@ -64,6 +67,7 @@ def reported(*replicas: str) -> Simulation:
     for member in simulation.group.meeting.roster:
         member.report = report
     simulation.group.failure = FAILURE
+    simulation.group.notices = list(PROGRESS.notices or ())
     return simulation
 
 
@@ -77,6 +81,14 @@ def through_the_wire(report: dict[str, Any]) -> dict[str, Any]:
 def test_both_sides_have_the_same_limits_of_a_report() -> None:
     for size in [(0, 0), (1, 1), (3, 2), (1000, 0), (1000, 1000)]:
         assert ours.largest_report(*size) == theirs.largest_report(*size)
+
+
+def test_all_notices_reach_the_status_whole() -> None:
+    report = AgentReport.model_validate(through_the_wire(build_report(reported("worker-0").group, 5.0)))
+    assert tuple(report.notices) == PROGRESS.notices
+    assert {len(line) for line in report.notices} == {LONGEST_NOTICE}
+    status = truncated(TrainJobStatus(notices=merge_notices((), report.notices)))
+    assert status.notices == PROGRESS.notices
 
 
 @pytest.mark.parametrize("build", [build_report, build_fitting_report])

@@ -41,6 +41,30 @@ async def test_the_first_step_of_each_attempt_is_written_at_once_and_the_next_on
     assert world.cluster.writes == before
 
 
+async def test_notices_are_figures_that_are_only_added() -> None:
+    """No pass and no write comes of them, and neither a restart nor another leading agent takes them away."""
+    world, agents = await training(build_job(evaluator=False))
+    await tell(world, agents, 1)
+    agents.notices = ["trained alone"]
+    before = list(world.cluster.writes)
+    await tell(world, agents, 2)
+    assert (world.status.notices, world.cluster.writes) == ((), before)
+    await world.pass_time(30)
+    assert world.status.notices == ("trained alone",)
+    agents.notices = []
+    agents.fail("worker-1", step=2)
+    agents.reports.clear()
+    agents.meet()
+    agents.report("worker-0", step=2, totalSteps=100, resumedFrom=2, notices=["another rate"])
+    await world.settle()
+    words = json.dumps({"state": "finished", "step": 100, "totalSteps": 100, "notices": ["no model"]})
+    for index in (0, 1):
+        world.cluster.end_pod(world.pod("worker", index), 0, message=words)
+    await world.settle()
+    assert world.status.state == "Complete"
+    assert world.status.notices == ("trained alone", "another rate", "no model")
+
+
 async def test_the_first_step_has_a_time_of_its_own() -> None:
     """A process that has resumed reports its step before it has made one."""
     world, agents = await training(build_job(evaluator=False))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainjob.core.agent_reports import AgentReport, Report, keep, project_report
+from trainjob.core.agent_reports import AgentReport, Report, keep, merge_notices, project_report
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -28,6 +28,40 @@ KEYS = [
     "checkpointStep",
     "stoppedEarly",
 ]
+
+
+@pytest.mark.parametrize(
+    ("sources", "merged"),
+    [
+        ([], ()),
+        ([("a", "b"), ("b", "c"), ("a",)], ("a", "b", "c")),
+        ([("b",), ("a",), ("b",)], ("b", "a")),
+        ([tuple("abcdefgh"), ("i",)], tuple("abcdefgh")),
+        ([tuple("abcdefg"), ("a", "h", "i")], tuple("abcdefgh")),
+    ],
+)
+def test_notices_are_only_added_each_once_and_eight_at_most(
+    sources: list[tuple[str, ...]], merged: tuple[str, ...]
+) -> None:
+    assert merge_notices(*sources) == merged
+
+
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (None, []),
+        ("a", []),
+        ({"a": 1}, []),
+        (["a", 1, None, [], "", "a"], ["a"]),
+        (["\x1b[31mred\x1b[0m\nline\u202e"], ["red line"]),
+        (["x" * 999], ["x" * 300]),
+        ([str(n) for n in range(99)], [str(n) for n in range(8)]),
+    ],
+)
+def test_notices_of_an_untrusted_report(raw: object, read: list[str]) -> None:
+    assert Report.model_validate({"notices": raw}).notices == read
+    assert AgentReport.model_validate({"notices": raw}).notices == read
+    assert keep(Report, {"notices": raw}) == {"notices": read}
 
 
 def test_a_whole_report() -> None:

@@ -32,6 +32,7 @@ class Agents:
     witness: dict[str, Any] | None = None
     without: set[str] = field(default_factory=set)
     away: set[str] = field(default_factory=set)
+    notices: list[str] = field(default_factory=list)
 
     def meet(self, without: Collection[str] = ()) -> None:
         """All that are wanted are there: training starts, and reports of the attempt before are dropped."""
@@ -86,6 +87,7 @@ class Agents:
                 "world": dict(Counter(s.rpartition("-")[0] for s in self._trainees(members))),
                 "restarts": self.restarts,
                 "failure": self.failure,
+                "notices": self.notices,
                 "members": members,
                 "unreachableSeconds": self.unreachable,
                 "witness": self.witness,

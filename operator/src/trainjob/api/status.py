@@ -11,6 +11,7 @@ from trainjob.api.fields import Int64, Longest, NotNegative, Reported, Timestamp
 Word = Annotated[str, Longest(64)]
 Named = Annotated[str, Longest(253)]
 Sentence = Annotated[str, Longest(2048)]
+Notice = Annotated[str, Longest(300)]
 LogTail = Annotated[str, Longest(2048)]
 Path = Annotated[str, Longest(4096)]
 
@@ -167,4 +168,8 @@ class TrainJobStatus(Reported):
     evaluation: Evaluation | None = Field(None, description="The evaluator's latest result.")
     first_failure: FirstFailure | None = Field(
         None, description="The failure behind the end or last restart."
+    )
+    notices: Annotated[tuple[Notice, ...], Strict(False)] = Field(
+        (),
+        description="The first 8 log lines that say what was computed otherwise than the script says.",
     )

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from trainjob.api import API_VERSION, KIND, Evaluation, TrainJobStatus
 from trainjob.cluster.protocol import PostedEvent
-from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report
+from trainjob.core.agent_reports import AgentReport, EvaluationResult, Report, merge_notices
 from trainjob.core.conditions import COMPLETE, FAILED, is_true
 from trainjob.core.names import EVALUATOR, Replica
 from trainjob.core.pods import Pod, PodState, read_pod, read_time
@@ -213,8 +213,10 @@ def read_run(
     scored = (each.report.evaluation for each in shown if each.is_evaluator)
     # Deleted pods count too: their checkpoints still exist.
     steps = [job.checkpoint_step, *(report.checkpoint_step for report in reports.values())]
+    notices = merge_notices(job.status.notices, agents.notices, *(r.notices for r in reports.values()))
     return replace(
         job,
+        status=job.status.model_copy(update={"notices": notices}),
         elapsed=now - since,
         evaluation=next((evaluation for evaluation in scored if evaluation), None),
         checkpoint_step=max((step for step in steps if step is not None), default=None),

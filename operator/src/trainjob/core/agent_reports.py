@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any
 
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator
@@ -109,6 +109,8 @@ def _keeper(field: FieldInfo) -> Callable[[Any], object]:
 # Types of fields: the value that Python reads, and the one that is kept if it differs.
 
 
+MOST_NOTICES, _LONGEST_NOTICE = 8, 300
+
 LOG_TAIL = 2048
 """Characters that are kept of the end of a log; agents send the same number."""
 
@@ -162,6 +164,16 @@ def _world(value: object) -> dict[str, int]:
     return {role: n for role, n in counts.items() if n is not None}
 
 
+def merge_notices(*sources: Iterable[str]) -> tuple[str, ...]:
+    """Return the first `MOST_NOTICES` notices of all sources, each once, those that are known first."""
+    return tuple(dict.fromkeys(chain(*sources)))[:MOST_NOTICES]
+
+
+def _notices(value: object) -> list[str]:
+    lines = (text(line, _LONGEST_NOTICE) for line in (value if isinstance(value, list) else ()))
+    return list(merge_notices(filter(None, lines)))
+
+
 def _start(value: object) -> str:
     return value[:4096] if isinstance(value, str) else ""
 
@@ -187,6 +199,7 @@ Rate = Annotated[float | None, PlainValidator(finite), Kept(_figure)]
 Metrics = Annotated[
     Mapping[str, str], PlainValidator(_metrics), Kept(_known_metrics), PlainSerializer(_dump_metrics)
 ]
+Notices = Annotated[list[str], PlainValidator(_notices)]
 Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
 Text = Annotated[str, PlainValidator(text)]
 Word = Annotated[str, PlainValidator(_word)]
@@ -225,6 +238,7 @@ class Report(Lenient):
         input_seconds: the part of `work_seconds` in which it waited for its data.
         global_batch: examples per step, of all workers together.
         stopped_early: why training ended before `total_steps`; empty if it didn't.
+        notices: lines that say what was computed otherwise than the script says.
     """
 
     state: Annotated[str, PlainValidator(lambda value: text(value, 64))] = ""
@@ -245,6 +259,7 @@ class Report(Lenient):
     evaluation: Annotated[EvaluationResult | None, _if_readable("step", integer)] = None
     stopped_early: Annotated[str, PlainValidator(lambda value: quoted(_start(value)))] = ""
     error: Annotated[ReportedError | None, _OBJECT] = None
+    notices: Notices = Field(default_factory=list)
     time: Finite = None
 
 
@@ -342,6 +357,7 @@ class SentReport(Lenient):
         restart_counts: the agents' own.
         world: replicas of each training role in the current attempt.
         failure: the cause of the latest restart, or of the end.
+        notices: those of all replicas and attempts, as long as this agent has led.
     """
 
     type: Word = ""
@@ -362,6 +378,7 @@ class SentReport(Lenient):
     restart_counts: Annotated[RestartCounts, BeforeValidator(mapping)] = Field(
         default_factory=RestartCounts, alias="restarts"
     )
+    notices: Notices = Field(default_factory=list)
 
 
 def _members(value: object) -> dict[Replica, Member]:

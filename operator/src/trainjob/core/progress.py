@@ -14,7 +14,7 @@ from trainjob.api import (
     TrainJobStatus,
     WorkerStatus,
 )
-from trainjob.core.agent_reports import Member, Report
+from trainjob.core.agent_reports import Member, Report, merge_notices
 from trainjob.core.conditions import truncated
 from trainjob.core.delays import time_left
 from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
@@ -180,7 +180,12 @@ def _stamp(status: TrainJobStatus, generation: int) -> TrainJobStatus:
 def _figures(observed: Observed, job: TrainJob, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
     report = observed.report_of(leader(job.spec))
     scored = observed.report_of(Replica(EVALUATOR, 0))
-    changes: dict[str, object] = {"worker": _workers(observed, job, status), **_attempts(observed, status)}
+    said = observed.agent_report.notices if observed.agent_report is not None else ()
+    changes: dict[str, object] = {
+        "worker": _workers(observed, job, status),
+        "notices": merge_notices(status.notices, said, *(r.notices for r in observed.reports.values())),
+        **_attempts(observed, status),
+    }
     if report is not None and report.step is not None:
         progress = _progress(report, status, now).model_copy(update=rank_times(observed))
         changes |= {"progress": progress, **straggler_fields(observed, progress, now)}
