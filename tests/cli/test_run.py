@@ -93,7 +93,9 @@ def wait_for(name):
     while not os.path.exists(name): time.sleep(0.01)
 if role == "worker" and os.environ["TRAINJOB_ATTEMPT"] == "1":
     report(state="training", step=30, checkpointStep=20)
-    if index == 1: signal.pause()
+    if index == 1:
+        report(state="training", step=30, notices=["said before the crash"])
+        signal.pause()
     wait_for("crash")
     sys.exit(1)
 if role == "worker":
@@ -115,6 +117,8 @@ def test_a_crash_is_survived(strategy: str, tmp_path: Path) -> None:
         )
         (tmp_path / "finish").touch()
         assert run.finish() == 0, "\n".join(run.lines)
+    assert run.lines[-1] == "  notice        said before the crash"
+    assert run.lines[-1] in trainjob("get", "digits", cwd=tmp_path).stdout.splitlines()
     log = (tmp_path / "runs/training/digits/logs/replicas/worker-0.log").read_text()
     assert log.count("--- ") == (1 if strategy == "InPlace" else 2)
     assert all(f"attempt {attempt}" in log for attempt in (1, 2))

@@ -101,6 +101,11 @@ def test_a_job_in_a_cluster_has_its_pods() -> None:
     assert found["notes"] == ["<script>"]
 
 
+def test_the_notices_come_before_what_cant_be_shown() -> None:
+    found = details(build_run(notices=["trained alone", "<b>"]), notes=["no pods"])
+    assert found["notes"] == ["notice: trained alone", "notice: <b>", "no pods"]
+
+
 def test_a_failed_job_says_what_failed_and_what_to_do() -> None:
     failure = {"rank": "worker-1", "reason": "Crashed", "exitCode": 1, "logTail": "ValueError: boom"}
     job = build_run(state="Failed", conditions=[condition("Failed", "Crashed", "boom")], firstFailure=failure)

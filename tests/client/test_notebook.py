@@ -159,6 +159,17 @@ def test_a_cell_is_updated_in_place() -> None:
     assert 'points="0.0,0.0 120.0,28.0 240.0,56.0"' in ipython.updates[0]["text/html"]
 
 
+def test_a_notice_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = open_display("this machine", {}, lambda: 0.0)
+    for notices in ([], ["<trained> alone"], ["<trained> alone", "another rate"]):
+        lines.show(view(notices=notices))
+    printed = capsys.readouterr().err.splitlines()[1:]
+    texts = ("<trained> alone", "another rate")
+    assert printed == [f"trainjob: digits: notice: {text}" for text in texts]
+    html = to_html(view(notices=texts), "this machine", {})
+    assert "<div><b>notice</b> &lt;trained&gt; alone</div><div><b>notice</b> another rate</div>" in html
+
+
 def test_elsewhere_changes_are_lines_and_progress_comes_every_ten_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

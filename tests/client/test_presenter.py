@@ -101,6 +101,7 @@ def test_a_picture_of_everything() -> None:
         evaluation={"step": 100, "metrics": {"accuracy": "0.975"}},
         restarts={"charged": 1, "uncharged": 2},
         attempt=4,
+        notices=["trained alone"],
         conditions=[condition("Running", "2 workers run", "AllRunning")],
         firstFailure=FIRST,
     )
@@ -121,6 +122,7 @@ def test_a_picture_of_everything() -> None:
         "  checkpoint    step 100 in /output/digits\n"
         "  evaluation    step 100: accuracy 97.5 %\n"
         "  restarts      1 of 3, 2 that the job isn't charged for, attempt 4\n"
+        "  notice        trained alone\n"
         "  conditions\n"
         "    TYPE      STATUS   SINCE   REASON       MESSAGE\n"
         "    Running   True     1h      AllRunning   2 workers run\n"

@@ -33,8 +33,8 @@ def _complete(*replicas: ReplicaView, message: str = "training has finished", **
     return "\n".join(describe_end(job, RESULTS))
 
 
-def _failed(first: dict[str, Any] | None = None, reason: str = "Crashed") -> str:
-    status: dict[str, Any] = {"conditions": [condition("Failed", reason, "worker 1 crashed")]}
+def _failed(first: dict[str, Any] | None = None, reason: str = "Crashed", **more: Any) -> str:
+    status: dict[str, Any] = {**more, "conditions": [condition("Failed", reason, "worker 1 crashed")]}
     if first is not None:
         status["firstFailure"] = {"pod": "digits-worker-1-aaaaaaaa", "rank": "worker-1", **first}
     return "\n".join(describe_end(build_run(state="Failed", **status), RESULTS))
@@ -48,6 +48,20 @@ def test_success() -> None:
         "  evaluation    step 440: accuracy 97.5 %, loss 0.08125, final checkpoint\n"
         f"{OUTPUT}"
     )
+
+
+def test_notices_are_at_the_end() -> None:
+    """They change no other line; an interruption ends with what to do."""
+    lines = ("trained alone", "the model can't be written as model.keras: no")
+    shown = "\n  notice        trained alone\n  notice        the model can't be written as model.keras: no"
+    done = build_replica(state="finished", step=440)
+    assert _complete(done, notices=lines) == _complete(done) + shown
+    crash = {"reason": "Crashed", "exitCode": 1}
+    assert _failed(crash, notices=lines) == _failed(crash) + shown
+    job = build_run([build_replica(step=3)], notices=lines)
+    *_, first, second, again = describe_interruption(job, RESULTS)
+    assert "".join(f"\n{line}" for line in (first, second)) == shown
+    assert "same command" in again
 
 
 def test_success_that_came_early() -> None:

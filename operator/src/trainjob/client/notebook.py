@@ -58,6 +58,7 @@ def to_html(job: JobView, place: str, curve: Curve, events: Sequence[str] = ()) 
         f'<td style="text-align:left">{_text(value)}</td></tr>'
         for name, value in job_facts(job)
     )
+    parts += [f"<div><b>notice</b> {_text(each)}</div>" for each in job.status.notices]
     table = f'<table style="border-collapse:collapse;margin:.4em 0">{facts}</table>' if facts else ""
     parts.append(f'<div style="display:flex;gap:2em;align-items:center">{table}{draw_curve(curve)}</div>')
     lines = list(events)[-_SHOWN_EVENTS:] or list(_conditions(job))[-_SHOWN_EVENTS:]
@@ -182,6 +183,8 @@ class Lines:
     def show(self, job: JobView) -> None:
         """Print the changes since the last call."""
         lines = list(describe_changes(self._job, job))
+        known = self._job.status.notices if self._job else ()
+        lines += [f"{job.name}: notice: {each}" for each in job.status.notices if each not in known]
         self._job = job
         figures, now = describe_figures(job), self._clock()
         if lines:

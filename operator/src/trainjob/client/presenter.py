@@ -402,12 +402,18 @@ def describe_end(job: JobView, results: Results) -> tuple[str, ...]:
     if job.is_smoke_test:
         lines += _smoke_test(job, results)
     if is_complete:
-        return tuple(lines) if job.is_smoke_test else (*lines, *_success(job, results))
+        lines += () if job.is_smoke_test else _success(job, results)
+        return (*lines, *_notices(job))
     lines += _restarts(job)
     lines += _first_failure(job, results)
     if len(lines) == 1 and condition:
         lines.append(f"  reason        {condition.reason}")
-    return tuple(lines)
+    return (*lines, *_notices(job))
+
+
+def _notices(job: JobView) -> Iterator[str]:
+    """Yield a line for each thing that was computed otherwise than the script says."""
+    return (f"  notice        {each}" for each in job.status.notices)
 
 
 def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
@@ -421,7 +427,7 @@ def describe_interruption(job: JobView, results: Results) -> tuple[str, ...]:
     else:
         again = f"start again with the same command: {results.command}"
     end = f"{job.name} was interrupted; all its processes have ended.{kept}"
-    return (end, *_restarts(job), f"  {again}")
+    return (end, *_restarts(job), *_notices(job), f"  {again}")
 
 
 _SHOWN_RESTARTS = 10
@@ -588,6 +594,7 @@ def _facts(job: JobView) -> Iterator[str]:
     if job.last_evaluation is not None:
         yield f"  evaluation    {describe_evaluation(job.last_evaluation)}"
     yield f"  restarts      {_describe_restarts(job)}"
+    yield from _notices(job)
 
 
 def _describe_restarts(job: JobView) -> str:

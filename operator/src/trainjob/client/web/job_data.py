@@ -93,7 +93,7 @@ def describe_details(
         pods: of a job in a cluster: its newest pods.
         events: about it, in any order.
         results: where its output is.
-        notes: sentences about what can't be shown.
+        notes: sentences about what can't be shown; the job's notices come before them.
     """
     return row | {
         "facts": [[name, printable(value)] for name, value in _facts(job, display, results)],
@@ -101,7 +101,7 @@ def describe_details(
         "events": [_event(each) for each in sorted(events, key=lambda event: event.at, reverse=True)],
         "end": [printable(line) for line in _end(job, results)],
         "curves": [_figure(name, curves) for name in _figures(curves)],
-        "notes": [printable(note) for note in notes],
+        "notes": [printable(note) for note in (*(f"notice: {n}" for n in job.status.notices), *notes)],
     }
 
 
