@@ -36,7 +36,10 @@ def test_a_job_that_succeeds(tmp_path: Path) -> None:
     (tmp_path / "runs/training/digits/checkpoints/step-00000440").mkdir(parents=True)
     (tmp_path / "runs/training/digits/logs/train").mkdir(parents=True)
     (tmp_path / "runs/training/digits/logs/train/events.out.tfevents.1").touch()
-    result = trainjob("run", str(write_job(tmp_path)), cwd=tmp_path)
+    refused = trainjob("run", str(write_job(tmp_path)), cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "holds the output of a run without a record of its request; nothing was started" in refused.stderr
+    result = trainjob("run", "job.yaml", "--resume", "digits", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^\d\d:\d\d:\d\d worker-0: hello from worker 0$", result.stdout, re.MULTILINE)
     assert "worker-1: hello from worker 1" in result.stdout

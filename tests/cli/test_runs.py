@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ if role == "worker" and index == 0:
         json.dump({"step": 440, "jobUid": os.environ["TRAINJOB_UID"]}, marker)
 """
 )
-WHY = "train on: ask for more steps; start over: --fresh"
+WHY = "start over: --fresh"
 
 
 def rows() -> list[list[str]]:
@@ -146,35 +147,118 @@ def test_a_finished_job_is_answered_at_once(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "elsewhere").mkdir()
     assert trainjob("run", "../job.yaml", cwd=tmp_path / "elsewhere").stdout == again.stdout
 
-    # What the script reads has changed: whether that asks for more is the trainer's to say.
+    assert trainjob("run", str(file), "--set", "spec.maxRestarts=9", cwd=tmp_path).stdout == again.stdout
+
+    # What the script reads has changed, and what it is called with.
     (tmp_path / "settings.json").write_text("2")
-    third = trainjob("run", str(file), cwd=tmp_path)
-    assert (third.returncode, "worker-0: greeting 2" in third.stdout) == (0, True)
+    differs = (
+        "digits is finished, and this is another request: settings.json (changed); nothing was started; "
+    )
+    ways = "start over: --fresh; train it apart: --set metadata.name=NAME, or --new\n"
+    for _ in range(2):
+        third = trainjob("run", str(file), cwd=tmp_path)
+        assert (third.returncode, third.stdout, third.stderr) == (1, "", differs + ways)
+    other = trainjob("run", str(file), cwd=tmp_path, env={"TRAIN_SEED": "8"})
+    assert "another request: env TRAIN_SEED 8 (was not set), settings.json (changed); " in other.stderr
+    (tmp_path / "settings.json").write_text("1")
+    assert trainjob("run", str(file), cwd=tmp_path).stdout == again.stdout
 
     assert [row[:3] for row in rows()] == [["digits", "Complete", "440/440"]]
     logs = call("logs", "digits")
-    assert [line for line in logs.stdout.splitlines() if "greeting" in line] == ["worker-0: greeting 2"]
-    assert "worker-0: greeting 1\n" in call("logs", "digits", "--previous").stdout
-    assert call("logs", "digits", "--tail", "1").stdout == "worker-0: greeting 2\n"
+    assert [line for line in logs.stdout.splitlines() if "greeting" in line] == ["worker-0: greeting 1"]
     row = call("get", "digits", "--watch").stdout.splitlines()[1].split()
     assert row[:4] == ["digits", "Complete", "0/1", "440/440"]
     waited = call("wait", "digits")
     assert (waited.exit_code, waited.stdout.splitlines()[0][:18]) == (0, "digits is complete")
 
+    (tmp_path / "runs/training/digits" / RECORD_NAME).write_text("no record")
+    assert "without a record of its request" in trainjob("run", str(file), cwd=tmp_path).stderr
+    (tmp_path / "settings.json").write_text("2")
+    assert trainjob("run", str(file), "--fresh", cwd=tmp_path).returncode == 0
+    assert "worker-0: greeting 2\n" in call("logs", "digits").stdout
+
+
+def test_another_request_gets_a_run_of_its_own_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.json").write_text("1")
+    print_rate = "print('rate', sys.argv[1:], os.environ['TRAINJOB_OUTPUT_DIR'], flush=True)\n"
+    write_job(tmp_path, print_rate + FINISH, workers=1, evaluator=False, restartStrategy="Recreate")
+
+    def run(*arguments: str, **env: str) -> str:
+        result = trainjob("run", "job.yaml", *arguments, cwd=tmp_path, env=env)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
     output = tmp_path / "runs/training/digits"
-    (output / RECORD_NAME).write_text("no record")
-    assert "worker-0: hello from worker 0" in trainjob("run", str(file), cwd=tmp_path).stdout
+    assert f"rate ['0.02'] {output}\n" in run("--new", "--", "0.02")
+    assert f"rate ['0.07'] {output}.2\n" in run("--new", "--", "0.07")
+    assert f"rate ['0.5'] {output}.3\n" in run("--", "0.5", TRAINJOB_NEW="1")
+    assert run("--new", "--", "0.02").startswith("digits is finished (step 440, ")
+    assert run("--", "0.02").startswith("digits is finished (step 440, ")
+    assert run("--new", "--", "0.07").startswith("digits.2 is finished (step 440, ")
+    assert run("--", "0.5", TRAINJOB_NEW="true").startswith("digits.3 is finished (step 440, ")
+    assert (output.parent / "digits.2/checkpoints/final.json").exists()
+    assert "rate ['0.07']" in call("logs", "digits.2").stdout
+    record = json.loads((output.parent / "digits.3" / RECORD_NAME).read_text())
+    assert record["command"] == "trainjob run --new job.yaml -- 0.5"
+    assert f"rate ['0.07'] {output}\n" in run("--fresh", "--", "0.07")
+    assert {row[0] for row in rows()} == {"digits", "digits.2", "digits.3", "digits.4"}
+    refused = trainjob("run", "job.yaml", "--resume", "digits.2", "--", "0.02", cwd=tmp_path)
+    assert "digits.2 is finished, and this is another request: arguments 0.02 (was 0.07); " in refused.stderr
+    assert (output.parent / "digits.2").is_dir()
 
 
-def test_a_job_that_its_trainer_finds_finished_stays_complete(
+SAVE = """
+folder = os.environ["TRAINJOB_CHECKPOINT_DIR"] + "/step-00000005"
+os.makedirs(folder, exist_ok=True)
+print("arguments", sys.argv[1:], flush=True)
+sys.exit(0 if os.path.exists("end") else 1)
+"""
+
+
+def test_an_unfinished_run_continues_with_other_code_and_not_with_other_arguments(tmp_path: Path) -> None:
+    job = {"workers": 1, "evaluator": False, "restartStrategy": "Recreate", "maxRestarts": 0}
+    write_job(tmp_path, "sys.exit(2)", **job)
+    assert trainjob("run", "job.yaml", "--", "0.2", cwd=tmp_path).returncode == 1
+    write_job(tmp_path, SAVE, **job)
+    # Nothing was saved, so there is nothing to continue that belongs to another request.
+    assert trainjob("run", "job.yaml", "--", "0.02", cwd=tmp_path).returncode == 1
+    record = (tmp_path / "runs/training/digits" / RECORD_NAME).read_text()
+    refused = trainjob("run", "job.yaml", "--", "0.07", cwd=tmp_path)
+    told = (
+        "digits isn't finished, and this is another request: arguments 0.07 (was 0.02); nothing was started; "
+    )
+    assert (refused.returncode, refused.stdout, refused.stderr[: len(told)]) == (1, "", told)
+    assert (tmp_path / "runs/training/digits" / RECORD_NAME).read_text() == record
+    write_job(tmp_path, SAVE + "# corrected", **job)
+    (tmp_path / "end").touch()
+    continued = trainjob("run", "job.yaml", "--", "0.02", cwd=tmp_path)
+    assert continued.returncode == 0, continued.stdout + continued.stderr
+    assert " trainjob: continuing with train.py (changed)\n" in continued.stdout
+    assert "worker-0: arguments ['0.02']\n" in continued.stdout
+
+
+def test_a_longer_training_that_the_trainer_refuses_leaves_the_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "settings.json").write_text("1")
     finished = "if os.path.exists(os.environ['TRAINJOB_CHECKPOINT_DIR'] + '/final.json'): sys.exit(81)\n"
     job = {"workers": 1, "evaluator": False, "restartStrategy": "Recreate"}
-    assert trainjob("run", str(write_job(tmp_path, finished + FINISH, **job)), cwd=tmp_path).returncode == 0
-    (tmp_path / "settings.json").write_text("2")
-    assert trainjob("run", "job.yaml", cwd=tmp_path).returncode == 1
+    write_job(tmp_path, finished + FINISH, **job)
+
+    def run(epochs: str) -> subprocess.CompletedProcess[str]:
+        return trainjob("run", "job.yaml", "--", "--epochs", epochs, cwd=tmp_path)
+
+    assert run("9").returncode == 0
+    record = json.loads((tmp_path / "runs/training/digits" / RECORD_NAME).read_text())
+    for _ in range(2):
+        longer = run("20")
+        assert longer.returncode == 1
+        assert " trainjob: continuing with --epochs 20 (was 9)\n" in longer.stdout
+    assert json.loads((tmp_path / "runs/training/digits" / RECORD_NAME).read_text()) == record
     assert rows()[0][:2] == ["digits", "Complete"]
-    assert "digits is finished (step 440, " in trainjob("run", "job.yaml", cwd=tmp_path).stdout
+    assert "--epochs 5 (was 9); nothing was started" in run("5").stderr
+    assert run("9").stdout.startswith("digits is finished (step 440, ")

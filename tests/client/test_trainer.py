@@ -8,14 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from trainjob import ClusterProblem, Job, JobFailed, Trainer, jobs
 from trainjob.api import parse
 from trainjob.client import trainer
-from trainjob.client.trainer import lay_out
+from trainjob.client.trainer import _spawn, lay_out
 
 FACTOR = 3
 
@@ -205,8 +205,11 @@ def test_a_failure_here_is_raised_and_what_cannot_start_is_said(project: Path) -
     with pytest.raises(JobFailed, match="fails-smoke failed"):
         Trainer(fails, evaluator=False).run(smoke=True)
     Trainer(train_digits, kwargs={"number": 1}, name="one", evaluator=False).run()
-    with pytest.raises(JobFailed, match=r"one failed .* found its output finished already"):
-        Trainer(finds_it_finished, name="one", evaluator=False).run()
+    another = r"one is finished, and this is another request: kwargs number 2 \(was 1\); nothing was .*name="
+    with pytest.raises(ClusterProblem, match=another):
+        Trainer(train_digits, kwargs={"number": 2}, name="one", evaluator=False).run()
+    with pytest.raises(JobFailed, match=r"found its output finished already"):
+        Trainer(finds_it_finished, evaluator=False).run()
     (project / "runs" / "training" / "taken").parent.mkdir(parents=True, exist_ok=True)
     (project / "runs" / "training" / "taken").write_text("a file")
     with pytest.raises(ClusterProblem, match=r"can't write into .*taken is a file, not a folder"):
@@ -218,10 +221,16 @@ def test_a_start_that_is_interrupted_leaves_no_process(
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    async def never_found(process: subprocess.Popen[bytes], name: str) -> None:
-        started.append(process)
+    async def never_found(answer: IO[bytes]) -> None:
+        answer.close()
         raise asyncio.CancelledError
 
+    def spawn(*arguments: Any) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        process, answer = _spawn(*arguments)
+        started.append(process)
+        return process, answer
+
+    monkeypatch.setattr(trainer, "_spawn", spawn)
     monkeypatch.setattr(trainer, "_find_run", never_found)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(Trainer(fails).aio.run())

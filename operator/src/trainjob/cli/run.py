@@ -50,6 +50,14 @@ from trainjob.cluster.local import CannotRunHere, LocalOptions
     metavar="NAME=FOLDER",
     help="The folder that stands in for a volume which only a cluster has.",
 )
+@click.option(
+    "--new",
+    is_flag=True,
+    envvar="TRAINJOB_NEW",
+    show_envvar=True,
+    help="Train a request that differs from those of the job's runs as a run of its own, such as digits.2.",
+)
+@click.option("--caller", type=int, hidden=True)
 @click.option("--plain", is_flag=True, help="Print lines even where a live display is possible.")
 @click.option("--dry-run", is_flag=True, help="Print the TrainJob that would run, and start nothing.")
 @click.option(
@@ -70,6 +78,8 @@ def run(
     folder: Path | None,
     base_port: int | None,
     volumes: tuple[str, ...],
+    new: bool,
+    caller: int | None,
     plain: bool,
     dry_run: bool,
     detail: Detail | None,
@@ -78,6 +88,10 @@ def run(
 
     FILE is a file with a TrainJob, `-` for the standard input, or a Python script, whose job the options
     describe. What follows -- are the program's arguments; they replace those in a file.
+
+    A job's name stands for one request: command, arguments, environment, code, and every setting that changes
+    what is computed. The same request continues the job's run. Another one is refused, unless --fresh or
+    --new says what to do.
 
     The exit code is 0 when the job is complete or was finished before, 1 when it failed, 3 when it was
     deleted by `trainjob delete`, 130 when it was interrupted.
@@ -100,10 +114,12 @@ def run(
         ),
         # A change of a script counts, one of a job's file only if the job differs.
         file=None if asked.is_script or asked.file == STDIN else _whole(Path(asked.file)),
-        command=_continuing(sys.argv[1:]),
+        command=_continuing(sys.argv[1:], new=new),
         fresh=fresh,
         resume=resume,
         smoke=asked.smoke,
+        new=new,
+        **_ways(asked, caller),
     )
     _make_output_lenient()
     try:
@@ -186,10 +202,25 @@ def _job(document: Document) -> dict[str, Any]:
     return document.raw
 
 
-def _continuing(arguments: list[str]) -> str:
+def _ways(asked: AskedJobs, caller: int | None) -> dict[str, Any]:
+    """Return what to say about a request that differs, and how Python code gets to know the run's folder."""
+    if caller is None:
+        name = "--name NAME" if asked.is_script else "--set metadata.name=NAME"
+        return {"ways": f"start over: --fresh; train it apart: {name}, or --new"}
+
+    def begun(folder: Path) -> None:
+        with os.fdopen(caller, "w") as pipe:
+            pipe.write(str(folder))
+
+    return {"ways": "start over: run(fresh=True); train it apart: name=..., or run(new=True)", "begun": begun}
+
+
+def _continuing(arguments: list[str], *, new: bool) -> str:
     """Return the command line that continues the job: without --fresh and --resume."""
-    kept = iter(arguments)
     words = ["trainjob"]
+    if new and "--new" not in arguments:  # the setting may be absent then
+        arguments = [*arguments[:1], "--new", *arguments[1:]]
+    kept = iter(arguments)
     for word in kept:
         if word == "--":
             words += [word, *kept]

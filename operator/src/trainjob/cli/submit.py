@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,10 +20,10 @@ from trainjob.client import submission
 from trainjob.client.connection import ClusterOptions
 from trainjob.client.handle import ClusterJob
 from trainjob.client.job_logs import Wanted
-from trainjob.client.problems import describe_problem, describe_refusal
-from trainjob.client.view import read_job
+from trainjob.client.problems import describe_refusal
+from trainjob.client.view import Outcome, read_job
 from trainjob.cluster.kube.resources import TRAINJOBS
-from trainjob.cluster.protocol import AlreadyExists, ClusterError, RequestFailure
+from trainjob.cluster.protocol import ClusterError, RequestFailure
 
 if TYPE_CHECKING:
     from trainjob.client.code import Packed
@@ -38,29 +38,23 @@ _MOST_FIELDS = 8
 
 
 async def describe_existing(
-    api: ApiClient, namespace: str, manifest: Mapping[str, Any], file: str
+    api: ApiClient, stored: dict[str, Any], manifest: Mapping[str, Any], file: str
 ) -> tuple[str, ...]:
-    """Return the lines about a job that exists already; asks the API server and changes nothing."""
-    name = str(manifest["metadata"]["name"])
-    try:
-        stored = await api.get(TRAINJOBS, namespace, name)
-    except ClusterError as error:
-        return (f"{name} exists already in namespace {namespace} ({describe_problem(error)})",)
+    """Return the lines about a job that the same request has created; changes nothing."""
     job = read_job(stored)
-    lines = [f"{name} exists already in namespace {namespace} ({job.state}); nothing was created"]
-    again = f"  to run it again: kubectl delete tj {name} -n {namespace}, then submit it"
-    if manifest["spec"].get("code"):
-        # A job's code can't be changed, so applying this would be refused.
-        return (*lines, f"{again}; or submit it under another name: --name NAME")
-    try:
-        patch = {"spec": manifest["spec"]}
-        changed = await api.patch(TRAINJOBS, namespace, name, patch, dry_run=True)
-        lines += changes_told(changed_fields(stored.get("spec"), changed.get("spec")), file)
-    except ClusterError as refused:
-        if refused.failure.code == 0:
-            raise
-        lines += refusal_told(refused.failure, file)
-    return (*lines, again)
+    lines = [f"{job.name} exists already in namespace {job.namespace} ({job.state}), with the same request"]
+    if not manifest["spec"].get("code"):  # a job's code has a name of its own each time
+        try:
+            patch = {"spec": manifest["spec"]}
+            changed = await api.patch(TRAINJOBS, job.namespace, job.name, patch, dry_run=True)
+            lines += changes_told(changed_fields(stored.get("spec"), changed.get("spec")), file)
+        except ClusterError as refused:
+            if refused.failure.code == 0:
+                raise
+            lines += refusal_told(refused.failure, file)
+    if job.outcome is Outcome.FAILED:
+        lines.append(f"  to run it again: kubectl delete tj {job.name} -n {job.namespace}, then submit it")
+    return tuple(lines)
 
 
 def changes_told(fields: tuple[str, ...], file: str) -> Iterator[str]:
@@ -94,15 +88,12 @@ class _Submission:
     document: Document
     namespace: str
     packed: Packed | None
-
-    @property
-    def name(self) -> str:
-        return str(self.document.raw["metadata"]["name"])
+    name: str = ""
 
 
 _EXITS = {
-    Exit.GOOD: "created, and with --wait or --logs complete",
-    Exit.FAILED: "a mistake in FILE, a job of that name exists, or the cluster refused it; a job failed",
+    Exit.GOOD: "created, or there already by the same request, and with --wait or --logs complete",
+    Exit.FAILED: "a mistake in FILE, another job of that name, or the cluster refused it; a job failed",
     Exit.USAGE: "FILE can't be read, or the options don't fit together",
     Exit.NO_JOB: "with --wait or --logs: a job was deleted meanwhile",
     Exit.NO_CLUSTER: NO_CLUSTER_MEANING,
@@ -120,6 +111,13 @@ _EXITS = {
 @job_options
 @click.option("--wait", is_flag=True, help="Wait until all jobs are over; the exit code says how they ended.")
 @click.option("--logs", is_flag=True, help="Print the job's logs until it is over; for a FILE with one job.")
+@click.option(
+    "--new",
+    is_flag=True,
+    envvar="TRAINJOB_NEW",
+    show_envvar=True,
+    help="Create what differs from the job of its name as another job, such as digits-2.",
+)
 @click.option("--timeout", type=Duration(), help="With --wait, wait no longer for each job than this.")
 @click.option(
     "--dry-run",
@@ -129,7 +127,13 @@ _EXITS = {
 @cluster_options
 @ends_quietly
 def submit(
-    asked: AskedJobs, wait: bool, logs: bool, timeout: float | None, dry_run: bool, where: ClusterOptions
+    asked: AskedJobs,
+    wait: bool,
+    logs: bool,
+    new: bool,
+    timeout: float | None,
+    dry_run: bool,
+    where: ClusterOptions,
 ) -> None:
     """Create TrainJobs in a cluster: those of FILE, `-` for the standard input, or that of a Python script.
 
@@ -138,7 +142,10 @@ def submit(
 
     All TrainJobs of a file are checked first as `trainjob validate` does: after a mistake nothing is created.
     Each goes into the namespace of -n, else into the one that FILE names, else into that of the kubeconfig's
-    context. A job that exists is left as it is; what `kubectl apply` would make of FILE is said.
+    context.
+
+    A job's name stands for one request: command, arguments, environment, code, and every setting that changes
+    what is computed. --wait and --logs follow a job that the same request has created; another is refused.
     """
     if dry_run and (wait or logs):
         raise click.UsageError("--dry-run creates nothing that could be waited for")
@@ -159,7 +166,8 @@ def submit(
         jobs = [
             _Submission(d, namespace_of(d, where.namespace, cluster.namespace), packed) for d in documents
         ]
-        code = max([await _create(cluster.api, job, asked, dry_run=dry_run) for job in jobs])
+        created = [await _create(cluster.api, job, asked, new=new, dry_run=dry_run) for job in jobs]
+        jobs, code = [job for job, _ in created], max(code for _, code in created)
         if code is Exit.GOOD and logs:
             return await _follow(cluster.api, jobs[0])
         if code is Exit.GOOD and wait:
@@ -169,28 +177,38 @@ def submit(
     sys.exit(where.run(create))
 
 
-async def _create(api: ApiClient, job: _Submission, asked: AskedJobs, *, dry_run: bool) -> Exit:
+async def _create(
+    api: ApiClient, job: _Submission, asked: AskedJobs, *, new: bool, dry_run: bool
+) -> tuple[_Submission, Exit]:
+    """Create the job or find it; return it under the name that it has, and what to exit with."""
     raw = job.document.raw
     try:
-        if dry_run:
-            metadata = {**raw["metadata"], "namespace": job.namespace}
-            await api.create(TRAINJOBS, {**raw, "metadata": metadata}, dry_run=True)
-        else:
-            await submission.submit(api, job.namespace, raw, job.packed)
+        stored, is_new = await submission.submit_once(
+            api, job.namespace, raw, job.packed, new=new, dry_run=dry_run
+        )
+    except submission.AnotherJob as other:
+        name = "--name NAME" if asked.is_script else "--set metadata.name=NAME"
+        click.echo(
+            f"{other}; start over: trainjob delete {other.name} -n {job.namespace}, then submit it with "
+            f"--set spec.output.resume=Never; train it apart: {name}, or --new",
+            err=True,
+        )
     except ClusterError as refused:
         is_about_job = refused.failure.resource == TRAINJOBS.plural
-        if isinstance(refused, AlreadyExists) and is_about_job:
-            lines = await describe_existing(api, job.namespace, raw, asked.file)
-        elif refused.failure.code in (400, 413, 422) and is_about_job:
-            lines = describe_refusal(refused.failure, job.document)
-        else:
+        if refused.failure.code not in (400, 413, 422) or not is_about_job:
             raise
-        for line in lines:
+        for line in describe_refusal(refused.failure, job.document):
             click.echo(line, err=True)
-        return Exit.FAILED
-    done = "could be created" if dry_run else "was created"
-    click.echo(f"{job.name} {done} in namespace {job.namespace}")
-    return Exit.GOOD
+    else:
+        view = read_job(stored)
+        if is_new:
+            click.echo(f"{view.name} {'could be' if dry_run else 'was'} created in namespace {job.namespace}")
+        else:
+            for line in await describe_existing(api, stored, raw, asked.file):
+                click.echo(line, err=True)
+        has_failed = view.outcome is Outcome.FAILED
+        return replace(job, name=view.name), Exit.FAILED if has_failed else Exit.GOOD
+    return job, Exit.FAILED
 
 
 async def _wait(api: ApiClient, job: _Submission, limit: float | None) -> Exit:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import hashlib
 import inspect
 import io
@@ -13,11 +15,11 @@ import platform
 import sys
 import sysconfig
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -69,12 +71,14 @@ def pack_function(
     as_files = tuple(Path(path).resolve() for path in as_files)
     with _by_value(find_root(function).resolve(), as_files):
         payload, files = _pickle(function, arguments, name)
+        identity = _identify(function, arguments)
     header = {
         "format": FORMAT,
         "python": ".".join(platform.python_version_tuple()[:2]),
         "cloudpickle": cloudpickle.__version__,
         "sha256": hashlib.sha256(payload).hexdigest(),
         "entry": name,
+        "identity": identity,
         "path": _search_path(folder, as_files),
         "sources": _sources(files),
     }
@@ -298,10 +302,115 @@ def _used_by(user: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """Yield the global names that code uses; `co_names` has those of attributes, too."""
+    yield from (
+        each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
+
+
+# What a function is, the same in each process. Its pickle isn't: it has the names of a notebook's temporary
+# files, random names of classes, and sets in any order.
+
+
+_LONGEST_VALUE = 80
+
+
+def _identify(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a digest of the function with all that it uses, and its arguments: short JSON, or a digest."""
+    shown: dict[str, Any] = {}
+    for name, value in arguments.items():
+        shown[name] = _Identity().digest(value)
+        with suppress(TypeError, ValueError, RecursionError):
+            text = json.dumps(value, allow_nan=False)
+            if len(text) <= _LONGEST_VALUE and json.loads(text) == value:
+                shown[name] = value
+    return {"function": _Identity().digest(function), "kwargs": shown}
+
+
+class _Identity:
+    """Hashes values by what they are, and functions, classes and modules that travel by what is in them."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._seen: dict[int, int] = {}
+
+    def digest(self, value: Any) -> str:
+        """Return the digest of one value, in hex."""
+        with suppress(RecursionError):  # a list that holds itself
+            self._add(value)
+        return self._hash.hexdigest()
+
+    def _add(self, value: Any) -> None:
+        self._hash.update(f"{type(value).__qualname__}(".encode())
+        if isinstance(value, FunctionType | ModuleType | type):
+            self._add_definition(value)
+        elif isinstance(value, CodeType):
+            self._add_code(value)
+        elif type(value) is dict:
+            self._add_all(part for item in value.items() for part in item)
+        elif type(value) in (list, tuple):
+            self._add_all(value)
+        elif isinstance(value, set | frozenset):
+            self._add_all(sorted(_Identity().digest(each) for each in value))
+        elif isinstance(value, functools.partial):
+            self._add_all((value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType):
+            self._add_all((value.__func__, value.__self__))
+        elif isinstance(value, staticmethod | classmethod):
+            self._add(value.__func__)
+        elif isinstance(value, property):
+            self._add_all((value.fget, value.fset, value.fdel))
+        elif not _is_imported(type(value)):
+            self._add_all((type(value), getattr(value, "__dict__", repr(value))))
+        else:
+            self._hash.update(_stable_bytes(value))
+        self._hash.update(b")")
+
+    def _add_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self._add(value)
+
+    def _add_definition(self, value: Any) -> None:
+        if id(value) in self._seen or _is_imported(value):
+            name = getattr(value, "__qualname__", value.__name__)
+            number = self._seen.get(id(value), "")
+            self._hash.update(f"{getattr(value, '__module__', '')} {name} {number}".encode())
+            return
+        self._seen[id(value)] = len(self._seen)
+        if isinstance(value, FunctionType):
+            self._add_all((value.__code__, value.__defaults__, value.__kwdefaults__))
+        elif isinstance(value, type):
+            self._add_all((value.__bases__, value.__qualname__))
+        own = _used_by(value) if not isinstance(value, type) else _members(value)
+        self._add_all(part for item in sorted(own, key=lambda item: item[0]) for part in item)
+
+    def _add_code(self, code: CodeType) -> None:
+        # Lines and file names don't count: a cell that is run again has others.
+        self._add_all((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags))
+        self._add_all((code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount))
+        self._add(code.co_consts)
+
+
+_NOT_OWN = frozenset(["__dict__", "__weakref__", "__firstlineno__", "__slotnames__", "_abc_impl"])
+
+
+def _members(owner: type) -> Iterator[tuple[str, Any]]:
+    """Yield what is defined in a class's body, special methods included."""
+    for name, value in vars(owner).items():
+        if name not in _NOT_OWN and not isinstance(value, MemberDescriptorType | GetSetDescriptorType):
+            yield name, value
+
+
+def _stable_bytes(value: Any) -> bytes:
+    try:
+        file = _Limited()
+        _Pickler(file).dump(value)
+        return file.getvalue()
+    except Exception:  # noqa: BLE001 - classes may raise anything; what can't travel is refused elsewhere
+        return type(value).__qualname__.encode()
 
 
 # What travels beside it.

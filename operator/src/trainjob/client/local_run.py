@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from trainjob.api import TrainJob, parse
 from trainjob.client.presenter import Results
+from trainjob.client.request import Request, compare, read_local_request
 from trainjob.client.run_record import (
     Run,
     RunRecord,
     describe_finished,
-    digest_request,
     forget,
     identify_process,
     read_run_folder,
@@ -28,9 +28,13 @@ from trainjob.client.run_record import (
 from trainjob.client.runs import RunServer, log_sizes, results_in, shown_path
 from trainjob.client.view import JobView, Outcome, Resumptions, read_run, with_stopped
 from trainjob.cluster.local import (
+    CannotRunHere,
     LocalCluster,
     LocalOptions,
+    add_folder,
     bring_back,
+    folders_of,
+    has_saved,
     remove_folder,
     set_aside,
     survey,
@@ -115,6 +119,9 @@ class RunRequest:
         resume: an earlier run to continue, which becomes the job's folder: its folder, or the name of one
             beside the job's, such as `digits.1`; None: the job's folder as it is.
         smoke: the job is a smoke test: the folder of the one before is removed.
+        new: a request that differs from those of the job's runs gets a run of its own, with a number.
+        ways: what a user can do about a request that differs, for messages.
+        begun: called with the run's folder once it has a record, or is found finished.
     """
 
     job: dict[str, Any]
@@ -124,6 +131,9 @@ class RunRequest:
     fresh: bool = False
     resume: str | None = None
     smoke: bool = False
+    new: bool = False
+    ways: str = "start over: --fresh; train it apart: --name NAME, or --new"
+    begun: Callable[[Path], None] = lambda _: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,25 +159,39 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
     """Run a job to its end on this machine, unless it is finished already.
 
     Raises:
-        CannotRunHere: this machine can't run it, or another run has its folder.
+        CannotRunHere: this machine can't run it, another run has its folder, or the folder's run was asked
+            for something else.
     """
     raw, starts_over = _for_this_machine(request)
     options = request.options
+    asked = read_local_request(raw, options, request.file, os.environ)
 
-    def arrange(folder: Path) -> None:
-        aside = None
+    def arrange(folder: Path) -> Path:
+        aside = finished = None
         if request.smoke:
             if folder.exists():
                 remove_folder(folder)
         elif request.resume is not None:
             named = Path(request.resume)
-            aside = bring_back(named if named.is_dir() else folder.with_name(request.resume), folder)
+            named = named if named.is_dir() else folder.with_name(request.resume)
+            finished = _compare(named, asked, request, screen.note)
+            aside = bring_back(named, folder)
         elif request.fresh or starts_over:
             aside = set_aside(folder)
+        elif request.new:
+            folder = next((each for each in folders_of(folder) if _is_own(each, asked)), None) or add_folder(
+                folder
+            )
+            finished = _compare(folder, asked, request, screen.note)
+        else:
+            finished = _compare(folder, asked, request, screen.note)
         if aside is not None:
             with suppress(OSError):  # the run's own record says so
                 remember(aside)
             screen.note(f"the output until here is kept in {shown_path(aside)}")
+        if finished is not None:
+            raise _NothingToDo(replace(finished, folder=folder))
+        return folder
 
     cluster = LocalCluster(
         raw, survey(options, os.environ), base_port=options.base_port, arrange=arrange, on_line=screen.line
@@ -175,23 +199,80 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
     try:
         job = parse(cluster.job)
         notes = cluster.prepare(build_objects(job))
-        earlier = read_run_folder(cluster.run_folder)
-        asked = digest_request(request.job, options, request.file, os.environ)
-        answer = describe_finished(earlier, asked, datetime.now(UTC)) if earlier is not None else None
-        if earlier is not None and answer is not None:
-            return Ending(job=earlier.view, results=results_in(cluster.run_folder), answer=answer)
         for note in notes:
             screen.note(note)
-        record = RecordKeeper(cluster.run_folder, request.command, asked, earlier, screen.note)
+        record = RecordKeeper(cluster.run_folder, request, asked, screen.note)
         supervision = Supervision(cluster, screen, record)
         last = await supervision.run(interruption)
+    except _NothingToDo as finished:
+        run = finished.run
+        request.begun(run.folder)
+        answer = describe_finished(run, datetime.now(UTC))
+        return Ending(job=run.view, results=results_in(run.folder), answer=answer)
+    except _AnotherRequest as refused:
+        raise CannotRunHere([str(refused)]) from refused
     finally:
         await cluster.close()
         if not cluster.run_folder.exists():  # a volume that goes with its pod
             forget(cluster.run_folder)
+    last = replace(last, name=cluster.run_folder.name)
     results = replace(_results(cluster, job, last), command=request.command, starts_over=starts_over)
     interrupted, deleted = last.outcome is Outcome.GOING_ON, supervision.is_deleted
     return Ending(job=last, results=results, interrupted=interrupted, deleted=deleted)
+
+
+# A job's name stands for one request: another one neither continues its run nor gets its result.
+
+
+class _NothingToDo(Exception):
+    """A run has finished what is asked for."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+
+class _AnotherRequest(Exception):
+    """A run was asked for something else; the message says what, and what to do."""
+
+
+def _compare(folder: Path, asked: Request, request: RunRequest, note: Callable[[str], None]) -> Run | None:
+    """Check that the run of this folder may be continued; return it if there is nothing left to do.
+
+    Raises:
+        _AnotherRequest: it may not.
+    """
+    run = read_run_folder(folder)
+    if run is None:
+        if has_saved(folder) and request.resume is None:
+            raise _AnotherRequest(
+                f"{shown_path(folder)} holds the output of a run without a record of its request; nothing "
+                f"was started; continue it all the same: --resume {folder.name}; {request.ways}"
+            )
+        return None
+    if run.is_running or not (run.is_finished or has_saved(folder)):
+        return None  # its lock is held, or there is nothing to continue from
+    differences = compare(run.record.request, asked)
+    if refused := differences.refused(finished=run.is_finished):
+        state = "is finished" if run.is_finished else "isn't finished"
+        raise _AnotherRequest(
+            f"{run.name} {state}, and this is another request: {', '.join(refused)}; nothing was started; "
+            f"{request.ways}"
+        )
+    if run.is_finished and not differences.longer:
+        return run
+    if differences.all:
+        note(f"continuing with {', '.join(differences.all)}")
+    return None
+
+
+def _is_own(folder: Path, asked: Request) -> bool:
+    """Return whether the run of this folder has this request."""
+    run = read_run_folder(folder)
+    if run is None:
+        return False
+    differences = compare(run.record.request, asked)
+    return not (differences.refused(finished=run.is_finished) or differences.longer)
 
 
 def _for_this_machine(request: RunRequest) -> tuple[dict[str, Any], bool]:
@@ -235,22 +316,16 @@ class RecordKeeper:
 
     Args:
         folder: of the run, which it holds.
-        command: the command line that continues the job.
-        request: digest of what is asked for.
-        earlier: the latest run of this folder, or None.
+        request: the run's.
+        asked: what is compared with later requests.
         note: receives a sentence for the user.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        command: str,
-        request: str,
-        earlier: Run | None,
-        note: Callable[[str], None],
+        self, folder: Path, request: RunRequest, asked: Request, note: Callable[[str], None]
     ) -> None:
-        self._folder, self._command, self._request = folder, command, request
-        self._earlier, self._note = earlier, note
+        self._folder, self._request, self._asked, self._note = folder, request, asked, note
+        self._earlier = read_run_folder(folder)
         self._record: RunRecord | None = None
         self._written = 0.0
         self._is_broken = False
@@ -263,8 +338,8 @@ class RecordKeeper:
             pid=os.getpid(),
             process=identify_process(os.getpid()) or "",
             socket=socket,
-            command=self._command,
-            request=self._request,
+            command=self._request.command,
+            request=self._asked,
             log_starts=log_sizes(self._folder),
             began=now,
         )
@@ -273,6 +348,7 @@ class RecordKeeper:
             remember(self._folder)
         except OSError as error:
             self._note(f"`trainjob list` won't have this run: {error}")
+        self._request.begun(self._folder)
 
     async def update(self, view: JobView) -> None:
         """Write the job's state, if the last time is some seconds ago."""
@@ -289,10 +365,8 @@ class RecordKeeper:
         self._record = self._record.model_copy(update={"view": view, "ended": now, "end": end})
         first = view.status.first_failure
         if first is not None and first.reason == "OutputFinished" and self._earlier is not None:
-            # The trainer says that there is nothing left to do for this request either.
-            before = self._earlier.record
-            if before.end == "complete":
-                self._record = before.model_copy(update={"request": self._request})
+            # The trainer has refused to train on, so the folder is what the earlier request has made.
+            self._record = self._earlier.record
         await self._write()
 
     async def _write(self) -> None:

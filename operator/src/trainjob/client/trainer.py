@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import json
 import os
-import platform
 import secrets
 import shutil
 import subprocess
@@ -24,6 +24,7 @@ from trainjob.client import background
 from trainjob.client.connection import ClusterOptions, connected
 from trainjob.client.job import AsyncJob, Job, known
 from trainjob.client.problems import ClusterProblem, explain
+from trainjob.core.names import FUNCTION
 from trainjob.core.script import (
     LOCAL_OUTPUT,
     ScriptJob,
@@ -135,36 +136,41 @@ class Trainer:
         """Return the TrainJob that it stands for in a cluster; only `submit` also creates its code."""
         return self._pack()[0]
 
-    def run(self, *, fresh: bool = False, smoke: bool = False) -> Job:
+    def run(self, *, fresh: bool = False, smoke: bool = False, new: bool = False) -> Job:
         """Train on this machine: every replica is a process, and no cluster is needed.
 
-        Returns the finished job. If it has trained before, it continues from the last checkpoint; a job
-        that has finished is returned at once. A notebook shows the job meanwhile; Ctrl-C ends the wait, not
-        the job.
+        Returns the finished job. If the same has trained before, it continues from the last checkpoint; if it
+        has finished, it is returned at once. Another function, or other arguments, under the same name are
+        refused. A notebook shows the job meanwhile; Ctrl-C ends the wait, not the job.
 
         Args:
             fresh: start over; the earlier output is kept beside the new one.
+            new: train what differs from the job's runs as a run of its own, such as `train.2`; without it the
+                variable TRAINJOB_NEW decides.
             smoke: try everything once, as the job NAME-smoke: one step, a checkpoint, one batch of each
                 evaluation, the export.
 
         Raises:
             JobFailed: it failed; with the first failure.
-            ClusterProblem: it can't run here; the message says why.
+            ClusterProblem: it can't run here, or the job's run was asked for something else; the message says
+                why.
         """
-        return background.run(self.aio._start(fresh=fresh, smoke=smoke)).wait()
+        return background.run(self.aio._start(fresh=fresh, smoke=smoke, new=new)).wait()
 
-    def submit(self, *, smoke: bool = False) -> Job:
-        """Create the job in a cluster, and return it at once.
+    def submit(self, *, smoke: bool = False, new: bool = False) -> Job:
+        """Create the job in a cluster, unless it is there already, and return it at once.
 
         Args:
+            new: create what differs from the job of that name as another job, such as `train-2`; without it
+                the variable TRAINJOB_NEW decides.
             smoke: try everything once, as in `run`, as the job NAME-smoke-XXXX, which is deleted an hour
                 after its end; its output stays.
 
         Raises:
-            ClusterProblem: the cluster refused it, or has a job of that name.
+            ClusterProblem: the cluster refused it, or has another job of that name.
             ValueError: a cluster needs more than was given, or the code can't travel.
         """
-        return background.run(self.aio.submit(smoke=smoke))
+        return background.run(self.aio.submit(smoke=smoke, new=new))
 
     def __repr__(self) -> str:
         return f"Trainer({self.name!r}, workers={self._job.workers})"
@@ -226,14 +232,15 @@ class Trainer:
                 if self._travels
                 else {}
             )
-            if self._is_function:
-                files |= self._pack_function()
-                job = replace(job, command=_function_command())
-            packed = pack(files) if files else None
+            function = self._pack_function() if self._is_function else {}
+            own = pack(files).digest if files else ""
+            packed = pack(files | function) if files or function else None
         except UnusableCode as error:
             raise ValueError(str(error)) from error
         if packed is not None:
             job = replace(job, code=code_reference(job.name, packed))
+        if function:
+            return _function_job(replace(job, command=_function_command()), function, own), packed
         return build_job(job), packed
 
     @property
@@ -252,11 +259,11 @@ class Trainer:
 
     def _local_manifest(self) -> dict[str, Any]:
         """Return the job for this machine, where scripts and modules lie already; a function is laid out."""
-        job = self._job
-        if self._is_function:
-            folder = lay_out(self._pack_function(), RUNS.absolute() / ".functions", job.name)
-            job = replace(job, command=_function_command(folder))
-        return build_job(job)
+        if not self._is_function:
+            return build_job(self._job)
+        function = self._pack_function()
+        folder = lay_out(function, RUNS.absolute() / ".functions", self._job.name)
+        return _function_job(replace(self._job, command=_function_command(folder)), function)
 
 
 class AsyncTrainer:
@@ -265,34 +272,35 @@ class AsyncTrainer:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
-    async def run(self, *, fresh: bool = False, smoke: bool = False) -> Job:
+    async def run(self, *, fresh: bool = False, smoke: bool = False, new: bool = False) -> Job:
         """See `Trainer.run`."""
-        return await (await self._start(fresh=fresh, smoke=smoke)).aio.wait()
+        return await (await self._start(fresh=fresh, smoke=smoke, new=new)).aio.wait()
 
-    async def submit(self, *, smoke: bool = False) -> Job:
+    async def submit(self, *, smoke: bool = False, new: bool = False) -> Job:
         """See `Trainer.submit`."""
-        from trainjob.client.submission import submit  # noqa: PLC0415 - not for runs here
+        from trainjob.client.submission import AnotherJob, submit_once  # noqa: PLC0415 - not for runs here
         from trainjob.client.view import read_job  # noqa: PLC0415 - as above
-        from trainjob.cluster.protocol import AlreadyExists, ClusterError  # noqa: PLC0415 - as above
+        from trainjob.cluster.protocol import ClusterError  # noqa: PLC0415 - as above
 
         trainer = self._trainer
         manifest, packed = trainer._pack()
         if smoke:
             manifest = build_smoke_test(manifest, parse(manifest).spec, secrets.token_hex(2))
-        name = str(manifest["metadata"]["name"])
+        new = new or os.environ.get("TRAINJOB_NEW", "").lower() in ("1", "true", "yes", "on")
         async with connected(trainer._where) as cluster:
             try:
-                created = await submit(cluster.api, cluster.namespace, manifest, packed)
-            except AlreadyExists as error:
+                job, _ = await submit_once(cluster.api, cluster.namespace, manifest, packed, new=new)
+            except AnotherJob as other:
                 raise ClusterProblem(
-                    f"{name} exists already in namespace {cluster.namespace}: look at it by "
-                    f"Job.attach({name!r}), delete it, or choose another name=..."
-                ) from error
+                    f"{other}; start over: Job.attach({other.name!r}).delete(), then submit() with another "
+                    "output=...; train it apart: name=..., or submit(new=True)"
+                ) from other
             except ClusterError as error:
                 raise explain(error) from error
-        return known(AsyncJob(name, replace(trainer._where, namespace=cluster.namespace)), read_job(created))
+        view = read_job(job)
+        return known(AsyncJob(view.name, replace(trainer._where, namespace=cluster.namespace)), view)
 
-    async def _start(self, *, fresh: bool, smoke: bool) -> Job:
+    async def _start(self, *, fresh: bool, smoke: bool, new: bool) -> Job:
         """Start a run as a process of its own, and return it once it has a record.
 
         Ctrl-C, and the end of this process, don't reach it: a notebook's kernel may be restarted meanwhile.
@@ -300,13 +308,14 @@ class AsyncTrainer:
         if fresh and smoke:
             raise ValueError("smoke=True always starts over, beside the job: leave out fresh=True")
         options = ["--plain", "--folder", str(RUNS)]
-        options += [name for name, given in (("--fresh", fresh), ("--smoke", smoke)) if given]
+        given = {"--fresh": fresh, "--smoke": smoke, "--new": new}
+        options += [name for name, is_given in given.items() if is_given]
         # Its output would fill a pipe without a reader; a file without a name is gone with the process.
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
         with log:
-            process = await asyncio.to_thread(_spawn, options, self._trainer._local_manifest(), log)
+            process, answer = await asyncio.to_thread(_spawn, options, self._trainer._local_manifest(), log)
             try:
-                run = await _find_run(process, self._trainer.name)
+                run = await _find_run(answer)
             except asyncio.CancelledError:
                 process.terminate()  # Ctrl-C, before anybody knows of it
                 raise
@@ -320,44 +329,68 @@ class AsyncTrainer:
 # A run on this machine: a process that does what `trainjob run` does.
 
 
-_LOOK_SECONDS = 0.05
 _MOST_FUNCTIONS = 10
 
 
-def _spawn(options: Sequence[str], manifest: Mapping[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "trainjob", "run", "-", *options]
+def _spawn(
+    options: Sequence[str], manifest: Mapping[str, Any], log: IO[bytes]
+) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Start the process, and return it with the pipe that it writes the run's folder into."""
+    answer, pipe = os.pipe()
+    command = [sys.executable, "-m", "trainjob", "run", "-", *options, "--caller", str(pipe)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ)
+        command,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        env=dict(os.environ),
+        pass_fds=[pipe],
     )
+    os.close(pipe)
     # Otherwise it stays as a zombie after its end, and Python warns about it.
     threading.Thread(target=process.wait, name="trainjob-run", daemon=True).start()
     assert process.stdin is not None  # noqa: S101 - a pipe
     with suppress(BrokenPipeError), process.stdin as stdin:  # a program that has ended has said why
         stdin.write(dump_yaml(dict(manifest)).encode())
-    return process
+    return process, os.fdopen(answer, "rb")
 
 
-async def _find_run(process: subprocess.Popen[bytes], name: str) -> Run | None:
+async def _find_run(answer: IO[bytes]) -> Run | None:
     """Return the run of a process once it has begun, or the finished one that it has found.
 
     None: the process has failed.
     """
-    from trainjob.client.run_record import all_runs, find_run  # noqa: PLC0415 - not for clusters
+    from trainjob.client.run_record import read_run_folder  # noqa: PLC0415 - not for clusters
 
-    while True:
-        code = process.poll()
-        for run in all_runs():
-            if run.record.pid == process.pid and run.record.host == platform.node():
-                return run
-        if code is not None:
-            return find_run(name) if code == 0 else None
-        await asyncio.sleep(_LOOK_SECONDS)
+    def read() -> bytes:
+        with answer:
+            return answer.read()  # ends with the process at the latest
+
+    folder = await asyncio.to_thread(read)
+    return read_run_folder(Path(os.fsdecode(folder))) if folder else None
 
 
 def _function_command(folder: Path | None = None) -> tuple[str, ...]:
     from trainjob.client.function import COMMAND  # noqa: PLC0415 - not for scripts
 
     return COMMAND if folder is None else (*COMMAND[:-1], str(folder / COMMAND[-1]))
+
+
+def _function_job(job: ScriptJob, files: Mapping[str, bytes], own: str = "") -> dict[str, Any]:
+    """Return the job of a packed function, which says what the function is: its bytes differ each time.
+
+    Args:
+        job: the function's.
+        files: as they were packed.
+        own: digest of the other files that travel with it.
+    """
+    from trainjob.client.function import FOLDER  # noqa: PLC0415 - not for scripts
+
+    identity = {**json.loads(files[f"{FOLDER}/function.json"])["identity"], "files": own}
+    manifest = build_job(job)
+    manifest["metadata"]["annotations"] = {FUNCTION: json.dumps(identity, sort_keys=True)}
+    return manifest
 
 
 def lay_out(files: Mapping[str, bytes], parent: Path, name: str) -> Path:

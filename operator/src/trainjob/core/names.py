@@ -88,6 +88,9 @@ LABEL_OUTPUT_READER = "trainjob.dev/output-reader"
 AVOIDED_NODES = "trainjob.dev/avoided-nodes"
 """An annotation of pods: the nodes, separated by commas, that were lost when the pod was created."""
 
+FUNCTION = "trainjob.dev/function"
+"""An annotation of a function's job: its `identity` (docs/contract.md); its package differs each time."""
+
 CODE = "code.zip"
 """The key of a job's code in its ConfigMap, and its file beside the agent's program."""
 

@@ -7,7 +7,16 @@ translates a pod, and `shim.py` supervises each process so that no descendant is
 from trainjob.cluster.local.cluster import LocalCluster
 from trainjob.cluster.local.launch import Launch, build_launch
 from trainjob.cluster.local.machine import CannotRunHere, LocalOptions, Machine, survey
-from trainjob.cluster.local.output import bring_back, is_taken, remove_folder, set_aside
+from trainjob.cluster.local.output import (
+    add_folder,
+    bring_back,
+    folders_of,
+    has_content,
+    has_saved,
+    is_taken,
+    remove_folder,
+    set_aside,
+)
 from trainjob.cluster.local.process import replica_log_path
 from trainjob.cluster.local.sandbox import PrivateFolder, remove_stale
 
@@ -18,8 +27,12 @@ __all__ = [
     "LocalOptions",
     "Machine",
     "PrivateFolder",
+    "add_folder",
     "bring_back",
     "build_launch",
+    "folders_of",
+    "has_content",
+    "has_saved",
     "is_taken",
     "remove_folder",
     "remove_stale",

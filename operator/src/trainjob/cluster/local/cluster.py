@@ -58,7 +58,7 @@ class LocalCluster:
         machine: this machine.
         base_port: the first replica's port for TensorFlow, or None for any free ports.
         arrange: called with the output folder before it is created and locked; may rename folders, and raise
-            `CannotRunHere`.
+            `CannotRunHere`. Returns the folder of this run.
         on_line: receives a replica's name, such as `worker-0`, and each line of its log. Must not raise.
         clock: returns the time.
 
@@ -74,7 +74,7 @@ class LocalCluster:
         machine: Machine,
         *,
         base_port: int | None = None,
-        arrange: Callable[[Path], None] = lambda _: None,
+        arrange: Callable[[Path], Path] = lambda folder: folder,
         on_line: Callable[[str, str], None] = _ignore_line,
         clock: Callable[[], datetime] = _now,
     ) -> None:

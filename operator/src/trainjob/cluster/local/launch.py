@@ -242,7 +242,7 @@ def build_launch(
 
     def _local(text: str) -> str:
         addressed = rewrite_addresses(text, subdomain=_subdomain(pod), namespace=_namespace(pod), ports=ports)
-        return rewrite_paths(addressed, folders)
+        return rewrite_paths(rewrite_paths(addressed, folders), machine.instead)
 
     written = {name: _local(value) for name, value in variables.written.items()}
     known = variables.all()

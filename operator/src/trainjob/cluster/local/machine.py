@@ -67,6 +67,7 @@ class Machine:
         is_folder: returns whether a path is a folder here.
         node: the name of this machine.
         bundles: the parent folder of agents, each in a folder with its Secret's name.
+        instead: the folder of this run, by the job's folder, if it has one with a number.
     """
 
     folder: Path
@@ -80,6 +81,7 @@ class Machine:
     is_folder: Callable[[Path], bool] = Path.is_dir
     node: str = "localhost"
     bundles: Path = Path("bundles")
+    instead: Mapping[str, Path] = field(default_factory=dict)
 
 
 # The GPUs of this machine, and their assignment to pods.

@@ -107,7 +107,8 @@ def _is_same_file(fd: int, path: Path) -> bool:
         return False
 
 
-# The folders of earlier runs: `digits` is the job's folder, `digits.1` the oldest of those before it.
+# The folders of a job's runs: `digits` is the job's folder; those with numbers, such as `digits.1`, are of
+# earlier runs and of other requests.
 
 
 _OWN_PREFIX = ".trainjob"
@@ -123,7 +124,7 @@ def set_aside(folder: Path) -> Path | None:
     Raises:
         CannotRunHere: a run holds the folder, or it can't be renamed.
     """
-    if not _has_content(folder):
+    if not has_content(folder):
         return None
     with _locked(folder):
         aside = _next_number(folder)
@@ -175,17 +176,57 @@ def remove_folder(folder: Path) -> None:
             raise CannotRunHere([f"can't remove {going} as a whole: {error}"]) from error
 
 
-def _has_content(folder: Path) -> bool:
+def has_content(folder: Path) -> bool:
+    """Return whether a run has left anything in its folder."""
     try:
         return any(not path.name.startswith(_OWN_PREFIX) for path in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
-def _next_number(folder: Path) -> Path:
+_BESIDE_TRAINING = ("logs", "evaluator", "profile")
+
+
+def has_saved(folder: Path) -> bool:
+    """Return whether there is something that a later start would continue from, or find."""
+    try:
+        names = [path.name for path in folder.iterdir() if not path.name.startswith(_OWN_PREFIX)]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    saved = any(not path.name.startswith(".") for path in (folder / "checkpoints").glob("*"))
+    return saved or not {"checkpoints", *_BESIDE_TRAINING}.issuperset(names)
+
+
+def folders_of(folder: Path) -> list[Path]:
+    """Return the folders that runs of the job have: its own one, then those with numbers."""
+    return [folder, *(folder.with_name(f"{folder.name}.{number}") for number in _numbers(folder))]
+
+
+def add_folder(folder: Path) -> Path:
+    """Create the job's folder, or if it exists one with the next number, such as `digits.2`, and return it.
+
+    Raises:
+        CannotRunHere: it can't be created.
+    """
+    while True:
+        place = _next_number(folder, first=2) if folder.exists() else folder
+        try:
+            place.mkdir(parents=True)
+        except FileExistsError:  # another run has just taken it
+            continue
+        except OSError as error:
+            raise CannotRunHere([_why_not(place, error)]) from error
+        return place
+
+
+def _next_number(folder: Path, first: int = 1) -> Path:
+    return folder.with_name(f"{folder.name}.{max([first - 1, *_numbers(folder)]) + 1}")
+
+
+def _numbers(folder: Path) -> list[int]:
     numbered = re.compile(rf"{re.escape(folder.name)}\.(\d+)")
-    found = (numbered.fullmatch(path.name) for path in folder.parent.iterdir())
-    return folder.with_name(f"{folder.name}.{max((int(m[1]) for m in found if m), default=0) + 1}")
+    names = (path.name for path in folder.parent.glob("*"))
+    return sorted(int(match[1]) for match in map(numbered.fullmatch, names) if match)
 
 
 def _rename(folder: Path, to: Path) -> None:

@@ -90,7 +90,8 @@ class Sandbox:
     Args:
         machine: this machine.
         base_port: the first replica's port for TensorFlow, or None for any free ports.
-        arrange: called with the job's output folder before it is created and locked; may rename folders.
+        arrange: called with the job's output folder before it is created and locked; may rename folders, and
+            returns the folder of this run.
 
     Attributes:
         root: the job's output folder, once a pod with one on this machine has been admitted.
@@ -103,7 +104,7 @@ class Sandbox:
     """
 
     def __init__(
-        self, machine: Machine, base_port: int | None, arrange: Callable[[Path], None] = lambda _: None
+        self, machine: Machine, base_port: int | None, arrange: Callable[[Path], Path] = lambda folder: folder
     ) -> None:
         self._arrange = arrange
         self.root: Path | None = None
@@ -158,10 +159,13 @@ class Sandbox:
             raise CannotRunHere([str(error)]) from error
         launch = build_launch(pod, self._machine, self._book.ports, self.private_folder(pod))
         if launch.root is not None and self._lock is None:
-            self._arrange(launch.root)
-            check_writable(launch.root)
-            self._lock = OutputLock(launch.root)
-            self.root = launch.root
+            root = self._arrange(launch.root)
+            check_writable(root)
+            self._lock = OutputLock(root)
+            self.root = root
+            if root != launch.root:
+                self._machine = replace(self._machine, instead={str(launch.root): root})
+                launch = build_launch(pod, self._machine, self._book.ports, self.private_folder(pod))
         return launch
 
     def unpack(self, secret: Manifest) -> None:
