@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import Result
 
 from support.cli.program import trainjob, write_job
 from support.cli.requests import Answer, Asked
 from support.cli.server import CliServer
-from support.cli.stored_jobs import call
+from support.cli.stored_jobs import call, stored_job
 from trainjob.api import parse
 from trainjob_trainer.agent.code import Code
 
@@ -151,14 +152,58 @@ def test_a_job_whose_code_is_refused_is_deleted_again(api: CliServer) -> None:
     assert api.get("trainjobs", "train") is None
 
 
-@pytest.mark.usefixtures("project")
-def test_a_job_that_exists_is_left_alone(api: CliServer) -> None:
-    assert call("submit", "train.py", *CLUSTER).exit_code == 0
-    again = call("submit", "train.py", *CLUSTER)
-    assert again.exit_code == 1
-    assert "train exists already in namespace default" in again.stderr
-    assert "kubectl delete tj train -n default, then submit it; or" in again.stderr
-    assert api.count("create", "configmaps") == 1
+def test_a_job_that_exists_is_followed_by_the_same_request_alone(
+    project: Path, api: CliServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(*arguments: str) -> Result:
+        return call("submit", "train.py", *CLUSTER, *arguments)
+
+    assert submit("--", "0.02").exit_code == 0
+    again = submit("--workers", "4", "--", "0.02")
+    assert (again.exit_code, again.stdout) == (0, "")
+    assert again.stderr.splitlines()[1:] == [
+        "train exists already in namespace default (Pending), with the same request"
+    ]
+    told = "train exists already in namespace default (Pending), and this is another request: "
+    ways = (
+        "nothing was created; start over: trainjob delete train -n default, then submit it with "
+        "--set spec.output.resume=Never; train it apart: --name NAME, or --new"
+    )
+    for options in ((), ("--wait",), ("--logs",)):
+        other = submit(*options, "--", "0.07")
+        assert (other.exit_code, other.stdout) == (1, "")
+        assert other.stderr.splitlines()[1:] == [f"{told}arguments 0.07 (was 0.02); {ways}"]
+    assert submit("--new", "--", "0.07").stdout == "train-2 was created in namespace default\n"
+    monkeypatch.setenv("TRAINJOB_NEW", "1")
+    assert submit("--", "0.5").stdout == "train-3 was created in namespace default\n"
+    assert "train-2 exists already" in submit("--", "0.07").stderr
+    monkeypatch.delenv("TRAINJOB_NEW")
+    (project / "helper.py").write_text("WORD = 'other'\n")
+    assert f"{told}its code (changed); nothing" in submit("--", "0.02").stderr
+    assert api.count("create", "configmaps") == 3
+
+
+def test_a_job_of_a_file_that_exists(project: Path, api: CliServer) -> None:
+    file = write_job(project)
+    assert call("submit", str(file)).exit_code == 0
+    same = call("submit", str(file))
+    assert same.exit_code == 0
+    assert "(Pending), with the same request\n  it is as " in same.stderr
+    other = call(
+        "submit", str(file), "--set", "spec.template.spec.containers[trainer].image=example.com/digits:2"
+    )
+    assert other.exit_code == 1
+    assert (
+        "another request: image example.com/digits:1 (not used now), image example.com/digits:2 (new); "
+        in other.stderr
+    )
+    assert other.stderr.endswith("train it apart: --set metadata.name=NAME, or --new\n")
+    stored = api.get("trainjobs", "digits")
+    assert stored is not None
+    api.put({**stored_job("Failed"), "spec": stored["spec"]})
+    failed = call("submit", str(file), "--dry-run")
+    assert failed.exit_code == 1
+    assert "to run it again: kubectl delete tj digits -n default, then submit it" in failed.stderr
 
 
 def test_the_code_of_a_file_travels_where_asked(project: Path, api: CliServer) -> None:

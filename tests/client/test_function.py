@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,3 +90,89 @@ def test_what_cannot_travel_is_refused_with_its_name(
         pack_function(function, arguments)
     for part in parts:
         assert part in str(refused.value)
+
+
+# What a function is, the same in each process.
+
+
+CELL = """
+import functools, json, sys
+import numpy as np
+from trainjob.client.function import pack_function
+
+RATE = 0.5
+NAMES = {"b", "a", "c"}
+TABLE = np.arange(3)
+
+class Layer:
+    size = 3
+    def __init__(self):
+        self.own = 1
+    def __call__(self, x):
+        return x * self.size
+
+LAYER = Layer()
+
+def helper(x):
+    return x if x in ("a", "b") else RATE
+
+def build(factor):
+    def train(lr, names=("x",)):
+        # a remark
+        known = [n for n in names if n in {"x", "y"}]
+        return Layer()(lr) * factor, helper(names), NAMES, TABLE, known, unused.RATES
+    return train
+
+class unused:
+    RATES = 1
+
+RATES = history = 1
+function, kwargs = build(2), {"lr": 0.01, "deep": {"a": {3, 4}}, "layers": [LAYER]}
+identity = pack_function(function, kwargs)[".trainjob/function.json"]
+print(json.dumps(json.loads(identity)["identity"]))
+"""
+
+
+def _identify(text: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
+    (folder / name).write_text(text)
+    found = subprocess.run(
+        [sys.executable, name],
+        cwd=folder,
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(found.stdout))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differs"),
+    [
+        ("# a remark", "# another one", ""),
+        ("\nRATE", "\n\n\nRATE", ""),
+        ('{"b", "a", "c"}', '{"c", "b", "a"}', ""),
+        ("RATES = history = 1", "RATES = history = 2", ""),  # only attributes have these names
+        ("RATE = 0.5", "RATE = 0.6", "function"),
+        ('"c"}', '"d"}', "function"),
+        ("arange(3)", "arange(4)", "function"),
+        ("size = 3", "size = 4", "function layers"),
+        ("self.own = 1", "self.own = 2", "function layers"),
+        ("x * self.size", "x + self.size", "function layers"),
+        ('("a", "b") else', '("a", "c") else', "function"),
+        ("build(2)", "build(3)", "function"),
+        ('names=("x",)', 'names=("y",)', "function"),
+        ("build(2)", "functools.partial(build(2), names=())", "function"),
+        ('{"x", "y"}', '{"x", "z"}', "function"),
+        ('"lr": 0.01', '"lr": 0.02', "lr"),
+        ("{3, 4}", "{3, 5}", "deep"),
+        ("[LAYER]", "[LAYER, LAYER]", "layers"),
+    ],
+)
+def test_a_function_is_known_by_what_it_does(old: str, new: str, differs: str, tmp_path: Path) -> None:
+    first = _identify(CELL, tmp_path, "first.py", "1")
+    second = _identify(CELL.replace(old, new), tmp_path, "second.py", "2")
+    assert first["kwargs"]["lr"] == 0.01
+    different = {name for name in first["kwargs"] if first["kwargs"][name] != second["kwargs"][name]}
+    different |= {"function"} if first["function"] != second["function"] else set()
+    assert different == set(differs.split())

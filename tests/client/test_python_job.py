@@ -369,8 +369,13 @@ def test_submit_creates_the_job_and_its_code(api: CliServer) -> None:
     code = api.get("configmaps", stored["spec"]["code"]["configMap"])
     assert code is not None
     assert code["metadata"]["ownerReferences"][0]["uid"] == stored["metadata"]["uid"]
-    with pytest.raises(ClusterProblem, match=r"train exists already in namespace default: .*another name="):
-        trainer.submit()
+    assert repr(trainer.submit()) == repr(job)  # the same request, packed again
+    other = Trainer(train, kwargs={"epochs": 3}, image="example.com/tf:1", output="claim:training")
+    with pytest.raises(
+        ClusterProblem, match=r"another request: kwargs epochs 3 \(was 2\); nothing was created"
+    ):
+        other.submit()
+    assert repr(other.submit(new=True)) == "Job('train-2', namespace default, Pending)"
     assert re.fullmatch(r"Job\('train-smoke-[0-9a-f]{4}', .*, Pending\)", repr(trainer.submit(smoke=True)))
 
 

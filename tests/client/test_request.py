@@ -57,7 +57,7 @@ SAME, REFUSED, CONTINUES = "same", "refused", "continues"
         ({"container": {"env": [*ENV, {"name": "TRAIN_KEEP", "value": "9"}]}}, SAME, ""),
         ({"container": {"env": [*ENV, {"name": "TF_CPP_MIN_LOG_LEVEL", "value": "3"}]}}, SAME, ""),
         # More of the same.
-        ({"container": {"args": [*ARGUMENTS, "--epochs", "50"]}}, CONTINUES, '--epochs "50" (was not set)'),
+        ({"container": {"args": [*ARGUMENTS, "--epochs", "50"]}}, CONTINUES, "--epochs 50 (was not set)"),
         ({"container": {"args": ["--steps=90", *ARGUMENTS]}}, CONTINUES, "--steps 90 (was not set)"),
         ({"container": {"env": [*ENV, {"name": "TRAIN_EPOCHS", "value": "9"}]}}, CONTINUES, "EPOCHS"),
     ],

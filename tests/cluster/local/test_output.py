@@ -11,7 +11,10 @@ from support.local.local_cluster import build_pod, ended, local_cluster, python
 from trainjob.cluster import Refused
 from trainjob.cluster.local import (
     CannotRunHere,
+    add_folder,
     bring_back,
+    folders_of,
+    has_saved,
     remove_folder,
     replica_log_path,
     set_aside,
@@ -189,6 +192,39 @@ def test_the_folder_of_an_earlier_run_gets_the_next_number(tmp_path: Path) -> No
     assert set_aside(digits) is None  # nothing to keep
     expected = {"digits.1": "a", "digits.2": "b", "digits.9": "i", "digits.10": "c", "digits.x": "x"}
     assert names(tmp_path) == expected
+
+
+def test_another_request_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    digits = tmp_path / "training" / "digits"
+    assert [add_folder(digits).name for _ in range(3)] == ["digits", "digits.2", "digits.3"]
+    put(tmp_path / "training" / "digits.9", "i")
+    assert add_folder(digits).name == "digits.10"
+    assert [each.name for each in folders_of(digits)] == [
+        "digits", "digits.2", "digits.3", "digits.9", "digits.10"
+    ]  # fmt: skip
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotRunHere, match="is a file, not a folder"):
+        add_folder(tmp_path / "file" / "digits")
+
+
+@pytest.mark.parametrize(
+    ("path", "saved"),
+    [
+        ("logs/replicas/worker-0.log", False),
+        ("evaluator/evaluations.jsonl", False),
+        ("checkpoints/.claim-1.1-ab/x", False),
+        (".trainjob.json", False),
+        ("checkpoints/step-00000005/x", True),
+        ("checkpoints/final.json", True),
+        ("result.json", True),
+        ("fold-1.txt", True),  # the script's own
+    ],
+)
+def test_what_a_later_start_would_continue_from(path: str, saved: bool, tmp_path: Path) -> None:
+    assert not has_saved(tmp_path / "digits")
+    (tmp_path / "digits" / path).parent.mkdir(parents=True)
+    (tmp_path / "digits" / path).touch()
+    assert has_saved(tmp_path / "digits") == saved
 
 
 def test_an_earlier_run_becomes_the_jobs_folder_again(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ _MOST_NAMED = 4
 def _shown(value: object) -> str:
     if value is None:
         return "not set"
-    words = [value] if isinstance(value, str) else value if isinstance(value, list) else [None]
+    words: list[Any] = value if isinstance(value, list) else [value]
     is_text = all(isinstance(word, str) for word in words)
     text = shlex.join(words) if is_text else json.dumps(value, sort_keys=True)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
