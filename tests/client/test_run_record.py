@@ -234,7 +234,7 @@ def test_what_is_said_of_a_finished_run(arguments: list[str], more: str, tmp_pat
     (run.folder / "checkpoints").mkdir(parents=True)
     (run.folder / "checkpoints/final.json").write_text(json.dumps(FINAL))
     told = "digits.2 is finished (step 550, accuracy 98.9 %, 12 minutes ago); "
-    assert describe_finished(run, NOW + MINUTES) == f"{told}{more}start over: --fresh"
+    assert describe_finished(run, NOW + MINUTES) == f"{told}{more}start over: trainjob delete digits.2"
 
 
 MINUTES = timedelta(minutes=12)

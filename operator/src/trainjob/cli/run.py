@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +210,8 @@ def _ways(asked: AskedJobs, caller: int | None) -> dict[str, Any]:
         return {"ways": f"start over: --fresh; train it apart: {name}, or --new"}
 
     def begun(folder: Path) -> None:
-        with os.fdopen(caller, "w") as pipe:
-            pipe.write(str(folder))
+        with suppress(OSError), os.fdopen(caller, "wb") as pipe:  # the caller may have ended
+            pipe.write(os.fsencode(folder))
 
     return {"ways": "start over: run(fresh=True); train it apart: name=..., or run(new=True)", "begun": begun}
 

@@ -293,7 +293,7 @@ _LARGEST_MARKER = 1 << 20
 
 def describe_finished(run: Run, now: datetime) -> str:
     """Return the sentence about a run that has nothing left to do."""
-    view, ended = replace(run.view, name=run.name), run.record.ended
+    view, ended = run.view, run.record.ended
     marker = _read_marker(run.folder) or {}
     step = marker.get("endedAt") or marker.get("step") or current_step(view)
     facts = [f"step {step}"] if step is not None else []
@@ -302,7 +302,8 @@ def describe_finished(run: Run, now: datetime) -> str:
         facts.append(metric)
     facts += [describe_age(now - ended)] if ended is not None else []
     known = f" ({', '.join(facts)})" if facts else ""
-    return f"{run.name} is finished{known}; {_more(run)}start over: --fresh"
+    again = "--fresh" if run.name == run.record.view.name else f"trainjob delete {run.name}"
+    return f"{run.name} is finished{known}; {_more(run)}start over: {again}"
 
 
 def _read_marker(folder: Path) -> Mapping[str, Any] | None:

@@ -29,14 +29,19 @@ def code_reference(job: str, packed: Packed) -> dict[str, str]:
 
 
 class AnotherJob(Exception):
-    """A job of that name was asked for something else; the message says what."""
+    """A job of that name is there, and isn't the one that is asked for; the message says why."""
 
     def __init__(self, stored: Manifest, differences: tuple[str, ...]) -> None:
         job = read_job(stored)
         self.name = job.name
+        why = (
+            "its deletion isn't over"
+            if job.deleting
+            else f"this is another request: {', '.join(differences)}"
+        )
         super().__init__(
-            f"{job.name} exists already in namespace {job.namespace} ({job.state}), and this is another "
-            f"request: {', '.join(differences)}; nothing was created"
+            f"{job.name} exists already in namespace {job.namespace} ({job.state}), and {why}; nothing was "
+            "created"
         )
 
 
@@ -75,7 +80,7 @@ async def submit_once(
         stored = await api.get(TRAINJOBS, namespace, name)
         # A stored job can't be changed, so a longer training or other code is another job, too.
         differences = compare(read_request(stored), read_request(manifest)).all
-        if not differences:
+        if not differences and not read_job(stored).deleting:
             return stored, False
         if not new:
             raise AnotherJob(stored, differences)

@@ -233,7 +233,7 @@ class Trainer:
                 else {}
             )
             function = self._pack_function() if self._is_function else {}
-            own = pack(files).digest if files else ""
+            own = pack(files).digest if files and function else ""
             packed = pack(files | function) if files or function else None
         except UnusableCode as error:
             raise ValueError(str(error)) from error
@@ -279,7 +279,7 @@ class AsyncTrainer:
     async def submit(self, *, smoke: bool = False, new: bool = False) -> Job:
         """See `Trainer.submit`."""
         from trainjob.client.submission import AnotherJob, submit_once  # noqa: PLC0415 - not for runs here
-        from trainjob.client.view import read_job  # noqa: PLC0415 - as above
+        from trainjob.client.view import Outcome, read_job  # noqa: PLC0415 - as above
         from trainjob.cluster.protocol import ClusterError  # noqa: PLC0415 - as above
 
         trainer = self._trainer
@@ -298,6 +298,11 @@ class AsyncTrainer:
             except ClusterError as error:
                 raise explain(error) from error
         view = read_job(job)
+        if view.outcome is Outcome.FAILED:
+            raise ClusterProblem(
+                f"{view.name} has failed before: Job.attach({view.name!r}) has the reason; delete() it, and "
+                "submit it again"
+            )
         return known(AsyncJob(view.name, replace(trainer._where, namespace=cluster.namespace)), view)
 
     async def _start(self, *, fresh: bool, smoke: bool, new: bool) -> Job:
