@@ -35,6 +35,15 @@ def fails() -> None:
     raise TypeError("no such thing")
 
 
+def saves(ends_well: bool = True) -> None:
+    Path(os.environ["TRAINJOB_OUTPUT_DIR"], "part").touch()
+    if not ends_well:
+        raise ValueError("a mistake")
+
+
+saves_and_fails = functools.partial(saves, False)
+
+
 def finds_it_finished() -> None:
     sys.exit(81)
 
@@ -214,6 +223,33 @@ def test_a_failure_here_is_raised_and_what_cannot_start_is_said(project: Path) -
     (project / "runs" / "training" / "taken").write_text("a file")
     with pytest.raises(ClusterProblem, match=r"can't write into .*taken is a file, not a folder"):
         Trainer(command=[sys.executable, "-c", ""], name="taken").run()
+
+
+def test_a_corrected_function_continues_and_another_one_has_a_run_of_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(JobFailed, match="a mistake"):
+        Trainer(saves_and_fails, evaluator=False).run()
+    with pytest.raises(
+        ClusterProblem, match=r"saves isn't finished, and this is another request: kwargs ends_well"
+    ):
+        Trainer(saves, kwargs={"ends_well": True}, evaluator=False).run()
+    Trainer(saves, evaluator=False).run()
+    assert "trainjob: saves: continuing with the function (changed)\n" in capsys.readouterr().err
+    Trainer(saves, evaluator=False).run()  # it is finished
+    assert "continuing" not in capsys.readouterr().err
+
+    def result(number: int, **options: bool) -> tuple[str, object]:
+        job = Trainer(train_digits, kwargs={"number": number}, evaluator=False).run(**options)
+        return job.name, job.result()["number"]
+
+    assert [result(number, new=True) for number in (1, 2, 1)] == [
+        ("train-digits", 3),
+        ("train-digits.2", 6),
+        ("train-digits", 3),
+    ]
+    monkeypatch.setenv("TRAINJOB_NEW", "1")
+    assert [result(number) for number in (2, 4)] == [("train-digits.2", 6), ("train-digits.3", 12)]
 
 
 def test_a_start_that_is_interrupted_leaves_no_process(

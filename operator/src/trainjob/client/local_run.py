@@ -165,34 +165,7 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
     raw, starts_over = _for_this_machine(request)
     options = request.options
     asked = read_local_request(raw, options, request.file, os.environ)
-
-    def arrange(folder: Path) -> Path:
-        aside = finished = None
-        if request.smoke:
-            if folder.exists():
-                remove_folder(folder)
-        elif request.resume is not None:
-            named = Path(request.resume)
-            named = named if named.is_dir() else folder.with_name(request.resume)
-            finished = _compare(named, asked, request, screen.note)
-            aside = bring_back(named, folder)
-        elif request.fresh or starts_over:
-            aside = set_aside(folder)
-        elif request.new:
-            folder = next((each for each in folders_of(folder) if _is_own(each, asked)), None) or add_folder(
-                folder
-            )
-            finished = _compare(folder, asked, request, screen.note)
-        else:
-            finished = _compare(folder, asked, request, screen.note)
-        if aside is not None:
-            with suppress(OSError):  # the run's own record says so
-                remember(aside)
-            screen.note(f"the output until here is kept in {shown_path(aside)}")
-        if finished is not None:
-            raise _NothingToDo(replace(finished, folder=folder))
-        return folder
-
+    arrange = _Arrangement(request, asked, starts_over, screen.note)
     cluster = LocalCluster(
         raw, survey(options, os.environ), base_port=options.base_port, arrange=arrange, on_line=screen.line
     )
@@ -201,11 +174,11 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
         notes = cluster.prepare(build_objects(job))
         for note in notes:
             screen.note(note)
-        record = RecordKeeper(cluster.run_folder, request, asked, screen.note)
+        record = RecordKeeper(cluster.run_folder, request, asked, arrange.continued, screen.note)
         supervision = Supervision(cluster, screen, record)
         last = await supervision.run(interruption)
     except _NothingToDo as finished:
-        run = finished.run
+        (run,) = finished.args
         request.begun(run.folder)
         answer = describe_finished(run, datetime.now(UTC))
         return Ending(job=run.view, results=results_in(run.folder), answer=answer)
@@ -225,54 +198,93 @@ async def run_here(request: RunRequest, screen: Screen, interruption: Interrupti
 
 
 class _NothingToDo(Exception):
-    """A run has finished what is asked for."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self.run = run
+    """The run that is its argument has finished what is asked for."""
 
 
 class _AnotherRequest(Exception):
     """A run was asked for something else; the message says what, and what to do."""
 
 
-def _compare(folder: Path, asked: Request, request: RunRequest, note: Callable[[str], None]) -> Run | None:
-    """Check that the run of this folder may be continued; return it if there is nothing left to do.
+class _Arrangement:
+    """Finds the folder of a run, and compares what was asked for there before anything starts or is renamed.
 
-    Raises:
-        _AnotherRequest: it may not.
+    Attributes:
+        continued: see `RunRecord`.
     """
-    run = read_run_folder(folder)
-    if run is None:
-        if has_saved(folder) and request.resume is None:
+
+    def __init__(
+        self, request: RunRequest, asked: Request, starts_over: bool, note: Callable[[str], None]
+    ) -> None:
+        self._request, self._asked, self._note = request, asked, note
+        self._starts_over = starts_over
+        self.continued = ""
+
+    def __call__(self, folder: Path) -> Path:
+        """Return the run's folder; it is the job's, unless another request gets one of its own.
+
+        Raises:
+            _NothingToDo, _AnotherRequest: nothing is to be started.
+            CannotRunHere: a folder can't be renamed.
+        """
+        request = self._request
+        aside = finished = None
+        if request.smoke:
+            if folder.exists():
+                remove_folder(folder)
+        elif request.resume is not None:
+            named = Path(request.resume)
+            named = named if named.is_dir() else folder.with_name(request.resume)
+            finished = self._find_finished(named)
+            aside = bring_back(named, folder)
+        elif request.fresh or self._starts_over:
+            aside = set_aside(folder)
+        else:
+            if request.new:
+                own = next((each for each in folders_of(folder) if self._is_own(each)), None)
+                folder = own or add_folder(folder)
+            finished = self._find_finished(folder)
+        if aside is not None:
+            with suppress(OSError):  # the run's own record says so
+                remember(aside)
+            self._note(f"the output until here is kept in {shown_path(aside)}")
+        if finished is not None:
+            raise _NothingToDo(replace(finished, folder=folder))
+        return folder
+
+    def _find_finished(self, folder: Path) -> Run | None:
+        """Return the run of this folder if it has finished what is asked for."""
+        run = read_run_folder(folder)
+        if run is None:
+            if has_saved(folder) and self._request.resume is None:
+                raise _AnotherRequest(
+                    f"{shown_path(folder)} holds the output of a run without a record of its request; "
+                    f"nothing was started; continue it all the same: --resume {folder.name}; "
+                    f"{self._request.ways}"
+                )
+            return None
+        if run.is_running or not (run.is_finished or has_saved(folder)):
+            return None  # its lock is held, or there is nothing to continue from
+        differences = compare(run.record.request, self._asked)
+        if refused := differences.refused(finished=run.is_finished):
+            state = "is finished" if run.is_finished else "isn't finished"
             raise _AnotherRequest(
-                f"{shown_path(folder)} holds the output of a run without a record of its request; nothing "
-                f"was started; continue it all the same: --resume {folder.name}; {request.ways}"
+                f"{run.name} {state}, and this is another request: {', '.join(refused)}; nothing was "
+                f"started; {self._request.ways}"
             )
+        if run.is_finished and not differences.longer:
+            return run
+        if differences.all:
+            self.continued = f"continuing with {', '.join(differences.all)}"
+            self._note(self.continued)
         return None
-    if run.is_running or not (run.is_finished or has_saved(folder)):
-        return None  # its lock is held, or there is nothing to continue from
-    differences = compare(run.record.request, asked)
-    if refused := differences.refused(finished=run.is_finished):
-        state = "is finished" if run.is_finished else "isn't finished"
-        raise _AnotherRequest(
-            f"{run.name} {state}, and this is another request: {', '.join(refused)}; nothing was started; "
-            f"{request.ways}"
-        )
-    if run.is_finished and not differences.longer:
-        return run
-    if differences.all:
-        note(f"continuing with {', '.join(differences.all)}")
-    return None
 
-
-def _is_own(folder: Path, asked: Request) -> bool:
-    """Return whether the run of this folder has this request."""
-    run = read_run_folder(folder)
-    if run is None:
-        return False
-    differences = compare(run.record.request, asked)
-    return not (differences.refused(finished=run.is_finished) or differences.longer)
+    def _is_own(self, folder: Path) -> bool:
+        """Return whether the run of this folder has this request."""
+        run = read_run_folder(folder)
+        if run is None:
+            return False
+        differences = compare(run.record.request, self._asked)
+        return not (differences.refused(finished=run.is_finished) or differences.longer)
 
 
 def _for_this_machine(request: RunRequest) -> tuple[dict[str, Any], bool]:
@@ -318,13 +330,20 @@ class RecordKeeper:
         folder: of the run, which it holds.
         request: the run's.
         asked: what is compared with later requests.
+        continued: see `RunRecord`.
         note: receives a sentence for the user.
     """
 
     def __init__(
-        self, folder: Path, request: RunRequest, asked: Request, note: Callable[[str], None]
+        self,
+        folder: Path,
+        request: RunRequest,
+        asked: Request,
+        continued: str,
+        note: Callable[[str], None],
     ) -> None:
         self._folder, self._request, self._asked, self._note = folder, request, asked, note
+        self._continued = continued
         self._earlier = read_run_folder(folder)
         self._record: RunRecord | None = None
         self._written = 0.0
@@ -340,6 +359,7 @@ class RecordKeeper:
             socket=socket,
             command=self._request.command,
             request=self._asked,
+            continued=self._continued,
             log_starts=log_sizes(self._folder),
             began=now,
         )

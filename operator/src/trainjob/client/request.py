@@ -155,13 +155,7 @@ def _all(*mappings: Mapping[str, Any]) -> dict[str, None]:
 
 
 _ROLES = ("worker", "chief", "ps", "evaluator")
-_OF_A_CONTAINER = {
-    "command": "command",
-    "args": "arguments",
-    "workingDir": "workingDir",
-    "envFrom": "envFrom",
-    "volumeMounts": "volumeMounts",
-}
+_OF_A_CONTAINER = ("command", "args", "workingDir", "envFrom", "volumeMounts")
 _CHANGE_NOTHING = frozenset(
     [
         *("CUDA_VISIBLE_DEVICES", "OLDPWD", "PATH", "PWD", "TERM", "TF_CPP_MIN_LOG_LEVEL"),
@@ -198,11 +192,9 @@ def read_request(manifest: Mapping[str, Any], environ: Mapping[str, str] | None 
             for _, container in objects_at(pod, kind):
                 is_trainer = container.get("name") == TRAINER_CONTAINER
                 whose = prefix if is_trainer else f"{prefix}{container.get('name')}'s "
-                asked |= {
-                    f"{whose}{word}": container[field]
-                    for field, word in _OF_A_CONTAINER.items()
-                    if container.get(field)
-                }
+                for field in _OF_A_CONTAINER:
+                    if value := container.get(field):
+                        asked[f"{whose}{'arguments' if field == 'args' else field}"] = value
                 asked |= _variables(container, whose, environ)
                 if environ is None and (image := container.get("image")):  # here no image is used
                     code[f"{whose}image {image}"] = ""
@@ -239,7 +231,7 @@ def _digest(content: bytes) -> str:
 
 _SETTINGS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg")
 _CODE = (".py", ".sh", *_SETTINGS)
-_MOST_ENTRIES = 50_000
+_MOST_SEEN = 50_000
 _MOST_FILES = 2000
 _MOST_BYTES = 1 << 26
 _LARGEST_TEXT = 1 << 20
@@ -261,20 +253,20 @@ def read_local_request(
         environ: the caller's environment.
     """
     request = read_request(job, environ)
-    command = [
-        str(word)
-        for part in _parts(job["spec"])
-        for name in ("command", "args")
-        for word in part.get(name) or ()
-    ]
+    parts = list(_parts(job["spec"]))
+    command = [str(word) for part in parts for name in ("command", "args") for word in part.get(name) or ()]
     code = _Code(options.job_folder.absolute())
     code.read_text(" ".join(command))
     outputs = options.folder.absolute()
     for path in (code.folder / word for word in command):
         if path.is_relative_to(outputs) and path.is_file():  # a packed function's sources are in this file
             code.read_text(path.read_text(errors="replace"))
-    sources = _sources(job, command, code.folder, environ)
-    code.read_named(sources, {outputs, file, *sources, *(source / "runs" for source in sources)})
+    python_path = [part.get("value") for part in parts if part.get("name") == "PYTHONPATH"]
+    modules = ":".join([*map(str, python_path), environ.get("PYTHONPATH", "")]).split(":")
+    scripts = [(code.folder / word).parent for word in command if word.endswith((".py", ".sh"))]
+    found = [code.folder, *scripts, *(code.folder / module for module in modules if module)]
+    sources = [path for path in dict.fromkeys(found) if path.is_dir() and os.access(path, os.R_OK)]
+    is_whole = code.read_named(sources, {outputs, file, *sources, *(source / "runs" for source in sources)})
     own = {
         f"env {name}": _concealed(name, value)
         for name, value in environ.items()
@@ -282,7 +274,7 @@ def read_local_request(
         and name not in _CHANGE_NOTHING
         and not name.startswith(("TF_CONFIG", "TRAINJOB_"))
     }
-    files = {**(request.code or {}), **code.digests} if code.is_whole else None
+    files = {**(request.code or {}), **code.digests} if is_whole else None
     return Request(asked={**own, **request.asked}, code=files)
 
 
@@ -299,7 +291,7 @@ class _Code:
         self.folder = folder
         self.digests: dict[str, str] = {}
         self.quoted, self._words, self._globs = set[str](), set[str](), set[str]()
-        self._size = self._entries = 0
+        self._size = 0
 
     def read_text(self, text: str) -> None:
         """Add a text's words."""
@@ -308,53 +300,28 @@ class _Code:
         self._globs.update(re.findall(r"\*(\.\w+)", text))
         self.quoted.update(re.findall(r"[\"'](\w+)\\?[\"']", text))
 
-    def read_named(self, sources: Iterable[Path], left_out: Collection[Path | None]) -> None:
-        """Read what is named by what has been read, in these folders, until there is no more."""
-        waiting = {
-            path
-            for source in sources
-            for path in source.iterdir()
-            if not path.name.startswith(".") and path not in left_out
-        }
-        while self.is_whole and (named := {path for path in waiting if self._is_named(path)}):
+    def read_named(self, sources: Iterable[Path], left_out: Collection[Path | None]) -> bool:
+        """Read what in these folders is named by what has been read, until there is no more.
+
+        Returns False if there are too many files.
+        """
+        waiting = {path for source in sources for path in source.iterdir() if path not in left_out}
+        seen = 0
+        while named := {path for path in waiting if self._is_named(path)}:
             waiting -= named
-            for path in named:
-                if path.is_dir():
-                    self._read_folder(path, left_out)
-                else:
+            for path in (file for each in named for file in _files(each, left_out)):
+                seen += 1
+                if path.suffix in _CODE:
                     self._read(path)
+                if seen > _MOST_SEEN or len(self.digests) > _MOST_FILES or self._size > _MOST_BYTES:
+                    return False
+        return True
 
     def _is_named(self, path: Path) -> bool:
         words = re.findall(r"\w+", path.stem)
         return path.suffix in self._globs or (bool(words) and self._words.issuperset(words))
 
-    def _read_folder(self, folder: Path, left_out: Collection[Path | None]) -> None:
-        for inner, folders, files in os.walk(folder):
-            here = Path(inner)
-            folders[:] = [
-                name
-                for name in folders
-                if not name.startswith(".") and name != "__pycache__" and here / name not in left_out
-            ]
-            if "pyvenv.cfg" in files:  # an environment of Python
-                folders.clear()
-                continue
-            self._entries += len(files)
-            for name in files:
-                if not name.startswith("."):
-                    self._read(here / name)
-            if not self.is_whole:
-                return
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether there weren't too many files to compare."""
-        few = self._entries <= _MOST_ENTRIES and len(self.digests) <= _MOST_FILES
-        return few and self._size <= _MOST_BYTES
-
     def _read(self, path: Path) -> None:
-        if path.suffix not in _CODE or not self.is_whole:
-            return
         name = str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
         try:
             facts = path.stat()
@@ -369,15 +336,16 @@ class _Code:
         self.read_text(content.decode(errors="replace"))
 
 
-def _sources(
-    job: Mapping[str, Any], command: Iterable[str], own: Path, environ: Mapping[str, str]
-) -> list[Path]:
-    """Return the folders of the job's code: its own one, and those of its scripts and modules."""
-    scripts = [(own / word).parent for word in command if word.endswith((".py", ".sh"))]
-    paths = [str(part.get("value")) for part in _parts(job["spec"]) if part.get("name") == "PYTHONPATH"]
-    modules = ":".join([*paths, environ.get("PYTHONPATH", "")]).split(":")
-    found = [own, *scripts, *(own / module for module in modules if module)]
-    return [path for path in dict.fromkeys(found) if path.is_dir() and os.access(path, os.R_OK)]
+def _files(path: Path, left_out: Collection[Path | None]) -> Iterator[Path]:
+    """Yield a file, or those below a folder: not hidden ones, nor those of an environment of Python."""
+    if path.name.startswith(".") or path.name == "__pycache__" or path in left_out:
+        return
+    if not path.is_dir():
+        yield path
+    elif os.access(path, os.R_OK) and not (path / "pyvenv.cfg").exists():
+        for inner in path.iterdir():
+            if not (inner.is_symlink() and inner.is_dir()):  # it may lead back
+                yield from _files(inner, left_out)
 
 
 def _parts(value: Any) -> Iterator[Mapping[str, Any]]:

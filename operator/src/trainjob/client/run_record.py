@@ -67,6 +67,7 @@ class RunRecord(BaseModel):
         socket: where it is reached while it runs; empty if it can't be.
         command: the command line that continues it.
         request: what it was asked for.
+        continued: a sentence on what differs from the request whose training it continues, if anything.
         log_starts: the size of each replica's log file when the run began.
         began: the time of its start.
         ended: the time of its end; None while it runs, and if it was killed.
@@ -83,6 +84,7 @@ class RunRecord(BaseModel):
     socket: str = ""
     command: str = ""
     request: Request = Field(default_factory=Request)
+    continued: str = ""
     log_starts: Mapping[str, int] = Field(default_factory=dict)
     began: datetime
     ended: datetime | None = None

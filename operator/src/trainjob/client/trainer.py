@@ -328,6 +328,8 @@ class AsyncTrainer:
                 log.seek(0)
                 words = printable(log.read().decode(errors="replace")).strip()
                 raise ClusterProblem(words or f"{self._trainer.name} can't run here")
+        if run.record.continued and run.record.pid == process.pid:
+            print(f"trainjob: {run.name}: {printable(run.record.continued)}", file=sys.stderr)
         return known(AsyncJob(run.name, ClusterOptions(), run.folder), run.view)
 
 
