@@ -237,10 +237,17 @@ def test_a_script_in_a_folder_and_modules_elsewhere(
 def test_a_packed_function_names_modules_and_variables_too(project: Path) -> None:
     header = project / "runs" / ".functions" / "train-1" / "function.json"
     header.parent.mkdir(parents=True)
-    header.write_text(json.dumps({"sources": {"<cell>": 'import other\nos.environ["RATE"]'}}))
-    manifest = build_job(container={"command": ["python", "-m", "function", str(header)]})
+    text = 'import other, train, helper\nos.environ["RATE"]'
+    sources = {"<cell>": text, str(project / "train.py"): "", str(project / "helper.py"): ""}
+    header.write_text(json.dumps({"sources": sources}))
+    identity = json.dumps({"function": "f", "files": "", "kwargs": {}})
+    manifest = build_job(
+        metadata={"annotations": {"trainjob.dev/function": identity}},
+        container={"command": ["python", "-m", "function", str(header)]},
+    )
     before = here(project, manifest, RATE="1")
-    (project / "other.py").write_text("other")
+    for name in ("other.py", "train.py", "helper.py"):  # the last two travel by value
+        (project / name).write_text("other")
     after = here(project, manifest, RATE="2")
     assert compare(before, after).all == ("env RATE (changed)", "other.py (changed)")
 

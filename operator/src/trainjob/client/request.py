@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,12 +199,12 @@ def read_request(manifest: Mapping[str, Any], environ: Mapping[str, str] | None 
                 asked |= _variables(container, whose, environ)
                 if environ is None and (image := container.get("image")):  # here no image is used
                     code[f"{whose}image {image}"] = ""
-    if function := mapping_at(manifest, "metadata", "annotations").get(FUNCTION):
-        identity = json.loads(function)
-        asked["command"] = asked["command"][:-1]  # the last part is a path with another digest each time
-        asked |= {f"kwargs {name}": value for name, value in identity["kwargs"].items()}
-        code.pop("its code", None)
-        code |= {"the function": identity["function"], "its files": identity["files"]}
+    with suppress(KeyError, TypeError, ValueError):  # it is no function, or not packed by this client
+        identity = json.loads(mapping_at(manifest, "metadata", "annotations")[FUNCTION])
+        kwargs = {f"kwargs {name}": value for name, value in identity["kwargs"].items()}
+        packed = {"the function": identity["function"], "its files": identity["files"]}
+        asked |= {"command": asked["command"][:-1], **kwargs}  # the last part is a path, another each time
+        code = {name: digest for name, digest in code.items() if name != "its code"} | packed
     return Request(asked=asked, code=code)
 
 
@@ -257,16 +258,19 @@ def read_local_request(
     command = [str(word) for part in parts for name in ("command", "args") for word in part.get(name) or ()]
     code = _Code(options.job_folder.absolute())
     code.read_text(" ".join(command))
-    outputs = options.folder.absolute()
-    for path in (code.folder / word for word in command):
-        if path.is_relative_to(outputs) and path.is_file():  # a packed function's sources are in this file
-            code.read_text(path.read_text(errors="replace"))
+    left_out = {options.folder.absolute(), file}
+    if FUNCTION in mapping_at(job, "metadata", "annotations"):
+        with suppress(OSError, KeyError, TypeError, ValueError):
+            for source, text in json.loads(Path(command[-1]).read_text())["sources"].items():
+                left_out.add(Path(source))  # what the function uses of it has been packed with it
+                code.read_text(text)
     python_path = [part.get("value") for part in parts if part.get("name") == "PYTHONPATH"]
     modules = ":".join([*map(str, python_path), environ.get("PYTHONPATH", "")]).split(":")
     scripts = [(code.folder / word).parent for word in command if word.endswith((".py", ".sh"))]
     found = [code.folder, *scripts, *(code.folder / module for module in modules if module)]
     sources = [path for path in dict.fromkeys(found) if path.is_dir() and os.access(path, os.R_OK)]
-    is_whole = code.read_named(sources, {outputs, file, *sources, *(source / "runs" for source in sources)})
+    left_out.update(*([source, source / "runs"] for source in sources))
+    is_whole = code.read_named(sources, left_out)
     own = {
         f"env {name}": _concealed(name, value)
         for name, value in environ.items()
@@ -298,7 +302,7 @@ class _Code:
         self._size += len(text)
         self._words.update(re.findall(r"\w+", text))
         self._globs.update(re.findall(r"\*(\.\w+)", text))
-        self.quoted.update(re.findall(r"[\"'](\w+)\\?[\"']", text))
+        self.quoted.update(re.findall(r"[\"'](\w+)[\"']", text))
 
     def read_named(self, sources: Iterable[Path], left_out: Collection[Path | None]) -> bool:
         """Read what in these folders is named by what has been read, until there is no more.
