@@ -147,7 +147,7 @@ def test_in_a_cluster_image_and_code_are_the_code() -> None:
 
 
 FILES = {
-    "train.py": "import helper, inner.model\nopen('settings.json'), os.environ['RATE']\n",
+    "train.py": "import helper, inner.model\nopen('settings.json'), os.environ['RATE'], os.environ['PATH']\n",
     "helper.py": "from parts import *",
     "parts.py": "",
     "inner/model.py": "",
@@ -157,6 +157,7 @@ FILES = {
     "notes.json": "{}",
     "train.ipynb": "",
     "job.yaml": "",
+    "train.yaml": "apiVersion: trainjob.dev/v1alpha1",
 }
 
 
@@ -188,6 +189,7 @@ def here(folder: Path, manifest: dict[str, Any] | None = None, **environ: str) -
         ("notes.json", ""),
         ("train.ipynb", ""),
         ("job.yaml", ""),  # its spec counts
+        ("train.yaml", ""),  # so it does of another job's file
         ("runs/training/digits/inner.py", ""),
         (".hidden/inner.py", ""),
         ("inner/__pycache__/model.py", ""),
@@ -260,7 +262,7 @@ def test_a_packed_function_names_modules_and_variables_too(project: Path) -> Non
         ("TOKEN", True),  # what a cluster has in a Secret
         ("TRAIN_KEEP", False),
         ("OTHER", False),
-        ("TERM", False),
+        ("PATH", False),  # of the shell, though the code has it in quotes
     ],
 )
 def test_which_variables_of_the_caller_count(name: str, counts: bool, project: Path) -> None:

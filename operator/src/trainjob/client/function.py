@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -287,7 +287,10 @@ def _is_imported(value: Any) -> bool:
 
 def _used_by(user: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(user, ModuleType | type):
-        yield from ((name, value) for name, value in vars(user).items() if not name.startswith("__"))
+        for name, value in vars(user).items():
+            is_special = name.startswith("__") and not isinstance(value, (FunctionType, *_PARTS))
+            if not is_special and not isinstance(value, MemberDescriptorType) and name != "_abc_impl":
+                yield name, value
         return
     code = getattr(user, "__code__", None)
     if code is None:
@@ -316,6 +319,13 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 _LONGEST_VALUE = 80
+_PARTS: Mapping[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+}
 
 
 def _identify(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,14 +365,8 @@ class _Identity:
             self._add_all(value)
         elif isinstance(value, set | frozenset):
             self._add_all(sorted(_Identity().digest(each) for each in value))
-        elif isinstance(value, functools.partial):
-            self._add_all((value.func, value.args, value.keywords))
-        elif isinstance(value, MethodType):
-            self._add_all((value.__func__, value.__self__))
-        elif isinstance(value, staticmethod | classmethod):
-            self._add(value.__func__)
-        elif isinstance(value, property):
-            self._add_all((value.fget, value.fset, value.fdel))
+        elif parts := _PARTS.get(type(value)):
+            self._add_all(getattr(value, part) for part in parts)
         elif not _is_imported(type(value)):
             self._add_all((type(value), getattr(value, "__dict__", repr(value))))
         else:
@@ -384,24 +388,14 @@ class _Identity:
             self._add_all((value.__code__, value.__defaults__, value.__kwdefaults__))
         elif isinstance(value, type):
             self._add_all((value.__bases__, value.__qualname__))
-        own = _used_by(value) if not isinstance(value, type) else _members(value)
-        self._add_all(part for item in sorted(own, key=lambda item: item[0]) for part in item)
+        own = sorted(_used_by(value), key=lambda item: item[0])
+        self._add_all(part for item in own for part in item)
 
     def _add_code(self, code: CodeType) -> None:
         # Lines and file names don't count: a cell that is run again has others.
         self._add_all((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags))
         self._add_all((code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount))
         self._add(code.co_consts)
-
-
-_NOT_OWN = frozenset(["__dict__", "__weakref__", "__firstlineno__", "__slotnames__", "_abc_impl"])
-
-
-def _members(owner: type) -> Iterator[tuple[str, Any]]:
-    """Yield what is defined in a class's body, special methods included."""
-    for name, value in vars(owner).items():
-        if name not in _NOT_OWN and not isinstance(value, MemberDescriptorType | GetSetDescriptorType):
-            yield name, value
 
 
 def _stable_bytes(value: Any) -> bytes:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainjob.api import TRAINER_CONTAINER
+from trainjob.api import API_VERSION, TRAINER_CONTAINER
 from trainjob.api.errors import mapping_at, objects_at
 from trainjob.core.names import FUNCTION
 
@@ -158,12 +158,9 @@ def _all(*mappings: Mapping[str, Any]) -> dict[str, None]:
 _ROLES = ("worker", "chief", "ps", "evaluator")
 _OF_A_CONTAINER = ("command", "args", "workingDir", "envFrom", "volumeMounts")
 _CHANGE_NOTHING = frozenset(
-    [
-        *("CUDA_VISIBLE_DEVICES", "OLDPWD", "PATH", "PWD", "TERM", "TF_CPP_MIN_LOG_LEVEL"),
-        *("TRAIN_CACHE", "TRAIN_CHECKPOINT_EVERY", "TRAIN_KEEP"),
-    ]
+    ["CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "TRAIN_CACHE", "TRAIN_CHECKPOINT_EVERY", "TRAIN_KEEP"]
 )
-"""Variables for resources, messages, shells, and how often is saved."""
+_OF_A_SHELL = frozenset(["OLDPWD", "PATH", "PWD", "TERM"])
 
 
 def read_request(manifest: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Request:
@@ -275,7 +272,7 @@ def read_local_request(
         f"env {name}": _concealed(name, value)
         for name, value in environ.items()
         if (name.startswith("TRAIN_") or name in code.quoted)
-        and name not in _CHANGE_NOTHING
+        and name not in _CHANGE_NOTHING | _OF_A_SHELL
         and not name.startswith(("TF_CONFIG", "TRAINJOB_"))
     }
     files = {**(request.code or {}), **code.digests} if is_whole else None
@@ -336,6 +333,8 @@ class _Code:
         except OSError as error:
             self.digests[name] = str(error)
             return
+        if path.suffix in (".yaml", ".yml") and API_VERSION.encode() in content:
+            return  # a job's file is no script's settings
         self.digests[name] = _digest(content)
         self.read_text(content.decode(errors="replace"))
 
