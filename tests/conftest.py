@@ -41,7 +41,7 @@ FORMS = "tests/keras_forms/"
 LONG = (
     *CLUSTERS,
     FORMS,
-    *(f"tests/{name}/" for name in ("multiprocess", "versions")),
+    *(f"tests/{name}/" for name in ("multiprocess", "script_shapes", "versions")),
     *(f"tests/{name}/" for name in ("agent", "cli", "contract", "controller")),
     *(f"tests/{name}/" for name in ("trainer_plain", "trainer", "scenarios", "client")),
 )

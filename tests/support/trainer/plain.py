@@ -54,7 +54,8 @@ def run_job(
         codes = {name: running[name].wait(SECONDS) for name in names if name.startswith("worker")}
         if codes["worker-0"] == 0:  # as an agent does
             step = _ended(root, "worker-0", 0).progress.get("step")
-            mark_finished(_environment(root, "worker-0", cluster, uid, env or {}), "", step)
+            variables = _environment(root, "worker-0", cluster, uid, env or {})
+            mark_finished(variables, variables.get("TRAINJOB_EPOCH", ""), step)
         if evaluator and any(codes.values()):
             running["evaluator-0"].terminate()
         codes |= {name: process.wait(SECONDS) for name, process in running.items()}
@@ -63,6 +64,14 @@ def run_job(
             process.kill()
             process.wait()
     return {name: _ended(root, name, code) for name, code in codes.items()}
+
+
+def run_alone(script: Path, root: Path, env: Mapping[str, str]) -> int:
+    """Run a script without a job, by Keras alone, and return its exit code."""
+    root.mkdir(parents=True, exist_ok=True)
+    env = {**clean_environment(), "TRAINJOB_OUTPUT_DIR": str(root), **env}
+    with (root / "log").open("wb") as log:
+        return fork(script, (), env, root, output=log.fileno()).wait(SECONDS)
 
 
 def run_python(

@@ -25,7 +25,7 @@ import numpy as np
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.store import MODEL, TRAINING, CheckpointStore
 from trainjob_trainer.edge import is_users
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import notice
 from trainjob_trainer.resume import refuse_lost
 
 
@@ -249,7 +249,7 @@ class Trainings:
         others = [one for one in self._saved if not one.is_taken]
         if others and self._is_open:
             differing = ", ".join(others[-1].identity.differences(call))
-            announce(
+            notice(
                 f"{call.site} trains from the beginning: what is saved in {self.root.directory} belongs to "
                 f"another call, which differs in {differing or 'its number'}"
             )

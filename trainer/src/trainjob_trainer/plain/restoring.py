@@ -155,7 +155,7 @@ def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Dec
         store.prepare()
     if plan is ResumePlan.ANEW:
         aside = store.set_aside(process.step, whole=True)
-        announce(
+        notice(
             f"{identity.site} trains from the beginning (fit {call.number} of its model): what is saved of "
             f"step {', '.join(map(str, aside))} belongs to another call, and is set aside"
         )

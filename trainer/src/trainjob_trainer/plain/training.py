@@ -198,4 +198,4 @@ def _leave_model(process: PlainProcess, replica: Replica) -> None:
     try:
         save_model(replica, save, export)
     except TrainerError as error:
-        announce(f"the model isn't left as a file: {error}")
+        notice(f"the model isn't left as a file: {error}")
