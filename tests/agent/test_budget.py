@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from support.agents.tracebacks import MISTAKES, OTHERS, TYPE_ERROR, show
 from trainjob_trainer.agent.budget import Budget, RestartCounts
-from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.failure import Failure, is_counted
+from trainjob_trainer.errors import ExitCode
 
 
 def crash(log: str, code: int = 1, *, replica: str = "worker-0", attempt: int = 1, **more: int) -> Failure:
@@ -62,3 +65,31 @@ def test_without_an_exception_it_is_the_same_replicas_alone() -> None:
     budget = Budget(RestartCounts(attempt=1), 9, 0.0)
     verdicts = [budget.judge(crash("", 3, replica=f"worker-{n}", attempt=2 + n), 0.0, 5.0) for n in range(3)]
     assert not any(verdict.give_up for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("code", "waited_for"),
+    [
+        *((int(code), True) for code in (ExitCode.OUTPUT_FULL, ExitCode.STORAGE_UNAVAILABLE)),
+        *((code, False) for code in (1, 137, int(ExitCode.OUTPUT_UNWRITABLE), int(ExitCode.STALLED))),
+    ],
+)
+@pytest.mark.parametrize("step", [None, 8])
+def test_storage_that_is_away_is_waited_for_without_an_end(
+    code: int, waited_for: bool, step: int | None
+) -> None:
+    """Never the same failure, never counted; each wait is longer than the one before, up to a minute."""
+    budget, now, waits = Budget(RestartCounts(attempt=1), 5, 0.0), 0.0, []
+    for attempt in range(2, 14):
+        failure = replace(crash("", code, attempt=attempt), step=step, counted=is_counted(code))
+        verdict = budget.judge(failure, now, now + 5.0)
+        waits.append(budget.not_before - now - 5.0)
+        now = budget.not_before
+        if verdict.give_up:
+            break
+    assert verdict.give_up is not waited_for
+    if waited_for:
+        assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *[60.0] * 5]
+        assert (budget.counts.counted, budget.counts.uncounted) == (0, 12)
+    else:
+        assert len(waits) == 3

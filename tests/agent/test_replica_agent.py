@@ -130,6 +130,7 @@ async def test_a_start_gets_the_last_reported_step() -> None:
     case.start(1)
     case.child.reports(state="training", step=4)
     case.child.reports(state="training", step=8, checkpointStep=6)
+    case.child.reports(state="training", step=True, checkpointStep=-1)  # the next start would refuse them
     case.child.end(82)
     case.start(2)
     case.child.reports(state="starting")
@@ -364,8 +365,9 @@ async def test_the_end_waits_for_the_outputs_volume(
     case = Case(**output(tmp_path))
     case.start()
     case.child.end(0)
-    await until(lambda: "waiting for the output's volume" in capsys.readouterr().err)
+    await until(lambda: "waiting for storage" in capsys.readouterr().err)
     assert case.agent.state == "running"
+    assert case.agent.beat()["report"]["waitingForStorage"].startswith("training has finished, and")
     (tmp_path / "checkpoints").unlink()
     await until(lambda: case.agent.state == "finished")
 

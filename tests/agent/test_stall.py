@@ -125,3 +125,21 @@ def test_one_that_waits_for_the_evaluator_knows_for_how_long() -> None:
     watch.observe(TRAINING, 10.0)
     watch.observe({**TRAINING, "state": "waiting"}, 20.0)
     assert not watch.stalled(1e6, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "stalls"),
+    [("saving", False), ("preparing", False), ("evaluating", False), ("starting", False), ("training", True)],
+)
+def test_one_that_waits_for_storage_has_not_stalled_unless_it_trains_meanwhile(
+    state: str, stalls: bool
+) -> None:
+    """A save in the background is no reason for a step that doesn't end."""
+    watch = StallWatch()
+    watch.observe(TRAINING, 0.0)
+    watch.observe({**TRAINING, "state": state, "waitingForStorage": "/output is away"}, 10.0)
+    watch.observe({**TRAINING, "state": state, "waitingForStorage": "/output is full"}, 60.0)
+    assert watch.stalled(1e6, 60.0) is stalls
+    assert watch.stalled(75.0, 60.0) is stalls
+    watch.observe({**TRAINING, "state": "training", "step": 6}, 2e6)
+    assert watch.stalled(2e6 + 60.0, 60.0)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.agents.worker_group import LEADER, Simulation
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.messages import Join, Send
+from trainjob_trainer.agent.worker_group import build_report
 
 
 def running(workers: int = 2, **settings: Any) -> Simulation:
@@ -437,3 +441,37 @@ def test_a_frozen_replica_at_long_work_has_stalled() -> None:
     failure = simulation.group.failure
     assert failure is not None
     assert (failure.replica, failure.reason) == ("worker-0", "Stalled")
+
+
+KEYS = [
+    *("state", "step", "checkpointStep", "resumedFrom", "totalSteps", "stepSeconds", "evaluatedBatches"),
+    *("error", "waitingForStorage", "metrics", "epoch", "time"),
+]
+wild = st.dictionaries(
+    st.sampled_from(KEYS),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.lists(st.integers())
+    | st.dictionaries(st.sampled_from(["reason", "message"]), st.integers() | st.text())
+    | st.sampled_from([sys.maxsize, -(2**63), 10**400]),
+)
+
+
+@given(wild, wild)
+def test_no_figure_of_a_report_stops_the_worker_group(first: dict[str, Any], second: dict[str, Any]) -> None:
+    simulation = running(stall_timeout=20.0)
+    one, other = simulation.agents[:2]
+    for report in (first, second):
+        for agent in (one, other):
+            agent.report = report
+            agent.beat()
+        simulation.settle()
+        simulation.tick(1.0)
+        build_report(simulation.group, simulation.now)
+    other.report = {"state": "training", "step": 3}
+    other.end_child(1, step=3)
+    simulation.settle()
+    assert simulation.attempts == [1, 2]

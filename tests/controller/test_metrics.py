@@ -18,6 +18,7 @@ from trainjob.cluster import ClusterError, JobKey, Unavailable
 from trainjob.cluster.kube.transport import Call
 from trainjob.controller import Reconciler
 from trainjob.controller.metrics import JOBS_AT_ONCE, STATES, Metrics
+from trainjob.core.progress import WAITING_FOR_STORAGE
 
 
 async def read(metrics: Metrics) -> dict[str, float]:
@@ -61,8 +62,8 @@ async def test_series_of_known_labels_exist_before_their_first_event(series: str
 def test_every_state_is_known() -> None:
     source = Path(trainjob.core.transitions.__file__).read_text()
     used = set(re.findall(r'state"?[=:] ?"(\w+)"|state = "(\w+)"', source))
-    assert {a or b for a, b in used} <= set(STATES)
-    assert len(used) >= 7
+    assert {WAITING_FOR_STORAGE, *(a or b for a, b in used)} <= set(STATES)
+    assert len(used) >= 8
 
 
 async def test_what_happens_is_counted() -> None:

@@ -82,6 +82,41 @@ async def test_a_restart_by_agents_is_reported_and_touches_no_pod() -> None:
     assert names_of(world) == before
 
 
+@pytest.mark.parametrize(
+    ("state", "ends"),
+    [("training", "; training continues meanwhile"), ("saving", ""), ("starting", ""), ("preparing", "")],
+)
+async def test_a_replica_that_waits_for_storage_is_shown(state: str, ends: str) -> None:
+    world, agents = await training(build_job())
+    away = "cannot write /output/checkpoints: Stale file handle"
+    agents.report("worker-0", state=state, step=30, waitingForStorage=away)
+    await world.settle()
+    assert world.status.state == "Waiting for storage"
+    assert world.status.message == f"worker 0: {away}{ends}"
+    assert ("WaitingForStorage", world.status.message) in world.cluster.events
+    running = find_condition(world.status, "Running")
+    assert running is not None
+    assert (running.status, running.reason) == ("True", "WaitingForStorage")
+    agents.report("worker-0", state=state, step=31)
+    await world.settle()
+    assert (world.status.state, world.status.message) == ("Running", "training on 2 workers")
+
+
+@pytest.mark.parametrize(("code", "reason"), [(83, "OutputFull"), (92, "StorageUnavailable")])
+async def test_storage_that_is_away_is_waited_for_as_often_as_it_takes(code: int, reason: str) -> None:
+    world, agents = await training(build_job(maxRestarts=1))
+    for number in range(1, 8):
+        agents.fail("worker-0", code=code, reason=reason, message="/data: away", step=8, charged=False)
+        await world.settle()
+        assert world.status.state == "Waiting for storage"
+        assert world.status.message is not None
+        assert world.status.message.endswith("(not counted against maxRestarts)")
+        agents.meet()
+        await world.settle()
+        assert world.status.state == "Running"
+        assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, number)
+
+
 async def test_a_restart_that_is_over_before_its_report_is_still_recorded() -> None:
     world, agents = await training(build_job())
     agents.fail("worker-0", code=137, reason="OutOfMemory", step=7)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from support.world.agents import training
+from support.world.jobs import build_job
 from trainjob.core.agent_reports import AgentReport, Report, keep, merge_notices, project_report
 
 json_values = st.recursive(
@@ -27,6 +31,14 @@ KEYS = [
     "evaluation",
     "checkpointStep",
     "stoppedEarly",
+    "totalEpochs",
+    "workSeconds",
+    "resumedFrom",
+    "globalBatch",
+    "evaluatedBatches",
+    "waitingForStorage",
+    "error",
+    "time",
 ]
 
 
@@ -153,6 +165,34 @@ nested = st.fixed_dictionaries(
         "x": odd,
     },
 )
+
+
+wild = (
+    odd
+    | st.sampled_from([sys.maxsize, -sys.maxsize, 2**63, 10**400, 1e308, -1e308, 1e-308, "nan", "inf", 0, -1])
+    | st.floats()
+)
+wild_progress = st.dictionaries(st.sampled_from(KEYS), wild)
+
+
+@example({"step": 1, "totalSteps": sys.maxsize}, {"step": 2, "totalSteps": sys.maxsize})
+@example(
+    {"step": -sys.maxsize, "totalSteps": sys.maxsize}, {"step": sys.maxsize - 1, "totalSteps": sys.maxsize}
+)
+@given(wild_progress, wild_progress)
+def test_no_figure_stops_a_decision(first: dict[str, Any], second: dict[str, Any]) -> None:
+    async def play() -> None:
+        world, agents = await training(build_job())
+        for report in (first, second):
+            agents.report("worker-0", **{"state": "training", "step": 3, **report})
+            agents.report("worker-1", **{"state": "training", "step": 3, **report})
+            await world.settle()
+            await world.pass_time(31)
+        agents.fail("worker-1")
+        await world.settle()
+        assert (world.status.state, world.status.restarts.charged) == ("Restarting", 1)
+
+    asyncio.run(play())
 
 
 @given(nested)

@@ -77,7 +77,9 @@ def check_unmounted(group: WorkerGroup, output: Path, volume: Path) -> None:
 
     group["worker-0"].kill(signal.SIGCONT)
 
-    assert group.wait() == {"worker-0": ExitCode.OUTPUT_UNWRITABLE}, group.report
-    assert group.progress("worker-0")["error"]["reason"] == "OutputUnwritable"
+    group["worker-0"].wait_for_line("waiting for storage: ")
+    assert "its volume isn't mounted any more" in group.progress("worker-0")["waitingForStorage"]
+    group["worker-0"].kill(signal.SIGTERM)
+    assert group.wait() == {"worker-0": ExitCode.PREEMPTED}, group.report
     assert list(output.rglob("*")) == []
     assert contents(volume / "checkpoints", PUBLISHED) == before

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sys
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError, URLError
 
 import pytest
 
 from trainjob_trainer import OutputFull, PeerLost, Preempted, Task
 from trainjob_trainer.edge import StopRequest, explain_failure, install_edge
+from trainjob_trainer.errors import StorageUnavailable
 from trainjob_trainer.reporting.progress import ProgressFile
 
 CLUSTER = {"worker": ("a:1", "b:1"), "evaluator": ("c:1",)}
@@ -51,7 +55,57 @@ def test_what_a_lost_peer_looks_like(name: str, message: str, lost: bool) -> Non
 def test_without_peers_none_can_be_lost(task: Task) -> None:
     error = tensorflow_error("UnavailableError", "Socket closed")
 
-    assert explain_failure(error, task, StopRequest()) is None
+    assert isinstance(explain_failure(error, task, StopRequest()), StorageUnavailable)
+
+
+def in_python(text: str) -> Exception:
+    """As TensorFlow raises an error of Python's that a pipeline has called."""
+    trace = 'Traceback (most recent call last):\n\n  File "train.py", line 21, in read\n    open(path)\n\n'
+    node = "\t [[{{node PyFunc}}]] [Op:IteratorGetNext]"
+    return tensorflow_error("UnknownError", f"{text}\n{trace}{text}\n\n\n\n{node}")
+
+
+def caused_by(cause: Exception) -> Exception:
+    error = RuntimeError("can't read shard 7")
+    error.__cause__ = cause
+    return error
+
+
+AWAY = [
+    *(OSError(number, "x") for number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNREFUSED)),
+    *(ConnectionError("reset"), TimeoutError("timed out"), socket.gaierror(socket.EAI_AGAIN, "x")),
+    *(URLError(OSError(errno.EHOSTUNREACH, "x")), URLError(TimeoutError("timed out"))),
+    *(HTTPError("http://data", code, "x", Message(), None) for code in (500, 503, 429)),
+    type("ConnectTimeout", (type("Timeout", (OSError,), {}),), {})("as of requests"),
+    tensorflow_error("UnknownError", "{{function_node x}} /data/a; Input/output error [Op:IteratorGetNext]"),
+    tensorflow_error("AbortedError", "/data/a; Stale file handle\n\t [[{{node IteratorGetNext}}]] [Op:f]"),
+    tensorflow_error("FailedPreconditionError", "/data/a; Transport endpoint is not connected"),
+    *(in_python("OSError: [Errno 5] Input/output error: '/data/a'"), in_python("TimeoutError: timed out")),
+    caused_by(OSError(errno.EIO, "x")),
+]
+MISTAKES = [
+    *(FileNotFoundError(errno.ENOENT, "x"), PermissionError(errno.EACCES, "x"), OSError("no image")),
+    *(OSError(errno.EMFILE, "x"), OSError(errno.EROFS, "x"), BrokenPipeError(errno.EPIPE, "x")),
+    *(socket.gaierror(socket.EAI_NONAME, "x"), URLError("unknown url type: data")),
+    *(HTTPError("http://data", code, "x", Message(), None) for code in (401, 403, 404)),
+    *(in_python("KeyError: 'a'"), in_python("OSError: [Errno 13] Permission denied: '/data/a'")),
+    *(tensorflow_error("ResourceExhaustedError", "OOM"), tensorflow_error("AbortedError", "queue closed")),
+    tensorflow_error("NotFoundError", "/data/a; No such file or directory [Op:IteratorGetNext]"),
+    tensorflow_error("UnknownError", "Failed to get convolution algorithm; cuDNN has failed"),
+    *(ValueError("x"), MemoryError(), caused_by(ValueError("x"))),
+]
+
+
+@pytest.mark.parametrize("error", AWAY, ids=repr)
+def test_data_that_is_away_is_waited_for(error: Exception) -> None:
+    explained = explain_failure(error, Task("worker", 0, {}), StopRequest())
+    assert isinstance(explained, StorageUnavailable)
+    assert type(error).__name__ in str(explained)
+
+
+@pytest.mark.parametrize("error", MISTAKES, ids=repr)
+def test_another_error_is_the_programs_own(error: Exception) -> None:
+    assert explain_failure(error, Task("worker", 0, {}), StopRequest()) is None
 
 
 def test_a_chief_loses_its_server_even_with_one_worker() -> None:

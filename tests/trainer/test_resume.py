@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from support.trainer.disk import STALE, fail_reads, system_error
+from support.trainer.disk import STALE, StillWaiting, fail_reads, impatient, system_error
 from trainjob_trainer import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
 from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
+from trainjob_trainer.errors import StorageUnavailable
 from trainjob_trainer.resume import (
     Start,
     Verdict,
@@ -173,43 +175,57 @@ def test_a_read_error_of_a_moment_costs_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "waits"),
     [
         *(
-            system_error(number)
-            for number in (errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES, errno.ETIMEDOUT)
+            (system_error(number), True)
+            for number in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.ENOSPC)
         ),
-        tf.errors.UnknownError(None, None, "variables.data-00000-of-00001; Input/output error"),
-        tf.errors.NotFoundError(None, None, "Failed to find any matching files for variables"),
+        *((system_error(number), False) for number in (errno.EMFILE, errno.EACCES)),
+        (tf.errors.UnknownError(None, None, "variables.data-00000-of-00001; Input/output error"), True),
+        (tf.errors.FailedPreconditionError(None, None, "x; Transport endpoint is not connected"), True),
+        (tf.errors.NotFoundError(None, None, "Failed to find any matching files for variables"), False),
     ],
     ids=lambda error: getattr(error, "strerror", None) or type(error).__name__,
 )
-def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, error: Exception) -> None:
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, error: Exception, waits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same, with an error that stays."""
     store_with(tmp_path, 1000, 2000, 3000)
     before, naps = contents(tmp_path), []
     by_tensorflow = isinstance(error, tf.errors.OpError)
     for at in range(1 if by_tensorflow else 10):
         files = fail_reads(error, at, only="read_tensors" if by_tensorflow else None)
-        store = CheckpointStore(tmp_path / "checkpoints", files=files, sleep=naps.append)
+        patience = impatient()
+        store = CheckpointStore(
+            tmp_path / "checkpoints",
+            files=files,
+            sleep=lambda seconds, patience=patience: (naps.append(seconds), patience(seconds))[0],
+        )
 
-        with pytest.raises(
-            CheckpointUnavailable, match=r"cannot read .*checkpoints.*: .*the next start tries again"
-        ):
+        with pytest.raises(StillWaiting if waits else CheckpointUnavailable) as ended:
             choose_start(store, 9000, "old")
 
+        said = capsys.readouterr().err + str(ended.value)
+        assert re.search(r"cannot read .*checkpoints.*: ", said)
+        assert ("waiting for storage: " in said) is waits
         assert contents(tmp_path) == before
-    assert naps[:3] == [0.1, 0.3, 1.0]
+    assert (
+        naps[:8]
+        == ([0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0] if waits else [0.1, 0.3, 1.0] * 3)[: len(naps[:8])]
+    )
 
 
-def test_a_marker_that_cannot_be_read_is_not_an_absent_one(tmp_path: Path) -> None:
+def test_a_marker_that_cannot_be_read_is_not_an_absent_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store_with(tmp_path, 3, final=(3, "mine"))
-    store = CheckpointStore(tmp_path / "checkpoints", files=fail_reads(STALE, 0), sleep=no_sleep)
-
-    with pytest.raises(CheckpointUnavailable, match=r"cannot read .*final.json: Stale file handle"):
-        finished_before(store, "mine")
-    with pytest.raises(CheckpointUnavailable, match=r"cannot read .*final.json: Stale file handle"):
-        choose_start(store, 3, "mine")
+    for look in (lambda store: finished_before(store, "mine"), lambda store: choose_start(store, 3, "mine")):
+        folder = tmp_path / "checkpoints"
+        with pytest.raises(StillWaiting):
+            look(CheckpointStore(folder, files=fail_reads(STALE, 0), sleep=impatient()))
+        assert re.search(r"cannot read .*final.json: Stale file handle", capsys.readouterr().err)
 
 
 def test_a_later_format_is_no_damage(tmp_path: Path) -> None:
@@ -277,14 +293,14 @@ def test_what_was_reported_has_to_be_there(
 def test_a_start_behind_what_was_reported_is_refused(tmp_path: Path) -> None:
     store = store_with(tmp_path)
     with pytest.raises(
-        CheckpointUnavailable, match="the checkpoint of step 3000 was reported, and none is found"
+        StorageUnavailable, match="the checkpoint of step 3000 was reported, and none is found"
     ):
         choose_start(store, 9000, "old", 3000)
     store_with(tmp_path, 1000, 2000)
     before = contents(tmp_path)
 
     with pytest.raises(
-        CheckpointUnavailable, match=r"3000 was reported, and the newest .* is that of step 2000"
+        StorageUnavailable, match=r"3000 was reported, and the newest .* is that of step 2000"
     ):
         choose_start(store, 9000, "old", 3000)
 
@@ -297,9 +313,7 @@ def test_what_appears_after_the_choice_is_not_set_aside(tmp_path: Path) -> None:
     """As it does where a listing is late."""
     store = store_with(tmp_path, 1000, 2000, 3000)
 
-    with pytest.raises(
-        CheckpointUnavailable, match=r"step-00003000 wasn't there when the step .* was chosen"
-    ):
+    with pytest.raises(StorageUnavailable, match=r"step-00003000 wasn't there when the step .* was chosen"):
         store.set_aside(2000)
 
     assert store.steps() == [1000, 2000, 3000]

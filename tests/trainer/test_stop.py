@@ -26,6 +26,17 @@ stop.patience_seconds, stop.is_futile = 600, lambda: True
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """
+WITHOUT_STORAGE = """
+from trainjob_trainer.reporting.progress import report_storage
+stop.patience_seconds = 600
+report_storage("/output is full")
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
+SLOW_STORAGE = """
+from trainjob_trainer.reporting.progress import report_storage
+report_storage("a checkpoint takes over 30 s", is_away=False)
+"""
 NO_LONGER_PATIENT = """
 stop.patience_seconds = 600
 os.kill(os.getpid(), signal.SIGTERM)
@@ -53,10 +64,20 @@ def exit_code(program: str) -> int:
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 86),
         (PATIENT, 5),
         (FUTILE, 86),
+        (WITHOUT_STORAGE, 86),
+        (SLOW_STORAGE + PATIENT, 5),
         (NO_LONGER_PATIENT, 86),
         (ENDS_A_CHILD, 7),
     ],
-    ids=["at once", "after some patience", "futile", "no longer patient", "a forked child's is its own"],
+    ids=[
+        "at once",
+        "after some patience",
+        "futile",
+        "without storage",
+        "slow storage",
+        "no longer patient",
+        "a forked child's is its own",
+    ],
 )
 def test_who_ends_when(program: str, code: int) -> None:
     assert exit_code(program) == code

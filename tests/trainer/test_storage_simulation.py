@@ -51,7 +51,7 @@ from trainjob_trainer.checkpoint.snapshot import NamedArray
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.environment import Generation
 from trainjob_trainer.errors import CheckpointUnreadable, Fenced, OutputUnwritable, TrainerError
-from trainjob_trainer.evaluation import follow, once_available
+from trainjob_trainer.evaluation import follow
 from trainjob_trainer.resume import Verdict, choose_start
 
 FOLDER = Path("/output/checkpoints")
@@ -83,7 +83,8 @@ class Fault:
     def hits(self, what: str, mount: Mount) -> bool:
         if self.is_resent:
             return mount.resends and what in CHANGING
-        if self.number not in mount.errors or (self.number == errno.EMFILE and what not in OPENING):
+        needed = {errno.EMFILE: OPENING, errno.ENOSPC: CHANGING}.get(self.number)
+        if self.number not in mount.errors or (needed is not None and what not in needed):
             return False
         return not self.is_after or what in CHANGING
 
@@ -396,7 +397,7 @@ class Stage:
         store = CheckpointStore(FOLDER, KEEP, files=process.files, sleep=process.sleep)
         for checkpoint, is_final in follow(store, 1.0, job_uid=JOB, sleep=process.sleep):
             try:
-                found = once_available(lambda: store.read(checkpoint), 1.0, sleep=process.sleep)  # noqa: B023
+                found = store.read(checkpoint)
             except CheckpointUnreadable:
                 if is_final:
                     raise
@@ -478,7 +479,7 @@ def groups(epoch: Generation, step: int) -> dict[str, list[NamedArray]]:
 
 WRITERS = ("A", "B")
 EVERYBODY = (*WRITERS, "Z")
-NUMBERS = (errno.EIO, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT, 0)
+NUMBERS = (errno.EIO, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT, errno.ENOSPC, 0)
 FAULTS = st.builds(Fault, st.sampled_from(NUMBERS), st.booleans(), st.sampled_from((1, 2, 30)))
 HAPPENINGS = st.one_of(
     st.none(),

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
+import re
 import shutil
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +19,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.trainer.disk import STALE, FaultyFiles
-from trainjob_trainer import (
-    CheckpointMismatch,
-    CheckpointUnavailable,
-    CheckpointUnreadable,
-    OutputFull,
-    OutputTaken,
-    OutputUnwritable,
-)
+from support.trainer.disk import STALE, FaultyFiles, StillWaiting, impatient, system_error
+from trainjob_trainer import CheckpointMismatch, CheckpointUnreadable, OutputTaken, OutputUnwritable
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.files import Files
@@ -31,6 +28,7 @@ from trainjob_trainer.checkpoint.snapshot import NamedArray, read
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker, dropped_steps
 from trainjob_trainer.checkpoint_manager import BackgroundWriter
 from trainjob_trainer.environment import Generation
+from trainjob_trainer.errors import StorageUnavailable
 
 Groups = dict[str, list[NamedArray]]
 
@@ -97,11 +95,13 @@ class CrashingFiles(Files):
 
 
 class FailingFiles(Files):
-    def __init__(self, error: OSError) -> None:
+    def __init__(self, error: OSError | None) -> None:
         self.error = error
 
-    def write(self, path: Path, data: bytes) -> None:  # noqa: ARG002
-        raise self.error
+    def write(self, path: Path, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        super().write(path, data)
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_an_old_writer_without_a_fence_that_is_held_up_anywhere_spoils_nothing(t
             old.set_aside(100)
             old.save(200, 1, groups(0), "uid")
             outcomes.add("saved")
-        except (OutputTaken, CheckpointUnavailable) as error:
+        except (OutputTaken, StorageUnavailable) as error:
             outcomes.add(type(error).__name__)
         if not before:
             break
         assert before.items() <= checkpoints(folder).items()
     assert moment > 20
-    assert outcomes == {"saved", "OutputTaken", "CheckpointUnavailable"}
+    assert outcomes == {"saved", "OutputTaken", "StorageUnavailable"}
 
 
 def checkpoints(folder: Path) -> dict[Path, bytes]:
@@ -464,31 +464,97 @@ def test_a_crash_at_any_point_leaves_a_whole_checkpoint(at: int, same_step: bool
         assert not list(Path(folder).glob(".tmp-*"))
 
 
+AWAY = [
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO),
+    *(errno.ECONNRESET, errno.EHOSTUNREACH, errno.EAGAIN, errno.EBUSY),
+]
+MISTAKES = [
+    *(errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ENOSYS),
+    *(errno.EMFILE, errno.EINVAL),
+]
+
+
 @pytest.mark.parametrize(
-    ("error", "expected", "words"),
+    ("number", "expected", "words"),
     [
-        (OSError(28, "No space left on device"), OutputFull, "no space left for .*step-00000001"),
-        (OSError(122, "Disk quota exceeded"), OutputFull, "no space left"),
-        (OSError(30, "Read-only file system"), OutputUnwritable, "cannot write .*: Read-only file system"),
-        (OSError(116, "Stale file handle"), OutputUnwritable, "cannot write .*: Stale file handle"),
-        (OSError(2, "No such file or directory"), OutputUnwritable, "cannot write .*: No such file"),
+        (errno.ENOSPC, StillWaiting, "no space left for .*step-00000001: free some"),
+        (errno.EDQUOT, StillWaiting, "no space left"),
+        *((number, StillWaiting, f"cannot write .*: {os.strerror(number)}") for number in AWAY),
+        *((number, OutputUnwritable, f"cannot write .*: {os.strerror(number)}") for number in MISTAKES),
     ],
 )
-def test_a_failed_write_says_what_to_do_and_leaves_nothing(
-    tmp_path: Path, error: OSError, expected: type[Exception], words: str
+def test_a_failed_write_is_waited_for_or_says_what_to_do_and_leaves_nothing(
+    tmp_path: Path, number: int, expected: type[Exception], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = CheckpointStore(tmp_path, files=FailingFiles(error))
+    store = CheckpointStore(tmp_path, files=FailingFiles(system_error(number)), sleep=impatient())
 
-    with pytest.raises(expected, match=words):
+    with pytest.raises(expected, match=words if expected is OutputUnwritable else None):
         store.save(1, 0, groups(1), "uid")
 
     assert list(tmp_path.iterdir()) == []
+    assert (expected is OutputUnwritable) != bool(re.search(words, capsys.readouterr().err))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model-03.keras", "model-3.keras", "model-2", "model-", "model-x", "step-00000009.keras"),
+        *("step-9", "damaged-step-00000009.keras", "checkpoint.keras", ".tmp", "final.json.bak"),
+    ],
+)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_files_of_the_scripts_own_among_the_checkpoints_are_left_alone(
+    tmp_path: Path, name: str, is_folder: bool
+) -> None:
+    """Such as those of Keras's `ModelCheckpoint`."""
+    store = CheckpointStore(tmp_path, keep=1, fence=Fence(tmp_path, Generation(1, 1), "uid"))
+    store.prepare()
+    (tmp_path / name).mkdir() if is_folder else (tmp_path / name).write_text("the script's")
+    for step in (3, 4):
+        store.save(step, 0, groups(step), "uid")
+
+    again = CheckpointStore(tmp_path, keep=1, fence=Fence(tmp_path, Generation(1, 2), "uid"))
+    again.prepare()
+    assert (again.known_steps(), again.steps()) == ({4}, [4])
+    assert again.set_aside(4) == []
+    again.save(5, 0, groups(5), "uid")
+    assert (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_what_was_writable_before_is_waited_for(tmp_path: Path, number: int) -> None:
+    """At the first write it is a wrong setting; later the volume was mounted read-only again, say."""
+    files = FailingFiles(None)
+    store = CheckpointStore(tmp_path, files=files, sleep=impatient())
+    store.save(1, 0, groups(1), "uid")
+    files.error = system_error(number)
+
+    with pytest.raises(StillWaiting):
+        store.save(2, 0, groups(2), "uid")
+
+
+def test_a_store_that_waits_goes_on_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, waited = FailingFiles(system_error(errno.EIO)), []
+
+    def sleep(seconds: float) -> None:
+        waited.append(store.patience.is_waiting)
+        if len(waited) == 9:
+            files.error = None
+
+    store = CheckpointStore(tmp_path, files=files, sleep=sleep)
+    assert store.save(1, 0, groups(1), "uid").step == 1
+    assert store.steps() == [1]
+    assert waited == [False] * 3 + [True] * 6
+    assert not store.patience.is_waiting
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("trainjob: ")]
+    assert len(said) == 2
+    assert said[1] == "trainjob: no longer waiting for storage"
 
 
 @pytest.mark.parametrize("epoch", [None, Generation(1, 1)], ids=["without a fence", "with a fence"])
 @pytest.mark.parametrize("left", ["nothing", "an empty folder"])
 def test_on_a_volume_that_is_unmounted_nothing_is_begun_anew(
-    tmp_path: Path, epoch: Generation | None, left: str
+    tmp_path: Path, epoch: Generation | None, left: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     volume, elsewhere = tmp_path / "volume", tmp_path / "elsewhere"
     folder = volume / "job" / "checkpoints"
@@ -501,25 +567,26 @@ def test_on_a_volume_that_is_unmounted_nothing_is_begun_anew(
         volume.mkdir()
     before = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
 
+    store.check_claim()
     attempts: list[Callable[[], object]] = [
         store.prepare,
-        store.check_claim,
         lambda: store.save(2, 0, groups(2), "uid"),
         lambda: store.mark_final(FinalMarker(2, "uid")),
         lambda: store.publish(volume / "job" / "model", lambda place: (place / "file").touch()),
     ]
     for attempt in attempts:
-        with pytest.raises(
-            OutputUnwritable, match=f"{folder}.* is gone: .* its volume isn't mounted any more"
-        ):
+        store.patience.sleep = impatient()
+        with pytest.raises(StillWaiting):
             attempt()
+        said = capsys.readouterr().err
+        assert re.search(f"waiting for storage: {folder}.* is gone: .* its volume isn't mounted", said)
 
     assert not volume.exists() or list(volume.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == before
 
 
 def test_a_folder_beside_the_checkpoints_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    store, target = CheckpointStore(tmp_path / "checkpoints"), tmp_path / "model"
+    store, target = CheckpointStore(tmp_path / "checkpoints", sleep=impatient()), tmp_path / "model"
     store.prepare()
     store.publish(target, lambda place: (place / "first").touch())
 
@@ -527,7 +594,7 @@ def test_a_folder_beside_the_checkpoints_appears_whole_or_not_at_all(tmp_path: P
         (place / "second").touch()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OutputFull, match=f"no space left for {target}: free some"):
+    with pytest.raises(StillWaiting):
         store.publish(target, fill)
     assert [path.name for path in target.iterdir()] == ["first"]
     store.publish(target, lambda place: (place / "third").touch())
@@ -581,13 +648,30 @@ def test_variables_are_found_by_name_in_another_order(tmp_path: Path) -> None:
 def test_the_background_writer_writes_and_surfaces_failures(tmp_path: Path) -> None:
     seen: list[int] = []
     writer = BackgroundWriter(CheckpointStore(tmp_path), lambda checkpoint: seen.append(checkpoint.step))
-    writer.submit(1, 0, groups(1), "uid")
-    writer.submit(2, 0, groups(2), "uid")
+    writer.submit(1, 0, lambda: groups(1), "uid")
+    writer.submit(2, 0, lambda: groups(2), "uid")
     writer.wait()
     assert seen == [1, 2]
 
-    full = CheckpointStore(tmp_path, files=FailingFiles(OSError(28, "No space left on device")))
-    failing = BackgroundWriter(full, lambda _: None)
-    failing.submit(3, 0, groups(3), "uid")
-    with pytest.raises(OutputFull):
+    failing = BackgroundWriter(CheckpointStore(tmp_path, files=FailingFiles(system_error(1))), lambda _: None)
+    failing.submit(3, 0, lambda: groups(3), "uid")
+    with pytest.raises(OutputUnwritable):
         failing.wait()
+
+
+def test_of_the_checkpoints_that_come_while_one_waits_the_newest_is_written_next(tmp_path: Path) -> None:
+    files, seen, has_failed = FailingFiles(system_error(errno.EIO)), [], threading.Event()
+
+    def sleep(_: float) -> None:
+        has_failed.set()
+        time.sleep(0.001)
+
+    writer = BackgroundWriter(CheckpointStore(tmp_path, files=files, sleep=sleep), seen.append)
+    for step in (1, 2, 3):  # training goes on: this would hang otherwise
+        writer.submit(step, 0, lambda step=step: groups(step), "uid")
+    assert has_failed.is_set()
+    assert writer.is_late
+    files.error = None
+    writer.wait()
+
+    assert [checkpoint.step for checkpoint in seen] == [1, 3]

@@ -6,16 +6,30 @@ import numpy as np
 import pytest
 
 from trainjob.client.history import read_history
-from trainjob_trainer import OutputUnwritable
+from trainjob_trainer.reporting import summaries as module
 from trainjob_trainer.reporting.summaries import Summaries, _has_tensorboard
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     summaries = Summaries(tmp_path / "file" / "logs")
+    for step in (1, 2, 3):
+        summaries.write(step, {"loss": 0.5})
+        summaries.write_histogram(step, "step_seconds", np.ones(3))
+        summaries.flush()
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "can't be written" in line] == [
+        line for line in said if f"can't be written to {tmp_path}/file/logs: " in line
+    ]
+    assert sum("can't be written" in line for line in said) == 1
 
-    with pytest.raises(OutputUnwritable, match=r"cannot write .*file/logs"):
-        summaries.write(1, {"loss": 0.5})
+    (tmp_path / "file").unlink()
+    monkeypatch.setattr(module.time, "monotonic", lambda: float("inf"))
+    summaries.write(4, {"loss": 0.5})
+    summaries.close()
+    assert len(list((tmp_path / "file" / "logs").iterdir())) == 1
 
 
 def test_nowhere_is_fine() -> None:

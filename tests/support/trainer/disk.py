@@ -13,6 +13,22 @@ from trainjob_trainer.checkpoint.files import Files
 T = TypeVar("T")
 
 
+class StillWaiting(BaseException):
+    """A test has seen long enough that something waits."""
+
+
+def impatient(seconds: float = 60.0) -> Callable[[float], None]:
+    """Sleep for no time, and raise StillWaiting when that would have been more than `seconds` in all."""
+    left = [seconds]
+
+    def sleep(seconds: float) -> None:
+        left[0] -= seconds
+        if left[0] < 0:
+            raise StillWaiting
+
+    return sleep
+
+
 class FaultyFiles(Files):
     """Asks before each operation, by its name, whether it fails: before it does anything, or after it."""
 

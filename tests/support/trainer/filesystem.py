@@ -252,7 +252,7 @@ class Handle:
 class Mount:
     """One machine's view, in system calls; each is one moment, if the file system can do it in one."""
 
-    errors: Sequence[int] = (errno.EIO, errno.EMFILE)
+    errors: Sequence[int] = (errno.EIO, errno.EMFILE, errno.ENOSPC)
     """What a call may fail with for a moment."""
     resends = False
     """Whether an answer can get lost, and the call be sent again."""
@@ -383,7 +383,7 @@ class NfsMount(Mount):
     * Opening a file asks the server for it, closing one has written it (close-to-open).
     """
 
-    errors = (errno.EIO, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT)
+    errors = (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT)
     resends = True
 
     def __init__(self, tree: Tree, clock: Callable[[], float], *, lists_anew: bool = True) -> None:
@@ -642,7 +642,7 @@ class BucketMount(Mount):
     * fsync of a folder does nothing, and says so to nobody: the kernel takes ENOSYS for success.
     """
 
-    errors = (errno.EIO, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT)
+    errors = (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ESTALE, errno.ETIMEDOUT)
 
     def __init__(self, bucket: Bucket, clock: Callable[[], float], *, copies_folders: bool) -> None:
         super().__init__()
@@ -767,7 +767,7 @@ class MountpointMount(BucketMount):
     A folder that is made is this machine's own until a file is in it. Nothing is cached.
     """
 
-    errors = (errno.EIO, errno.EMFILE, errno.ETIMEDOUT)
+    errors = (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.ETIMEDOUT)
 
     def __init__(self, bucket: Bucket, *, allows_delete: bool = False) -> None:
         super().__init__(bucket, lambda: 0.0, copies_folders=False)
@@ -965,6 +965,7 @@ _OF_ERRNO = {
     errno.ESTALE: "AbortedError",
     errno.ETIMEDOUT: "DeadlineExceededError",
     errno.EMFILE: "ResourceExhaustedError",
+    errno.ENOSPC: "ResourceExhaustedError",
     errno.ENOSYS: "UnimplementedError",
 }
 TENSORFLOW_ERRORS: dict[str, type[Exception]] = {

@@ -5,10 +5,10 @@ It is the same whether all workers take the steps together or a chief hands them
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -20,51 +20,101 @@ from trainjob_trainer.engine.metric_state import LAST_EPOCH, read_results
 from trainjob_trainer.errors import Preempted
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import announce
+from trainjob_trainer.reporting.progress import announce, report_storage
 
 # Writes in the background: the host copy is fast, the disk is not.
 
 
+LATE_SECONDS = 30.0
+"""How long training waits for a write before the next one: after that, its storage is away, or too slow."""
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
 class BackgroundWriter:
-    """Runs at most one write at a time; the next call of a method raises its failure."""
+    """Writes one checkpoint after the other; the next call of a method raises the failure of a write.
+
+    A write is late while the store waits for its storage, or if it takes long. Of the checkpoints that are
+    submitted meanwhile only the newest is kept, and written next. The end of the process ends a write.
+    """
 
     def __init__(self, store: CheckpointStore, written: Callable[[Checkpoint], None]) -> None:
         """Write into `store`; the writing thread calls `written` after each write."""
         self._store = store
         self._written = written
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainjob-checkpoint")
-        self._pending: Future[None] | None = None
-
-    def submit(
-        self, step: int, epoch: int, groups: HostGroups, job_uid: str, spared: Collection[int] = ()
-    ) -> None:
-        """Start a write after the previous one has ended; arguments as `CheckpointStore.save`.
-
-        Raises OutputFull or OutputUnwritable if the previous one failed.
-        """
-        self.wait()
-        self._pending = self._pool.submit(self._write, step, epoch, groups, job_uid, spared)
-
-    def check(self) -> None:
-        """Raise the failure of a finished write, without waiting for an unfinished one."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
+        self._lock = threading.Lock()
+        self._next: Callable[[], Checkpoint] | None = None
+        self._failure: Exception | None = None
+        self._began = 0.0
+        self._is_reported = False
+        self._is_idle = threading.Event()
+        self._is_idle.set()
 
     @property
     def is_writing(self) -> bool:
         """Whether a write is in progress."""
-        return self._pending is not None and not self._pending.done()
+        return not self._is_idle.is_set()
 
-    def wait(self) -> None:
-        """Wait for the write in progress and raise its failure."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+    @property
+    def is_late(self) -> bool:
+        """Whether the write in progress is late."""
+        takes_long = time.monotonic() - self._began >= LATE_SECONDS
+        return self.is_writing and (self._store.patience.is_waiting or takes_long)
 
-    def _write(
-        self, step: int, epoch: int, groups: HostGroups, job_uid: str, spared: Collection[int]
+    def submit(
+        self,
+        step: int,
+        epoch: int,
+        snapshot: Callable[[], HostGroups],
+        job_uid: str,
+        spared: Collection[int] = (),
     ) -> None:
-        self._written(self._store.save(step, epoch, groups, job_uid, spared))
+        """Start a write after the previous one has ended, or is late; arguments as `CheckpointStore.save`."""
+        self.wait(until_late=True)
+        self._next = None  # no more than two copies at a time
+        groups = snapshot()
+        with self._lock:
+            self._next = lambda: self._store.save(step, epoch, groups, job_uid, spared)
+            if not self.is_writing:
+                self._began = time.monotonic()
+                self._is_idle.clear()
+                threading.Thread(target=self._write, name="trainjob-checkpoint", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise the failure of a write, without waiting for one in progress."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def wait(self, *, until_late: bool = False) -> None:
+        """Wait until nothing is left to write, or the write in progress is late; raise a write's failure."""
+        while self.is_writing:
+            if self._store.patience.is_waiting:
+                self._began = time.monotonic()  # it begins again then
+            elif self.is_late and not self._is_reported:
+                self._is_reported = True
+                takes = f"a checkpoint in {self._store.directory} takes over {LATE_SECONDS:.0f} s"
+                report_storage(takes, is_away=False)
+            if self.is_late and until_late:
+                break
+            self._is_idle.wait(_SECONDS_BETWEEN_LOOKS)
+        self.check()
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                save, self._next = self._next, None
+                self._began = time.monotonic()
+                if save is None or self._failure is not None:
+                    self._is_idle.set()
+                    return
+            try:
+                self._written(save())
+            except Exception as error:  # noqa: BLE001 - the main thread raises it
+                self._failure = error
+            del save  # with its copy of the variables
+            if self._is_reported:
+                self._is_reported = False
+                report_storage(None)
 
 
 # The writer's saves: at checkpoints, at the end, and when it is asked to stop.
@@ -110,8 +160,10 @@ class CheckpointWriter:
         is_leaving = False
         try:
             yield
-        except Exception:
-            is_leaving = True  # the process ends with an error, which says more than the request to stop
+        except BaseException as error:
+            is_leaving = isinstance(error, Exception)  # an error says more than the request to stop
+            with suppress(Exception):
+                self.settle(until_late=True)
             raise
         finally:
             if not is_leaving:
@@ -134,7 +186,7 @@ class CheckpointWriter:
         says whether the process had been asked to stop when the workers agreed.
 
         Raises:
-            OutputFull, OutputUnwritable: this or an earlier write failed.
+            OutputUnwritable: an earlier write failed.
             Fenced, OutputTaken: another process writes the output now.
             Preempted: asked to stop; the reached step is saved.
         """
@@ -157,9 +209,14 @@ class CheckpointWriter:
         """Whether a checkpoint is being written."""
         return self._writer.is_writing
 
-    def settle(self) -> None:
-        """Wait until no checkpoint is being written, and raise the failure of a write."""
-        self._writer.wait()
+    def settle(self, *, until_late: bool = False) -> None:
+        """Wait until no checkpoint is being written, or it is late, and raise the failure of a write."""
+        progress = self.replica.progress
+        before = progress.last.state
+        if self._writer.is_writing:
+            progress.update(state="saving")
+        self._writer.wait(until_late=until_late)
+        progress.update(state=before)
 
     def watch(self) -> None:
         """Check whether training may continue, without saving anything.
@@ -186,7 +243,7 @@ class CheckpointWriter:
     ) -> HostGroups:
         """Save the last step, wait for it, and return what was saved; only the writer calls this.
 
-        Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises OutputFull or
+        Arguments as `between_steps`; with `says_more` it replaces one of the same step. Raises
         OutputUnwritable.
         """
         self.replica.progress.update(state="saving", step=step)
@@ -225,7 +282,8 @@ class CheckpointWriter:
     ) -> None:
         if self._saved == step:
             return
-        self._writer.submit(step, epoch, snapshot(), self.replica.environment.uid, spared)
+        self.settle(until_late=True)
+        self._writer.submit(step, epoch, snapshot, self.replica.environment.uid, spared)
         self._saved = step
 
     def _report(self, checkpoint: Checkpoint) -> None:
@@ -322,6 +380,8 @@ class CheckpointManager:
         is_saving, is_stopping = self._agreed(is_due or self._selection.wants_checkpoint(step), is_stopping)
         if is_saving or is_stopping:
             self._compare(step)
+            if self._selection.keeps_best:
+                self._writer.settle()  # each checkpoint may become the result
         self._writer.between_steps(
             step,
             self._plan.epochs_done(step),

@@ -266,6 +266,9 @@ POLL_SECONDS = 0.2
 class Selection:
     """Selection without a metric: training runs to its end, and the last checkpoint is the result."""
 
+    keeps_best = False
+    """Whether any checkpoint may become the result."""
+
     def resume(self, saved: HostGroups, step: int) -> None:
         """Resume at `step` with the values that its checkpoint contains."""
 
@@ -330,7 +333,7 @@ class MonitoredSelection(Selection):
         self._replica = replica
         self._strategy = strategy
         self._rule = monitoring.rule
-        self._keep_best = monitoring.keep_best
+        self.keeps_best = monitoring.keep_best
         self._source = monitoring.source
         self._total_steps = total_steps
         self._score = score
@@ -363,16 +366,16 @@ class MonitoredSelection(Selection):
         """
         if self._source is Source.TRAINING or not self._replica.task.is_writer:
             return
-        if self._keep_best:
+        if self.keeps_best:
             settle()  # no write drops checkpoints meanwhile, and the next one spares the best
         # In this order: a checkpoint that is no longer being scored has a result, which is read below.
         self._scoring = self._scores.scoring()
         scored, end = self._scores.read(self._history.read)
         history = replace(self._history, read=end)
         name = metric_of(self._rule.monitor)
-        there = set(self._replica.store.steps()) if scored and self._keep_best else set()
+        there = set(self._replica.store.steps()) if scored and self.keeps_best else set()
         for result in scored:
-            is_kept = not self._keep_best or result.step in there
+            is_kept = not self.keeps_best or result.step in there
             if result.step <= step and name in result.metrics and is_kept:
                 history = history.with_value(result.step, result.metrics[name])
         self._history = history
@@ -386,12 +389,12 @@ class MonitoredSelection(Selection):
 
     def wants_checkpoint(self, step: int) -> bool:
         """Return whether the epoch that has just ended is the best so far."""
-        best = self.decision.best if self._keep_best and self._source is Source.TRAINING else None
+        best = self.decision.best if self.keeps_best and self._source is Source.TRAINING else None
         return best is not None and best.step == step
 
     def spared(self) -> frozenset[int]:
         """Return the best step, and the one being scored, which may become the best."""
-        if not self._keep_best:
+        if not self.keeps_best:
             return frozenset()
         best = self.decision.best
         steps = (best.step if best else None, self._scoring)
@@ -413,7 +416,7 @@ class MonitoredSelection(Selection):
 
     def choose(self, last: int, may_wait: Callable[[], None]) -> int:
         """Return the best step whose checkpoint can be read; the last step if no value is finite."""
-        if not self._keep_best:
+        if not self.keeps_best:
             return last
         chosen = last
         if self._source is Source.EVALUATOR:

@@ -22,8 +22,17 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from trainjob_trainer.errors import OutputFull, PeerLost, Preempted, TrainerError
-from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.errors import (
+    FULL,
+    OutputFull,
+    PeerLost,
+    Preempted,
+    StorageUnavailable,
+    TrainerError,
+    is_outage,
+    system_number,
+)
+from trainjob_trainer.reporting.progress import ProgressFile, storage_is_away
 from trainjob_trainer.task import Task
 
 # SIGTERM while the main thread is inside TensorFlow, where Python's handlers do not run.
@@ -75,7 +84,9 @@ class StopRequest:
             handler.put_back()
         asked = time.monotonic()
         self._requested.set()
-        while time.monotonic() - asked < self.patience_seconds and not self.is_futile():
+        while time.monotonic() - asked < self.patience_seconds:
+            if self.is_futile() or storage_is_away.is_set():
+                break
             time.sleep(_SECONDS_BETWEEN_QUESTIONS)
         leave()
 
@@ -195,16 +206,11 @@ def explain_failure(
     """Return the failure behind an error, or None if the error is the user program's own."""
     if isinstance(error, TrainerError):
         return error
-    if isinstance(error, OSError):
-        # It needs NumPy, which comes with TensorFlow; a program without both has no checkpoints either.
-        try:
-            from trainjob_trainer.checkpoint.files import explain_write_error  # noqa: PLC0415
-        except ImportError:
-            return None
-        written = explain_write_error(error, Path(str(error.filename or output)))
-        return written if isinstance(written, OutputFull) else None
+    if system_number(error) in FULL:
+        path = getattr(error, "filename", None) or output
+        return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
     if task is None or task.is_evaluator or not task.has_peers or not is_peer_loss(error):
-        return None
+        return StorageUnavailable(describe(error, error.__traceback__)) if is_outage(error) else None
     if stop.requested:
         return Preempted(f"{task.replica} was asked to stop")
     return PeerLost(

@@ -15,14 +15,19 @@
     ├── Stalled                88  a step did not end
     ├── Fenced                 89  a newer start of the job writes the output
     ├── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
-    └── WeightsDiverged        91  the workers' weights are no longer the same
+    ├── WeightsDiverged        91  the workers' weights are no longer the same
+    └── StorageUnavailable     92  files or data are away, and may come back
 
 Each has the exit code of the process and a reason, one CamelCase word.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from enum import IntEnum
+from socket import EAI_AGAIN
 from typing import ClassVar
 
 # The exit codes of a training process.
@@ -55,6 +60,8 @@ class ExitCode(IntEnum):
     """Training has reached NaN, and would reach it again from the last checkpoint."""
     WEIGHTS_DIVERGED = 91
     """This worker's weights differ from the others': memory, a device or a program has failed."""
+    STORAGE_UNAVAILABLE = 92
+    """Files or data can't be reached now. As with a full volume, another machine may heal it."""
 
 
 class TrainerError(Exception):
@@ -115,6 +122,13 @@ class OutputFull(TrainerError):
     reason = "OutputFull"
 
 
+class StorageUnavailable(TrainerError):
+    """Files or data can't be reached now: their server, volume or network is away, and may come back."""
+
+    exit_code = ExitCode.STORAGE_UNAVAILABLE
+    reason = "StorageUnavailable"
+
+
 class PortInUse(TrainerError):
     """The address that TF_CONFIG gives this replica is in use by another process."""
 
@@ -169,6 +183,65 @@ class WeightsDiverged(TrainerError):
 
     exit_code = ExitCode.WEIGHTS_DIVERGED
     reason = "WeightsDiverged"
+
+
+# What another machine can heal: decided by types and numbers, never by a message's text.
+
+
+FULL = frozenset([errno.ENOSPC, errno.EDQUOT])
+AWAY = frozenset(
+    [
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO),
+        *(errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET),
+        *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLCK, errno.ENOLINK, errno.ENOMEDIUM),
+        *(errno.EUCLEAN, errno.EKEYEXPIRED, EAI_AGAIN),
+    ]
+)
+"""Numbers of the system for a file, a volume or a server that can't be reached now."""
+_AWAY_BY_TYPE = frozenset(["ConnectionError", "TimeoutError", "Timeout"])
+"""Types without a number, such as those of `urllib`, `requests` and cloud libraries."""
+_NUMBERS = {os.strerror(number): number for number in errno.errorcode}
+_IN_TENSORFLOW = re.compile(r"; ([^;\n]+?)(?: \[Op:.*)?$|^\w+: \[Errno (\d+)\]", re.MULTILINE)
+"""`PATH; Input/output error`, or the last line of a traceback, if a pipeline has called Python."""
+_OF_PYTHON = re.compile(
+    r"Traceback \(most recent call last\):.*^([A-Za-z]\w+)(?::.*?)?$", re.MULTILINE | re.DOTALL
+)
+
+
+def is_tensorflows(error: BaseException) -> bool:
+    """Return whether the error is TensorFlow's; this package works without TensorFlow."""
+    return type(error).__module__.startswith("tensorflow")
+
+
+def system_number(error: BaseException) -> int | None:
+    """Return the system's number of an error, or None; TensorFlow's have the system's message instead."""
+    if not is_tensorflows(error):
+        return error.errno if isinstance(error, OSError) else None
+    found = [
+        int(digits) if digits else _NUMBERS.get(text) for text, digits in _IN_TENSORFLOW.findall(str(error))
+    ]
+    return next((number for number in reversed(found) if number is not None), None)
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Return whether an error of any library says that files, data or a server are away, and may come back.
+
+    A lack of the process's own (memory, descriptors), what isn't there and what isn't allowed are mistakes.
+    """
+    if error is None:
+        return False
+    number, names = system_number(error), {kind.__name__ for kind in type(error).__mro__}
+    if number is not None:
+        return number in AWAY
+    if "HTTPError" in names:
+        status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
+        return isinstance(status, int) and (status >= 500 or status in (408, 425, 429))
+    if is_tensorflows(error):
+        return "UnavailableError" in names or not _AWAY_BY_TYPE.isdisjoint(_OF_PYTHON.findall(str(error)))
+    reason = getattr(error, "reason", None)  # of a URLError
+    inner = reason if isinstance(reason, BaseException) else error.__cause__
+    return not names.isdisjoint(_AWAY_BY_TYPE) or is_outage(inner)
 
 
 def first_line(error: BaseException) -> str:

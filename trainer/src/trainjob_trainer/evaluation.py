@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from trainjob_trainer.atomic_file import write_atomically
-from trainjob_trainer.checkpoint.files import explain_write_error
+from trainjob_trainer.checkpoint.files import Patience
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
 from trainjob_trainer.data.batches import TrainingData
 from trainjob_trainer.engine.metric_state import scalars
-from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, InvalidConfiguration
+from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
 from trainjob_trainer.identity import Identity, Trainings, followed
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import ProgressFile, announce, plain_number
@@ -92,15 +91,12 @@ def touch_scoring(folder: Path) -> None:
 
 
 def tell_scoring(folder: Path, step: int) -> None:
-    """Write, as the evaluator, the step that is being scored; it stays until the next one replaces it.
+    """Write, as the evaluator, the step that is being scored, if that can be written now.
 
-    `ResultsFile` has made the folder. Raises OutputFull or OutputUnwritable if it can't be written.
+    It stays until the next one replaces it; `ResultsFile` has made the folder.
     """
-    path = folder / SCORING
-    try:
-        write_atomically(path, json.dumps({"step": step}))
-    except OSError as error:
-        raise explain_write_error(error, path) or error from error
+    with contextlib.suppress(OSError):
+        write_atomically(folder / SCORING, json.dumps({"step": step}))
 
 
 def _parsed(lines: bytes) -> Iterator[Scored]:
@@ -120,22 +116,13 @@ def wait_for_training(trainings: Trainings, call: Identity) -> int:
     It is the training of the same call; the first one where it has no name, as without a job, or if the job
     has finished without that call.
     """
-
-    def look() -> int | None:
+    while True:
         found = trainings.read()
         is_first = trainings.root.final() is not None or not (found or not trainings.root.steps())
-        return followed(found, call) or (1 if is_first else None)
-
-    while (number := once_available(look, POLL_SECONDS, log=announce)) is None:
+        number = followed(found, call) or (1 if is_first else None)
+        if number is not None:
+            return number
         time.sleep(POLL_SECONDS)
-    return number
-
-
-T = TypeVar("T")
-
-
-def _ignore(line: str) -> None:
-    """Do nothing: there is no log."""
 
 
 def follow(
@@ -146,7 +133,6 @@ def follow(
     job_uid: str | None = None,
     final_step: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
-    log: Callable[[str], None] = _ignore,
 ) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield (checkpoint, is_final) until the final one; the newest if several have appeared.
 
@@ -156,12 +142,10 @@ def follow(
     A checkpoint that was yielded before it became the final one is yielded again as final. The end of an
     earlier training has been scored by its own evaluator, and is skipped while its marker exists. Such a
     marker is of another job, unless `job_uid` is None, or of a training that was to end before `final_step`.
-    A folder that can't be read is read again, with log lines at the beginning and the end of the outage.
     """
     seen: Checkpoint | None = None
     while True:
-        look = functools.partial(_look, store, markers or [store.final], seen, job_uid, final_step)
-        is_over, newest = once_available(look, poll_seconds, sleep=sleep, log=log)
+        is_over, newest = _look(store, markers or [store.final], seen, job_uid, final_step)
         if is_over:
             if newest is not None:
                 yield newest, True
@@ -170,29 +154,6 @@ def follow(
             seen = newest
             yield newest, False
             continue  # evaluation took time: look again at once
-        sleep(poll_seconds)
-
-
-def once_available(
-    read: Callable[[], T],
-    poll_seconds: float,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-    log: Callable[[str], None] = _ignore,
-) -> T:
-    """Return what `read` returns; try again while the folder can't be read, since waiting does no harm."""
-    is_out = False
-    while True:
-        try:
-            result = read()
-        except CheckpointUnavailable as error:
-            if not is_out:
-                log(f"{error}; this process tries again every {poll_seconds:g} s")
-            is_out = True
-        else:
-            if is_out:
-                log("the checkpoints can be read again")
-            return result
         sleep(poll_seconds)
 
 
@@ -206,8 +167,8 @@ def _look(
     """Return whether training is over, with its final checkpoint; else the newest unseen one."""
     try:
         marker = next((found for found in (marker() for marker in markers) if found is not None), None)
-    except CheckpointUnreadable as error:
-        raise CheckpointUnavailable(str(error)) from error  # its writer may repair it
+    except CheckpointUnreadable:
+        return False, None  # its writer may repair it
     is_own = marker is not None and (job_uid is None or marker.job_uid == job_uid)
     if marker is None or not is_own or (final_step is not None and marker.total_steps < final_step):
         return False, _newest_unseen(store, marker, seen)
@@ -314,31 +275,32 @@ class ResultsFile:
         self._path = folder / RESULTS
         self._summaries = Summaries(log_dir, also)
         self._now = now
+        self._patience = Patience()
         self._is_made = False
 
     def make_folder(self) -> None:
         """Make the folder only once: it must not be made again below an unmounted volume. Raises as `add`."""
-        if self._is_made:
-            return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise explain_write_error(error, self._path.parent) or error from error
-        self._is_made = True
+        if not self._is_made:
+            self._patience.write(lambda: self._path.parent.mkdir(parents=True, exist_ok=True), self._path)
+            self._is_made = True
 
     def add(self, evaluation: Evaluation) -> None:
-        """Append a result; raises OutputFull or OutputUnwritable if it can't be written."""
+        """Append a result; wait while the storage is full or away, and raise OutputUnwritable otherwise."""
         self.make_folder()
-        line = json.dumps({**evaluation.to_json(), "time": self._now()})
-        try:
+        text = json.dumps({**evaluation.to_json(), "time": self._now()}) + "\n"
+
+        def append() -> None:
+            nonlocal text
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                file.write(text)
+                text = "\n" + text.lstrip()  # what fails may leave a part of the line
                 file.flush()
                 os.fsync(file.fileno())
-            self._summaries.write(evaluation.step, evaluation.metrics)
-            self._summaries.flush()
-        except Exception as error:
-            raise explain_write_error(error, self._path) or error from error
+
+        self._patience.write(append, self._path)
+        self._patience.was_writable = True
+        self._summaries.write(evaluation.step, evaluation.metrics)
+        self._summaries.flush()
 
     def close(self) -> None:
         """Close the summaries: no more results will come."""
@@ -371,15 +333,13 @@ def evaluate_checkpoints(
         markers=markers,
         job_uid=replica.environment.uid or None,
         final_step=None if replica.environment.uid else final_step,
-        log=announce,
     )
     for checkpoint, is_final in checkpoints:
         replica.progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)
         if scored is None or scored[0] != checkpoint:
             tell_scoring(replica.environment.output_dir, checkpoint.step)
             try:
-                told = once_available(functools.partial(score, checkpoint), POLL_SECONDS, log=announce)
-                scored = checkpoint, told
+                scored = checkpoint, score(checkpoint)
             except CheckpointUnreadable:
                 if is_final:
                     raise

@@ -18,7 +18,12 @@ from trainjob_trainer.checkpoint.snapshot import (
     read_json,
 )
 from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore, FinalMarker
-from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputFinished
+from trainjob_trainer.errors import (
+    CheckpointUnavailable,
+    CheckpointUnreadable,
+    OutputFinished,
+    StorageUnavailable,
+)
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.task import Task
 
@@ -74,7 +79,8 @@ def choose_start(
     `reported` is the step of the checkpoint that was last reported as the newest, if one was.
 
     Raises:
-        CheckpointUnavailable: it is unknown what is there, or the reported checkpoint is missing.
+        CheckpointUnavailable: it is unknown what is there.
+        StorageUnavailable: the reported checkpoint is missing.
         CheckpointUnreadable: the final marker is damaged.
         OutputUnwritable, Fenced, OutputTaken: as `CheckpointStore.set_aside`.
     """
@@ -88,12 +94,12 @@ def choose_start(
 def refuse_lost(store: CheckpointStore, found: int, reported: int | None) -> None:
     """Refuse to start before the reported checkpoint, unless that is there and damaged.
 
-    Raises CheckpointUnavailable if neither it nor a later one is there.
+    Raises StorageUnavailable if neither it nor a later one is there.
     """
     if not is_lost(reported, found, store.known_steps()):
         return
     newest = f"the newest that is found is that of step {found}" if found else "none is found"
-    raise CheckpointUnavailable(
+    raise StorageUnavailable(
         f"{store.directory}: the checkpoint of step {reported} was reported, and {newest}. Nothing has been "
         "changed there: is it the output's volume, and is all of it mounted? If that checkpoint was deleted "
         f"on purpose, make an empty folder damaged-step-{reported:08d} there; training goes on without it"

@@ -148,7 +148,7 @@ class TrainJobStatus(Reported):
     conditions: Annotated[tuple[Condition, ...], Strict(False)] = Field(
         (), description="Queued, Running, Restarting, Suspended, Complete and Failed."
     )
-    state: Word | None = Field(None, description="The state in one word.")
+    state: Word | None = Field(None, description="The state, such as Running or Waiting for storage.")
     message: Sentence | None = Field(None, description="The state in one sentence that explains it.")
     start_time: Timestamp | None = Field(None, description="When the controller first acted on the job.")
     first_step_time: Timestamp | None = Field(None, description="When the first step was reported.")

@@ -66,6 +66,7 @@ _STYLES = {
     "Complete": "bold green",
     "Failed": "bold red",
     "Restarting": "yellow",
+    "Waiting for storage": "yellow",
     "stopping": "yellow",
 }
 

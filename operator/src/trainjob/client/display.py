@@ -33,6 +33,8 @@ _UNHURRIED = ("running", "training", "finished")
 def describe_phase(replica: ReplicaView, job: JobView) -> str:
     """Return what the replica does, such as `tracing the first step` or `waiting for worker 1`."""
     report, state = replica.report, replica.state
+    if report.waiting_for_storage:
+        return "training, waiting for storage" if state == "training" else "waiting for storage"
     if state == "waiting":
         return _waiting(replica, job)
     if state in _BEFORE_FIRST_STEP and _is_before_first_step(report):

@@ -31,7 +31,13 @@ Curve = Mapping[int, float]
 
 _STYLE = "font-family:system-ui,sans-serif;font-size:13px;max-width:52em"
 _MUTED = "color:#777"
-_COLOURS = {"Complete": "#1a7f37", "Running": "#1a7f37", "Failed": "#cf222e", "Restarting": "#9a6700"}
+_COLOURS = {
+    "Complete": "#1a7f37",
+    "Running": "#1a7f37",
+    "Failed": "#cf222e",
+    "Restarting": "#9a6700",
+    "Waiting for storage": "#9a6700",
+}
 _SHOWN_EVENTS = 5
 _SHOWN_LOG_LINES = 12
 

@@ -287,6 +287,7 @@ HERE = Advice(
         "OutputFull": (
             "free some disk space, or choose another disk with --folder; the same command then continues"
         ),
+        "StorageUnavailable": "see that the files or the server that the message names can be reached",
         "PortInUse": "end the program that has the port, or choose other ports with --base-port",
         "CheckpointMismatch": (
             "the checkpoint is of another model: start over with --fresh, or restore the model"
@@ -329,6 +330,7 @@ ON_CLUSTER = Advice(
         "OutputFinished": "ask for more epochs, or start over in a new folder with spec.output.resume: Never",
         "OutputUnwritable": "let the pods write into the output: see their securityContext.fsGroup",
         "OutputFull": "make room in the output's volume, or name a larger one in spec.output",
+        "StorageUnavailable": "see that the pods reach the volume or the server that the message names",
         "PortInUse": "another container of the pod has port 2222 or 2223: leave them to the trainer",
         "CheckpointMismatch": "the checkpoint is of another model: start over with spec.output.resume: Never",
         "OutOfMemory": "raise resources.limits.memory of the container trainer, or give it a smaller batch",

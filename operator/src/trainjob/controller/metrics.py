@@ -31,13 +31,14 @@ from trainjob.cluster.kube.resources import DEPENDENTS, TRAINJOBS
 from trainjob.cluster.kube.transport import Call
 from trainjob.core.conditions import RESTARTING, find_condition
 from trainjob.core.observed import Observed
+from trainjob.core.progress import WAITING_FOR_STORAGE
 from trainjob.core.transitions import RESIZED, START_TIMEOUT
 
 # Metrics of each job, read from its status at every scrape: no restart of the controller changes them.
 
 
 STATES = (
-    *("New", "Queued", "Pending", "Running", "Restarting", "Suspended", "Evaluating"),
+    *("New", "Queued", "Pending", "Running", "Restarting", WAITING_FOR_STORAGE, "Suspended", "Evaluating"),
     *("Complete", "Failing", "Failed"),
 )
 """Every state; `New` is that of a job without a status."""
@@ -147,7 +148,7 @@ class JobTimes(Collector):
             _add(queue, name, _between(created, started or now))
             _add(state, (*name, word), _between(changed or created, now))
             _add(first, name, _between(started, _seconds(status.get("firstStepTime"))))
-            if word in ("Running", "Restarting") and "step" in _part(status, "progress"):
+            if word in ("Running", "Restarting", WAITING_FOR_STORAGE) and "step" in _part(status, "progress"):
                 _add(unsaved, name, _between(saved or started, now))
         yield from (queue, state, first, unsaved)
 

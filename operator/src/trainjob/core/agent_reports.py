@@ -203,6 +203,7 @@ Notices = Annotated[list[str], PlainValidator(_notices)]
 Flag = Annotated[bool, PlainValidator(lambda value: value is True)]
 Text = Annotated[str, PlainValidator(text)]
 Word = Annotated[str, PlainValidator(_word)]
+Sentence = Annotated[str, PlainValidator(lambda value: quoted(_start(value)))]
 
 
 # Progress reports of training processes.
@@ -239,6 +240,7 @@ class Report(Lenient):
         global_batch: examples per step, of all workers together.
         stopped_early: why training ended before `total_steps`; empty if it didn't.
         notices: lines that say what was computed otherwise than the script says.
+        waiting_for_storage: why files can't be read or written now; empty if it doesn't wait for that.
     """
 
     state: Annotated[str, PlainValidator(lambda value: text(value, 64))] = ""
@@ -257,7 +259,8 @@ class Report(Lenient):
     global_batch: Int = None
     evaluated_batches: Int = None
     evaluation: Annotated[EvaluationResult | None, _if_readable("step", integer)] = None
-    stopped_early: Annotated[str, PlainValidator(lambda value: quoted(_start(value)))] = ""
+    stopped_early: Sentence = ""
+    waiting_for_storage: Sentence = ""
     error: Annotated[ReportedError | None, _OBJECT] = None
     notices: Notices = Field(default_factory=list)
     time: Finite = None

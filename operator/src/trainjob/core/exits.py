@@ -31,7 +31,7 @@ EXITS: dict[int, ExitMeaning] = {
     80: ExitMeaning("InvalidConfiguration", "was configured wrongly", permanent=True),
     81: ExitMeaning("OutputFinished", "found its output finished already", permanent=True),
     82: ExitMeaning("OutputUnwritable", "can't use its output folder"),
-    83: ExitMeaning("OutputFull", "found no space left for its output"),
+    83: ExitMeaning("OutputFull", "found no space left", counted=False),
     84: ExitMeaning("PortInUse", "found its port in use"),
     85: ExitMeaning("PeerLost", "lost the connection to another replica", counted=False),
     86: ExitMeaning("Preempted", "was asked to stop and left", counted=False),
@@ -40,7 +40,11 @@ EXITS: dict[int, ExitMeaning] = {
     89: ExitMeaning("Fenced", "found a newer start of this job writing its output", counted=False),
     90: ExitMeaning("NotFinite", "came to a loss or gradients that are NaN or infinite", permanent=True),
     91: ExitMeaning("WeightsDiverged", "found its weights apart from the others'"),
+    92: ExitMeaning("StorageUnavailable", "can't reach its files or data", counted=False),
 }
+
+STORAGE = frozenset(["OutputFull", "StorageUnavailable"])
+"""Reasons that another machine can heal: the job waits for that as long as its deadline allows."""
 
 OUTPUT_FINISHED = 81
 OUTPUT_UNWRITABLE = 82

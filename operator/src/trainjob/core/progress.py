@@ -15,7 +15,7 @@ from trainjob.api import (
     WorkerStatus,
 )
 from trainjob.core.agent_reports import Member, Report, merge_notices
-from trainjob.core.conditions import truncated
+from trainjob.core.conditions import RESTARTING, is_true, truncated
 from trainjob.core.delays import time_left
 from trainjob.core.failure import checkpoint_step, reached_step, restarts_of, with_log
 from trainjob.core.names import EVALUATOR, LABEL_JOB, LABEL_LIVE, LABEL_ROLE, Replica, leader, root_folder
@@ -23,6 +23,12 @@ from trainjob.core.observed import Observed
 from trainjob.core.pods import PodState
 from trainjob.core.stragglers import straggler_fields
 from trainjob.core.wording import short_duration
+
+WAITING_FOR_STORAGE = "Waiting for storage"
+"""The state while files can't be read or written, or after a failure for that reason."""
+
+_LONGEST_ETA = 10 * 365 * 86_400.0
+"""Seconds; a training without an end reports a huge number of steps."""
 
 # The time that a job spends in each state.
 
@@ -43,6 +49,8 @@ def with_time_spent(before: TrainJobStatus, status: TrainJobStatus, now: datetim
     if status.state == before.state:
         return status
     since, kind = before.spent.since, _SPENT_ON.get(before.state or "")
+    if before.state == WAITING_FOR_STORAGE:
+        kind = "restarting" if is_true(before, RESTARTING) else "training"
     changes: dict[str, object] = {"since": now}
     if since is not None and kind is not None:
         seconds = max(0, round((now - since).total_seconds()))
@@ -268,4 +276,5 @@ def _eta(report: Report, before: Progress | None, now: datetime) -> str | None:
     steps, seconds = report.step - before.step, (now - before.time).total_seconds()
     if steps <= 0 or seconds <= 0:
         return before.eta
-    return short_duration(timedelta(seconds=(report.total_steps - report.step) * seconds / steps))
+    left = (report.total_steps - report.step) * seconds / steps
+    return short_duration(timedelta(seconds=left)) if left <= _LONGEST_ETA else None

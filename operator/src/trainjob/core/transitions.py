@@ -18,12 +18,14 @@ from trainjob.core.conditions import (
     RUNNING,
     SUCCESS_CRITERIA_MET,
     SUSPENDED,
+    find_condition,
     is_true,
     with_condition,
 )
+from trainjob.core.exits import STORAGE
 from trainjob.core.failure import Failure, alike, reached_step, restarts_of, to_status, trains_without
 from trainjob.core.observed import Observed
-from trainjob.core.progress import with_lost_steps
+from trainjob.core.progress import WAITING_FOR_STORAGE, with_lost_steps
 from trainjob.core.stragglers import nodes_to_keep
 
 ENDED_WELL = "Complete"
@@ -42,16 +44,17 @@ def start(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
 
 def wait(observed: Observed, reason: str, message: str, now: datetime) -> TrainJobStatus:
     """Return the status while not all training replicas run yet."""
-    state = "Restarting" if is_true(observed.status, RESTARTING) else "Pending"
+    again = find_condition(observed.status, RESTARTING)
+    state = _state_of_restart(again.reason) if again and again.status == "True" else "Pending"
     return _changed(observed, message, now, (RUNNING, False, reason), state=state)
 
 
-def run(observed: Observed, message: str, now: datetime) -> TrainJobStatus:
-    """Return the status once all training replicas run."""
+def run(observed: Observed, message: str, now: datetime, *, waits: bool = False) -> TrainJobStatus:
+    """Return the status once all training replicas run; one of them may wait for storage."""
     restarted = [(RESTARTING, False, "Restarted")] if is_true(observed.status, RESTARTING) else []
-    return _changed(
-        observed, message, now, *restarted, (RUNNING, True, "AllReplicasRunning"), state="Running"
-    )
+    reason = "WaitingForStorage" if waits else "AllReplicasRunning"
+    status = _changed(observed, message, now, *restarted, (RUNNING, True, reason), state="Running")
+    return status.model_copy(update={"state": WAITING_FOR_STORAGE}) if waits else status
 
 
 def restart(
@@ -251,7 +254,12 @@ def _restarting(
     observed: Observed, reason: str, message: str, now: datetime, **changes: Any
 ) -> TrainJobStatus:
     conditions = (RUNNING, False, reason), (RESTARTING, True, reason)
-    return _changed(observed, message, now, *conditions, state="Restarting", **changes)
+    return _changed(observed, message, now, *conditions, state=_state_of_restart(reason), **changes)
+
+
+def _state_of_restart(reason: str) -> str:
+    state = "Restarting"
+    return WAITING_FOR_STORAGE if reason in STORAGE else state
 
 
 def _changed(

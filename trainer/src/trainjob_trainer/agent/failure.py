@@ -30,7 +30,12 @@ _PERMANENT = frozenset(
         ExitCode.NOT_FINITE,
     ]
 )
-_UNCOUNTED = frozenset([ExitCode.PEER_LOST, ExitCode.PREEMPTED, ExitCode.FENCED])
+_UNCOUNTED = frozenset(
+    [
+        *(ExitCode.PEER_LOST, ExitCode.PREEMPTED, ExitCode.FENCED),
+        *(ExitCode.OUTPUT_FULL, ExitCode.STORAGE_UNAVAILABLE),
+    ]
+)
 _LAST_SIGNAL = 64
 _SENT = frozenset([SIGKILL, SIGTERM])
 """They come from outside: the last output does not explain them."""

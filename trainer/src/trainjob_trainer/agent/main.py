@@ -36,7 +36,7 @@ FIRST_SECONDS = 300.0
 
 
 class EvaluationWatch:
-    """Watches one process's progress reports (docs/contract.md); waiting for a checkpoint is no stall."""
+    """Watches one process's progress reports (docs/contract.md); waiting for files is no stall."""
 
     def __init__(self) -> None:
         self._signs: tuple[Any, ...] | None = None
@@ -45,7 +45,7 @@ class EvaluationWatch:
 
     def observe(self, report: Mapping[str, Any] | None, now: float) -> None:
         """Record the latest report, None before the first; `now` is from a monotonic clock."""
-        if report is None or report.get("state") != "evaluating":
+        if report is None or report.get("state") != "evaluating" or "waitingForStorage" in report:
             self._signs = None
             return
         self._has_scored = self._has_scored or bool(

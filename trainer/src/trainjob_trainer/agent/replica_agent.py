@@ -89,6 +89,7 @@ class ReplicaAgent:
         self._stack = ""
         self._generation = ""
         self._is_marking = False
+        self._waits_for = ""
         self._sent_state: tuple[object, object] = (None, None)
         self._reported: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -115,11 +116,12 @@ class ReplicaAgent:
 
     def beat(self) -> dict[str, Any]:
         """Return the heartbeat message."""
+        waits = {"waitingForStorage": self._waits_for} if self._waits_for else {}
         return {
             "type": "beat",
             "child": self.state,
             "attempt": self.attempt,
-            "report": readable_report(self.child.report),
+            "report": readable_report({**(self.child.report or {}), **waits} or None),
             "beatAge": self.child.report_age,
             "stopped": self.child.is_stopped,
         }
@@ -262,7 +264,7 @@ class ReplicaAgent:
                 self._ended(ended)
         report = self.child.report or {}
         for variable, field in _REPORTED.items():
-            if isinstance(report.get(field), int):
+            if type(report.get(field)) is int and report[field] >= 0:
                 self._reported[variable] = report[field]
         state = (report.get("state"), report.get("checkpointStep"))
         if state != self._sent_state:
@@ -288,9 +290,10 @@ class ReplicaAgent:
                 log(f"training has finished, but its output doesn't say so: {error}")
                 break
             except OSError as error:
-                complains.log(f"training has finished; waiting for the output's volume to say so: {error}")
+                self._waits_for = f"training has finished, and the output can't say so: {error}"
+                complains.log(f"waiting for storage: {self._waits_for}")
                 await asyncio.sleep(_SECONDS_BETWEEN_TRIES)
-        self._is_marking = False
+        self._is_marking, self._waits_for = False, ""
         self._ended(ended)
 
     def _ended(self, ended: ChildExit) -> None:

@@ -106,7 +106,8 @@ class StallWatch:
 
     The first report with a step arms it. That step may be the one it begins at: until the process has taken
     one itself, which compiles the model, the limit is longer, as it is for other long work. A process that
-    waits for the evaluator's result of the last checkpoint has a timeout of its own.
+    waits for the evaluator's result of the last checkpoint has a timeout of its own. One that waits for
+    storage has none, unless it trains meanwhile: then it waits in the background.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class StallWatch:
         if report is None:
             self._signs = None
             return
-        signs = tuple(report.get(name) for name in _SIGNS_OF_LIFE)
+        signs = (*(report.get(name) for name in _SIGNS_OF_LIFE), "waitingForStorage" in report)
         if signs == self._signs or (self._signs is None and report.get("step") is None):
             return
         if self._signs is None:
@@ -140,7 +141,7 @@ class StallWatch:
 
     def _least_seconds(self, report: Mapping[str, Any]) -> float:
         state = report.get("state")
-        if state == "waiting":
+        if state == "waiting" or ("waitingForStorage" in report and state != "training"):
             return math.inf
         if state == "finished":
             return LEAVING_SECONDS

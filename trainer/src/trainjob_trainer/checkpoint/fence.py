@@ -35,9 +35,9 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from trainjob_trainer.atomic_file import TEMPORARY
-from trainjob_trainer.checkpoint.files import TAKEN, Files, explain_write_error, gone, patiently
+from trainjob_trainer.checkpoint.files import TAKEN, WAITED_FOR, Files, Patience, explain_write_error, gone
 from trainjob_trainer.environment import Environment, Generation
-from trainjob_trainer.errors import Fenced, OutputTaken, OutputUnwritable, TrainerError
+from trainjob_trainer.errors import Fenced, OutputTaken, StorageUnavailable, TrainerError
 from trainjob_trainer.task import Task
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
@@ -114,8 +114,6 @@ def _seconds(options: Mapping[str, str], names: tuple[str, ...], default: float)
 
 DAMAGED = "damaged-"
 """Prefix of a checkpoint that is set aside."""
-REVOCATION_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
-"""Delays between tries to remove an earlier writer's claim."""
 _CLAIM = re.compile(r"\.claim-([0-9]+)\.([0-9]+)-([0-9a-f]{8})")
 _SET_ASIDE = re.compile(rf"(.+?)-({DAMAGED}step-.+)")
 
@@ -151,7 +149,7 @@ class Fence:
         self._files = files or Files()
         self._trained_step = trained_step
         self._listing_delay = listing_delay
-        self._sleep = sleep
+        self.patience = Patience(sleep, was_writable=trained_step is not None)
         self._is_unsure = False
         self._is_made = False
         self._is_first = False
@@ -162,19 +160,19 @@ class Fence:
         """The folder for what is not published yet."""
         return self._directory / self._mine.name
 
-    def claim(self) -> None:
-        """Take over the folder; a second call only checks the claim.
+    def claim(self, *, waits: bool = True) -> None:
+        """Take over the folder; a second call only checks the claim, unless it can't now and must not wait.
 
         Raises:
             Fenced: a newer start of this job has claimed it, or another process with the same generation.
             OutputTaken: another job has taken it over meanwhile.
-            OutputUnwritable, OutputFull: the claim can't be made; or the folder is empty, although an
-                earlier start wrote into it.
+            OutputUnwritable: the claim can't be made.
         """
-        try:
-            self.check() if self._held else patiently(self._take, self._sleep)
-        except OSError as error:
-            raise explain_write_error(error, self.folder) or error from error
+        if self._held and not waits:
+            with contextlib.suppress(OSError, *WAITED_FOR):
+                self.check()
+            return
+        self.patience.write(self.check if self._held else self._take, self.folder)
         self._held = True
 
     def check(self) -> None:
@@ -182,7 +180,7 @@ class Fence:
 
         Raises:
             Fenced, OutputTaken: as `claim`.
-            OutputUnwritable: the claim is gone, and no successor has removed it.
+            StorageUnavailable: the claim is gone, and no successor has removed it.
             OSError: the folder can't be read.
         """
         claims = self._claims()
@@ -219,24 +217,18 @@ class Fence:
         self._is_made = True
 
     def _revoke_others(self) -> None:
-        """Remove the other claims until a listing made afterwards shows none.
+        """Remove the other claims, and check that a listing made afterwards shows none.
 
         Two writers that start at the same moment make their claims before they list: one sees the other.
         """
-        delays = iter(REVOCATION_SECONDS)
-        while True:
-            trouble = self._try_to_revoke()
-            if trouble is None:
-                return
-            delay = next(delays, None)
-            if delay is None:
-                path, error = trouble
-                raise OutputUnwritable(
-                    f"the output can't be written safely: {path}, an earlier writer's claim, could not be "
-                    f"removed for {sum(REVOCATION_SECONDS):.0f} s ({error}), and that writer may still "
-                    "publish. Make sure that it has ended and that no file there is open; then remove it"
-                ) from error
-            self._sleep(delay)
+        trouble = self._try_to_revoke()
+        if trouble is not None:
+            path, error = trouble
+            raise StorageUnavailable(
+                f"the output can't be written safely: {path}, an earlier writer's claim, can't be removed "
+                f"({error}), and that writer may still publish. Make sure that it has ended and that no file "
+                "there is open; then remove it"
+            ) from error
 
     def _try_to_revoke(self) -> tuple[Path, OSError] | None:
         """Try to remove the other claims; return the first that is left, and the error."""
@@ -297,7 +289,7 @@ class Fence:
         """Wait until a listing shows all that an earlier writer has published."""
         seconds = self._listing_delay(self._directory)
         if seconds:
-            self._sleep(seconds)
+            self.patience.sleep(seconds)
             # A new entry from this machine makes its kernel request the folder from the server again.
             self._files.remove(self.folder / "listing")
             self._files.create_folder(self.folder / "listing")
@@ -305,8 +297,7 @@ class Fence:
             self._files.remove(self._directory / f"{TEMPORARY}{self._mine.name}")
 
     def _claims(self) -> frozenset[_Claim]:
-        names = patiently(lambda: self._files.names(self._directory), self._sleep)
-        found = (_CLAIM.fullmatch(name) for name in names)
+        found = (_CLAIM.fullmatch(name) for name in self._files.names(self._directory))
         return frozenset(_Claim(m[3], Generation(int(m[1]), int(m[2])), m[0]) for m in found if m)
 
     def _refuse_newer(self, claims: frozenset[_Claim]) -> None:
@@ -320,7 +311,7 @@ class Fence:
     def _refuse_emptied(self) -> None:
         # A volume that is no longer mounted leaves an empty folder on the machine's own disk.
         if self._trained_step is not None and not self._files.names(self._directory):
-            raise OutputUnwritable(
+            raise StorageUnavailable(
                 f"{self._directory} is empty or not there, and an earlier start of this job has written into "
                 f"it, up to step {self._trained_step}: is the output's volume mounted?"
             )
@@ -359,10 +350,7 @@ def _fence_of_this_process(
 class Publisher:
     """The writer of one folder; unpublished work lies in the claim, or beside under a temporary name."""
 
-    def __init__(
-        self, directory: Path, files: Files, fence: Fence | None, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._sleep = sleep
+    def __init__(self, directory: Path, files: Files, fence: Fence | None) -> None:
         self._directory = directory
         self._files = files
         self._fence = fence
@@ -378,7 +366,7 @@ class Publisher:
             self._fence.claim()
         self._make_once()
         self.check()
-        for name in patiently(lambda: self._files.names(self._directory), self._sleep):
+        for name in self._files.names(self._directory):
             if name.startswith(TEMPORARY + DAMAGED):
                 self.move(self._directory / name, self._directory / name.removeprefix(TEMPORARY))
             elif name.startswith(TEMPORARY):
@@ -391,7 +379,7 @@ class Publisher:
         """Raise OSError or TrainerError unless the claim (without a fence: the folder) still exists."""
         if self._fence is not None:
             self._fence.check()
-        elif self._is_made and not self._is_there(self._directory):
+        elif self._is_made and self._files.kind(self._directory) is None:
             raise gone(self._directory)
 
     def place(self, name: str) -> Path:
@@ -422,7 +410,7 @@ class Publisher:
         place = self.new_folder(target.name)
         try:
             fill(place)
-            if replaces and self._is_there(target):
+            if replaces and self._files.kind(target) is not None:
                 self.discard(target)
             self.move(place, target)
             self._files.sync(target.parent)
@@ -446,15 +434,12 @@ class Publisher:
         with contextlib.suppress(OSError):  # no reader sees it, and the next start removes the rest
             self._files.remove(doomed)
 
-    def _is_there(self, path: Path) -> bool:
-        return patiently(lambda: self._files.kind(path), self._sleep) is not None
-
     def _make_once(self) -> None:
         if not self._is_made:
             self._files.make_folder(self._directory)
             self._is_made = True
 
-    def explained(self, error: Exception, path: Path) -> Exception:
+    def explained(self, error: Exception, path: Path, *, was_writable: bool) -> Exception:
         """Return what a failure means: a missing path may lie in a claim or on a volume that is gone."""
         if isinstance(error, TrainerError):
             return error
@@ -463,4 +448,4 @@ class Publisher:
                 self.check()
         except TrainerError as lost:
             return lost
-        return explain_write_error(error, path) or error
+        return explain_write_error(error, path, was_writable=was_writable)

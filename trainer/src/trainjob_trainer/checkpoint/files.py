@@ -6,19 +6,26 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Mapping
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from trainjob_trainer.errors import (
+    FULL,
     CheckpointUnavailable,
     OutputFull,
     OutputUnwritable,
-    TrainerError,
+    StorageUnavailable,
     first_line,
+    is_outage,
+    is_tensorflows,
+    system_number,
 )
+from trainjob_trainer.reporting.progress import report_storage
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["file", "folder", "other"]
@@ -27,7 +34,11 @@ NOT_THERE = (FileNotFoundError, NotADirectoryError)
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 """Error numbers for a name that is already in use."""
 RETRY_SECONDS = (0.1, 0.3, 1.0)
-"""Delays between tries to read or write; what still fails after them is unavailable."""
+"""Delays between tries to read or write what may fail for a moment."""
+WAITING_SECONDS = (2.0, 4.0, 8.0, 10.0)
+"""Delays between further tries while the storage is away, the last one as often as needed."""
+WAITED_FOR = (OutputFull, StorageUnavailable)
+"""The failures that another machine can heal."""
 _PART = 1 << 20
 T = TypeVar("T")
 
@@ -60,10 +71,10 @@ class Files:
         path.mkdir()
 
     def names(self, path: Path) -> list[str]:
-        """Return the names in a folder, none if it doesn't exist; OSError if they are unknown."""
+        """Return the names in a folder, none if there is no such folder; OSError if they are unknown."""
         try:
             return [entry.name for entry in path.iterdir()]
-        except FileNotFoundError:
+        except NOT_THERE:
             return []
 
     def kind(self, path: Path) -> Kind | None:
@@ -171,69 +182,101 @@ class Files:
         return {key: tensor.numpy() for key, tensor in zip(dtypes, tensors, strict=True)}
 
 
-def gone(folder: Path) -> OutputUnwritable:
+def gone(folder: Path) -> StorageUnavailable:
     """Return the error for a folder that has disappeared, for instance with its volume."""
-    return OutputUnwritable(
+    return StorageUnavailable(
         f"{folder} is gone: it has been deleted while this job was writing, or its volume isn't mounted "
         "any more"
     )
 
 
-def is_tensorflows(error: BaseException) -> bool:
-    """Return whether the error is TensorFlow's; this package works without TensorFlow."""
-    return type(error).__module__.startswith("tensorflow")
+class Patience:
+    """Makes a file operation, which is safe to repeat, until it succeeds or is sure to fail.
 
+    What fails for a moment is tried again: a failed read proves nothing about what is there. After that, what
+    another machine can heal is waited for, and the process reports so; any other failure is raised.
 
-def is_of_the_disk(error: BaseException) -> bool:
-    """Return whether a file operation has failed, including TensorFlow's."""
-    return isinstance(error, OSError) or is_tensorflows(error)
-
-
-def patiently(
-    call: Callable[[], T],
-    sleep: Callable[[float], None],
-    answers: tuple[type[OSError], ...] = NOT_THERE,
-) -> T:
-    """Retry a call that may fail for a moment: a failed read proves nothing about what is there.
-
-    `call` must be safe to repeat; its last OSError or tf.errors.OpError is raised. `answers` are errors that
-    are results for a reader and are raised at once. A writer passes none: a successor may remove its
-    half-made files, and then it must look again.
+    Attributes:
+        sleep: waits for so many seconds.
+        was_writable: this job has written there before, so that a refusal is no wrong setting.
     """
-    delays = iter(RETRY_SECONDS)
-    while True:
+
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        was_writable: bool = False,
+    ) -> None:
+        self.sleep = sleep
+        self.was_writable = was_writable
+        self._waiting: set[object] = set()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call waits now; the process has several threads."""
+        return bool(self._waiting)
+
+    def __call__(
+        self,
+        call: Callable[[], T],
+        explain: Callable[[Exception], Exception],
+        answers: tuple[type[OSError], ...] = (),
+    ) -> T:
+        """Return the call's result, or raise its failure as `explain` has it.
+
+        `answers` are errors that are results for a reader and are raised at once. A writer passes none: a
+        successor may remove its half-made files, and then it must look again.
+        """
+        delays = chain(RETRY_SECONDS, WAITING_SECONDS, repeat(WAITING_SECONDS[-1]))
+        failed, this = 0, object()
         try:
-            return call()
-        except Exception as error:
-            if isinstance(error, answers) or not is_of_the_disk(error):
-                raise
-            delay = next(delays, None)
-            if delay is None:
-                raise
-        sleep(delay)
+            while True:
+                try:
+                    return call()
+                except Exception as error:
+                    is_of_the_disk = isinstance(error, OSError) or is_tensorflows(error)
+                    if isinstance(error, answers) or not (is_of_the_disk or isinstance(error, WAITED_FOR)):
+                        raise
+                    failed += 1
+                    if failed > len(RETRY_SECONDS):
+                        known = explain(error)
+                        if not isinstance(known, WAITED_FOR):
+                            raise known from error
+                        self._waiting.add(this)
+                        report_storage(str(known))
+                self.sleep(next(delays))
+        finally:
+            if this in self._waiting:
+                self._waiting.discard(this)
+                report_storage(None)
+
+    def write(self, change: Callable[[], T], path: Path) -> T:
+        """Make a change below `path`; raises OutputUnwritable if waiting would not help."""
+        return self(change, lambda error: explain_write_error(error, path, was_writable=self.was_writable))
 
 
-def explain_read_error(error: BaseException, path: Path) -> CheckpointUnavailable:
+def explain_read_error(error: Exception, path: Path) -> Exception:
     """Return the error for something that may exist but could not be read."""
+    if is_outage(error) or system_number(error) in FULL:
+        return StorageUnavailable(f"cannot read {path}: {_reason(error)}")
     return CheckpointUnavailable(
         f"cannot read {path}: {_reason(error)}. Nothing has been changed there, and the next start tries "
         "again; if it goes on, look at the output's volume and how it is mounted"
     )
 
 
-def explain_write_error(error: BaseException, path: Path) -> TrainerError | None:
-    """Return the error that says what to do about a failed write; None if the disk is not the cause.
-
-    TensorFlow's file errors contain the system's message but no errno.
-    """
-    text = str(error)
-    number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "Disk quota" in text:
+def explain_write_error(error: Exception, path: Path, *, was_writable: bool = False) -> Exception:
+    """Return the error that says what to do about a failed write; the error itself if it is no disk's."""
+    number = system_number(error)
+    if number in FULL:
         return OutputFull(f"no space left for {path}: free some, or give the output a larger volume")
-    if is_of_the_disk(error):
-        return OutputUnwritable(f"cannot write {path}: {_reason(error)}")
-    return None
+    if number is None and not is_tensorflows(error):
+        return error
+    has_changed = was_writable and number in (errno.EACCES, errno.EPERM, errno.EROFS)
+    kind = StorageUnavailable if has_changed or is_outage(error) else OutputUnwritable
+    return kind(f"cannot write {path}: {_reason(error)}")
 
 
-def _reason(error: BaseException) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+def _reason(error: Exception) -> str:
+    number = system_number(error)
+    return first_line(error) if number is None else os.strerror(number)

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from trainjob_trainer.checkpoint.files import NOT_THERE, Array, Files, is_tensorflows
+from trainjob_trainer.checkpoint.files import NOT_THERE, Array, Files
 from trainjob_trainer.errors import (
     CheckpointMismatch,
     CheckpointUnavailable,
     CheckpointUnreadable,
     first_line,
+    is_tensorflows,
 )
 
 VariableGroups = Mapping[str, Sequence[Any]]

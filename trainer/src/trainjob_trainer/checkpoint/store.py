@@ -17,11 +17,11 @@ from trainjob_trainer.checkpoint.fence import DAMAGED, Fence, Publisher
 from trainjob_trainer.checkpoint.files import (
     NOT_THERE,
     TAKEN,
+    WAITED_FOR,
     Files,
     Kind,
+    Patience,
     explain_read_error,
-    is_of_the_disk,
-    patiently,
 )
 from trainjob_trainer.checkpoint.snapshot import (
     PREFIX,
@@ -32,7 +32,7 @@ from trainjob_trainer.checkpoint.snapshot import (
     read_manifest,
     write_bundle,
 )
-from trainjob_trainer.errors import CheckpointUnavailable, CheckpointUnreadable, OutputTaken
+from trainjob_trainer.errors import CheckpointUnreadable, OutputTaken, StorageUnavailable
 
 # Small files beside the checkpoints: whose they are, that the training has ended, that its job has finished.
 
@@ -104,7 +104,7 @@ class FinalMarker:
 MODEL = "model-"
 """Prefix of the folders of a script's further trainings, numbered from 2."""
 _FOLDER = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
-_SET_ASIDE = re.compile(DAMAGED + r"step-(\d{8,})(?:[.-].*)?")
+_SET_ASIDE = re.compile(DAMAGED + r"step-(\d{8,})(?:\.[1-9]\d*)?(?:-[1-9]\d*)?")
 _FURTHER = re.compile(MODEL + r"([2-9]|[1-9]\d+)")
 _STATE = "checkpoint"
 
@@ -140,12 +140,12 @@ class CheckpointStore:
     """Checkpoints below one folder, which need not exist yet. Only one replica may write; any may read.
 
     The newest `keep` (at least one), the final one and those that are spared stay. `fence` is the writer's
-    claim to this folder or a parent; without it no other process may write.
+    claim to this folder or a parent; without it no other process may write. While the storage is full or
+    away, every method waits.
 
     Raises:
-        CheckpointUnavailable: a read failed; what is there is unknown.
-        OutputFull: on writing: no space.
-        OutputUnwritable: on writing: no permission, or the volume is read-only or gone.
+        CheckpointUnavailable: what is there can't be read, and waiting would not help.
+        OutputUnwritable: on writing: no permission, for example.
         Fenced, OutputTaken: on writing: another process writes here now.
     """
 
@@ -161,10 +161,10 @@ class CheckpointStore:
     ) -> None:
         self.directory = Path(directory)
         self.keep = keep
+        self.patience = fence.patience if fence else Patience(sleep)
         self._now = now
-        self._sleep = sleep
         self._files = files or Files()
-        self._publisher = Publisher(self.directory, self._files, fence, sleep)
+        self._publisher = Publisher(self.directory, self._files, fence)
         self._start: int | None = None
         self._own: set[int] = set()
 
@@ -200,6 +200,7 @@ class CheckpointStore:
             return free
 
         target = self._change(target, publish)
+        self.patience.was_writable = True
         self._change(target, lambda: self._drop_old(step, target.name, spared))
         return Checkpoint(step, epoch, job_uid, target, float(str(facts["time"])))
 
@@ -323,15 +324,16 @@ class CheckpointStore:
         self._change(self.directory, self._publisher.prepare)
 
     def check_claim(self) -> None:
-        """Check that this process may still write here."""
-        self._change(self.directory, self._publisher.check)
+        """Check that this process may still write here, unless that can't be known now: it never waits."""
+        with contextlib.suppress(OSError, *WAITED_FOR):
+            self._publisher.check()
 
     def set_aside(self, beyond: int, *, whole: bool = False) -> list[int]:
         """Rename the damaged checkpoints after the step that training resumes from; return their steps.
 
         They are kept until there are enough newer ones, in case the disk can be repaired. With `whole`, those
         that can be read are renamed too: they belong to calls that the script no longer makes. Without it,
-        raises CheckpointUnavailable if one can be read, and so was not there when this step was chosen.
+        raises StorageUnavailable if one can be read, and so was not there when this step was chosen.
         """
         self._start = beyond
         listed = self._listed()
@@ -349,13 +351,13 @@ class CheckpointStore:
         return damaged
 
     def _is_damaged(self, step: int, names: Sequence[str]) -> bool:
-        """Return whether it exists and is damaged; raises CheckpointUnavailable if it is whole."""
+        """Return whether it exists and is damaged; raises StorageUnavailable if it is whole."""
         try:
             late = self._newest_whole(step, names)
         except CheckpointUnreadable:
             return self._is_any_there(names)
         self._publisher.check()
-        raise CheckpointUnavailable(
+        raise StorageUnavailable(
             f"{late.path} wasn't there when the step to go on from was chosen: another process writes here, "
             "or the file system shows changes late. Nothing has been changed; the next start takes it"
         )
@@ -468,19 +470,15 @@ class CheckpointStore:
         return self._read(folder, lambda: self._files.names(folder))
 
     def _change(self, path: Path, change: Callable[[], T]) -> T:
-        """Make a change that is safe to repeat; a lasting failure is explained."""
-        try:
-            return patiently(change, self._sleep, answers=())
-        except Exception as error:
-            raise self._publisher.explained(error, path) from error
+        """Make a change that is safe to repeat."""
+
+        def explain(error: Exception) -> Exception:
+            return self._publisher.explained(error, path, was_writable=self.patience.was_writable)
+
+        return self.patience(change, explain)
 
     def _read(self, path: Path, read: Callable[[], T]) -> T:
-        try:
-            return patiently(read, self._sleep)
-        except Exception as error:
-            if isinstance(error, NOT_THERE) or not is_of_the_disk(error):
-                raise
-            raise explain_read_error(error, path) from error
+        return self.patience(read, lambda error: explain_read_error(error, path), NOT_THERE)
 
 
 def dropped_steps(steps: Iterable[int], newest: int, keep: int, spared: Collection[int]) -> list[int]:

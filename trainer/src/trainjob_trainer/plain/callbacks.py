@@ -22,10 +22,11 @@ from trainjob_trainer.reporting.step_times import StepClock
 class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
     """First in the list, so that the user's callbacks see the restored model and write only if allowed."""
 
-    def __init__(self, restore: Callable[[int | None], None], claim_output: Callable[[], None]) -> None:
+    def __init__(self, restore: Callable[[int | None], None], claim_output: Callable[..., None]) -> None:
         """Call `restore` once, with the steps per epoch, after the model is built and before the first step.
 
-        `claim_output` is called before the other callbacks write or delete; it raises if they must not.
+        `claim_output` is called before the other callbacks write or delete; it raises if they must not. At an
+        epoch's end training must not wait for it: most callbacks write nothing.
         """
         super().__init__()
         self._restore = restore
@@ -37,7 +38,7 @@ class AtBegin(keras.callbacks.Callback):  # type: ignore[misc,unused-ignore]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras."""
-        self._claim_output()
+        self._claim_output(waits=False)
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
         """Called by Keras; BackupAndRestore deletes its folder at this point."""
@@ -224,8 +225,8 @@ class AtEnd(LastCallback):
     def save_end(self) -> None:
         """Write the checkpoint of the call's end, and wait for it. Only the writer calls it.
 
-        The call is the last of its record's `past`. Raises OutputFull or OutputUnwritable if the checkpoint
-        can't be written, and NotFinite if the weights are not finite.
+        The call is the last of its record's `past`. Raises OutputUnwritable if the checkpoint can't be
+        written, and NotFinite if the weights are not finite.
         """
         record = self.call.record
         record.writer.save_last(
@@ -246,7 +247,7 @@ class AtEnd(LastCallback):
         epoch's metrics.
 
         Raises:
-            OutputFull, OutputUnwritable: this or an earlier checkpoint can't be written.
+            OutputUnwritable: an earlier checkpoint can't be written.
             Fenced, OutputTaken: a newer start of this job, or another job, has taken over the output.
             NotFinite: the weights are not finite.
             WeightsDiverged, PeerLost: as `WeightsWatch.compare`.

@@ -22,7 +22,7 @@ from trainjob_trainer.identity import Trainings
 from trainjob_trainer.plain.fit_call import ScriptCall
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import leave_on_request
-from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.reporting.progress import ProgressFile, storage_is_away
 from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class PlainProcess:
         """The trainings below the job's folder of checkpoints."""
         return Trainings(CheckpointStore(self.environment.checkpoint_dir, fence=self.fence), self.fence)
 
-    def claim_output(self) -> None:
-        """Ensure, before anything is written, that this process may write it; raises as `Fence.claim`."""
+    def claim_output(self, *, waits: bool = True) -> None:
+        """Ensure, before anything is written, that this process may write it; as `Fence.claim`."""
         if self.fence is not None:
-            self.fence.claim()
+            self.fence.claim(waits=waits)
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def end_on_request(process: PlainProcess) -> None:
 
 def _end(process: PlainProcess) -> None:
     if is_listening():
-        if isinstance(process.call, ScriptCall):
+        if isinstance(process.call, ScriptCall) and not storage_is_away.is_set():
             with contextlib.suppress(TrainerError):
                 process.call.record.writer.settle()
         leave_on_request(process.task, process.progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,8 +83,6 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
     except BaseException:
         failed = PastCall(tuple(call.epochs_run), call.history, identity=call.identity, failed=True)
         call.record.past.append(failed)  # the script may catch it and go on
-        with contextlib.suppress(TrainerError):  # the original error says more
-            call.record.writer.settle()
         raise
     finally:
         model._initial_epoch = None

@@ -63,6 +63,7 @@ class Progress:
         evaluated_batches: batches done in the current evaluation.
         evaluation: `step`, `metrics` and `final` of the evaluator's last result.
         stopped_early: why training ended before `total_steps`, if it did.
+        waiting_for_storage: why files can't be read or written now, while this process waits for that.
         error: `reason` and `message`, one sentence for a person.
         notices: the lines of `notice`, without doubles.
     """
@@ -84,6 +85,7 @@ class Progress:
     evaluated_batches: int | None = None
     evaluation: Mapping[str, Any] | None = None
     stopped_early: str | None = None
+    waiting_for_storage: str | None = None
     error: Mapping[str, str] | None = None
     notices: tuple[str, ...] | None = None
 
@@ -125,8 +127,7 @@ class ProgressFile:
 
         All callers in this process get the same instance: two that are kept fresh would overwrite each other.
         """
-        path, termination_log = _path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG")
-        return cls(None, termination_log) if path is None else _report_at(path, termination_log)
+        return _report_at(_path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG"))
 
     @property
     def last(self) -> Progress:
@@ -136,8 +137,8 @@ class ProgressFile:
     def update(self, **changes: Any) -> None:
         """Change the named fields of `Progress`.
 
-        A change of state is written at once; so is the first step, which shows that training runs again.
-        Other changes are written soon.
+        A change of state is written at once, and so is the wait for storage and the first step, which shows
+        that training runs again. Other changes are written soon.
         """
         with self._lock:
             before, self._last = self._last, replace(self._last, **changes)
@@ -146,7 +147,8 @@ class ProgressFile:
             )
             self._has_stepped = self._has_stepped or is_first_step
             due = self._clock() - self._written_at >= MIN_SECONDS_BETWEEN_WRITES
-            if due or is_first_step or self._last.state != before.state:
+            is_wait = self._last.waiting_for_storage != before.waiting_for_storage
+            if due or is_first_step or is_wait or self._last.state != before.state:
                 self.flush()
 
     def keep_fresh(self, wait: Callable[[float], object] = time.sleep) -> None:
@@ -190,7 +192,7 @@ class ProgressFile:
 
 
 @functools.cache
-def _report_at(path: Path, termination_log: Path | None) -> ProgressFile:
+def _report_at(path: Path | None, termination_log: Path | None) -> ProgressFile:
     return ProgressFile(path, termination_log)
 
 
@@ -211,6 +213,20 @@ def _write_termination_message(path: Path, report: dict[str, Any]) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+storage_is_away = threading.Event()
+"""Set while this process waits for files that can't be read or written: then it can't save anything."""
+
+
+def report_storage(trouble: str | None, *, is_away: bool = True) -> None:
+    """Report that this process waits for storage, and why, which is away or slow; None once it has waited."""
+    (storage_is_away.set if trouble and is_away else storage_is_away.clear)()
+    progress = ProgressFile.from_environment(os.environ)
+    is_news = (progress.last.waiting_for_storage is None) != (trouble is None)
+    progress.update(waiting_for_storage=trouble)
+    if is_news:
+        announce(f"waiting for storage: {trouble}" if trouble else "no longer waiting for storage")
+
+
 def add_to_history(environment: Environment, step: int, metrics: Mapping[str, Any]) -> None:
     """Append the metrics of an epoch to `logs/history.jsonl`; write errors are ignored, as in reports.
 
@@ -223,9 +239,8 @@ def add_to_history(environment: Environment, step: int, metrics: Mapping[str, An
     """
     line = {"step": step, "metrics": plain_number(metrics)}
     path = environment.output_dir / "logs" / "history.jsonl"
-    if not environment.checkpoint_dir.is_dir():
-        return
     with contextlib.suppress(OSError):
+        environment.checkpoint_dir.stat()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.files import explain_write_error
+from trainjob_trainer.errors import first_line
 from trainjob_trainer.reporting.progress import announce
 
 if TYPE_CHECKING:
@@ -20,26 +21,33 @@ if TYPE_CHECKING:
     from trainjob_trainer.reporting.wandb_run import WandbRun
 
 
+SECONDS_WITHOUT_FIGURES = 60.0
+"""After an error nothing is written for so long: each try makes an event file."""
+
+
 class Summaries:
     """Writes scalars and histograms below a folder, and to W&B if given; without a folder, nothing.
 
     Without the package TensorBoard, which TensorFlow needs to write them, W&B alone gets them.
 
-    The first value creates the event file. Every method raises OutputFull or OutputUnwritable if it can't
-    write.
+    The first value creates the event file. An error never ends training: a line says so, and figures are left
+    out until they can be written again.
     """
 
     def __init__(self, folder: Path | None, also: WandbRun | None = None) -> None:
         self._folder = folder if folder is not None and _has_tensorboard() else None
         self._also = also if folder is not None else None
         self._writer: Any = None
+        self._silent_until = -math.inf
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record values under the names that training and evaluation share."""
-        if self._folder is not None:
-            with _explained(self._folder), self._opened(self._folder).as_default(step=step):
-                for name, value in scalars.items():
-                    tf.summary.scalar(name, value)
+
+        def record() -> None:
+            for name, value in scalars.items():
+                tf.summary.scalar(name, value)
+
+        self._record(step, record)
         if self._also is not None:
             self._also.log(step, scalars)
 
@@ -47,17 +55,14 @@ class Summaries:
         """Record the distribution of values; an empty array is not recorded."""
         if not len(values):
             return
-        if self._folder is not None:
-            with _explained(self._folder), self._opened(self._folder).as_default(step=step):
-                tf.summary.histogram(name, values)
+        self._record(step, lambda: tf.summary.histogram(name, values))
         if self._also is not None:
             self._also.log_histogram(step, name, values)
 
     def flush(self) -> None:
         """Write everything to the file system."""
-        if self._folder is not None and self._writer is not None:
-            with _explained(self._folder):
-                self._writer.flush()
+        if self._writer is not None:
+            self._try(self._writer.flush)
 
     def close(self) -> None:
         """Flush, and end the W&B run: no more values will come."""
@@ -65,10 +70,22 @@ class Summaries:
         if self._also is not None:
             self._also.finish()
 
-    def _opened(self, folder: Path) -> Any:
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(str(folder))
-        return self._writer
+    def _record(self, step: int, record: Callable[[], object]) -> None:
+        def write() -> None:
+            self._writer = self._writer or tf.summary.create_file_writer(str(self._folder))
+            with self._writer.as_default(step=step):
+                record()
+
+        if self._folder is not None and time.monotonic() >= self._silent_until:
+            self._try(write)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except (OSError, tf.errors.OpError) as error:
+            self._writer = None
+            self._silent_until = time.monotonic() + SECONDS_WITHOUT_FIGURES
+            announce(f"figures for TensorBoard can't be written to {self._folder}: {first_line(error)}")
 
 
 @functools.lru_cache(maxsize=1)
@@ -80,11 +97,3 @@ def _has_tensorboard() -> bool:
             "`pip install tensorboard` in the image adds them"
         )
     return is_there
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, tf.errors.OpError) as error:
-        raise explain_write_error(error, folder) or error from error

@@ -30,6 +30,7 @@ from trainjob.client.view import (
 from trainjob.cluster.kube.events import event_time
 from trainjob.cluster.protocol import Manifest, PostedEvent
 from trainjob.core.pods import Pod
+from trainjob.core.progress import WAITING_FOR_STORAGE
 from trainjob.core.wording import printable, short_duration
 
 Json = dict[str, Any]
@@ -41,6 +42,7 @@ _TONES = {
     "Failed": "bad",
     "Failing": "bad",
     "Restarting": "warning",
+    WAITING_FOR_STORAGE: "warning",
     "Interrupted": "warning",
 }
 """States by how they are coloured; all others are `idle`."""

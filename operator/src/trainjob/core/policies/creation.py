@@ -254,12 +254,27 @@ def _running(observed: Observed, evaluator: EvaluatorStep, now: datetime) -> Pla
     message = f"training on {count_roles(Counter(replica.role for replica in observed.training_replicas))}"
     if observed.attempt > 1:
         message += f", attempt {observed.attempt}"
+    trouble = _storage_trouble(observed)
+    if trouble:
+        message = trouble
     message += "".join(f"; {problem}" for problem in (observed.size_refusal, evaluator.problem) if problem)
+    status = transitions.run(observed, message, now, waits=bool(trouble))
     if not is_true(observed.status, RUNNING):
-        return Plan(transitions.run(observed, message, now), events=(Event("Normal", "Started", message),))
+        return Plan(status, events=(Event("Normal", "Started", message),))
     if message == observed.status.message or (evaluator.creating and not evaluator.problem):
         return Plan(observed.status)
-    return Plan(transitions.run(observed, message, now))
+    begins = trouble and observed.status.state != status.state
+    return Plan(status, events=(Event("Warning", "WaitingForStorage", message),) if begins else ())
+
+
+def _storage_trouble(observed: Observed) -> str:
+    """Return which replica waits for storage, and why; empty if none does."""
+    for replica in observed.training_replicas:
+        report = observed.report_of(replica)
+        if report is not None and report.waiting_for_storage:
+            meanwhile = "; training continues meanwhile" if report.state == "training" else ""
+            return f"{replica.title}: {report.waiting_for_storage}{meanwhile}"
+    return ""
 
 
 def _waiting(observed: Observed, now: datetime) -> Plan:

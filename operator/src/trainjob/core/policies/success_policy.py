@@ -56,21 +56,20 @@ def evaluator_step(observed: Observed, now: datetime) -> EvaluatorStep:
     if newest.state is not PodState.FAILED and not newest.deleting and not lost:
         misplaced = avoids_for_nothing([newest], lost_nodes(observed, now))
         return EvaluatorStep((*older, *stop_pods(observed, misplaced)))
-    is_own_fault = not (newest.deleted or newest.disrupted or lost)
-    if newest.incarnation > observed.job.spec.max_restarts and is_own_fault:
-        cause = describe_pod(observed, newest).cause.text
-        return EvaluatorStep(older, done=True, problem=f"the evaluator {cause}")
+    cause = describe_pod(observed, newest).cause
+    if newest.incarnation > observed.job.spec.max_restarts and cause.counted:
+        return EvaluatorStep(older, done=True, problem=f"the evaluator {cause.text}")
     left = _pause_left(newest, now)
     if left > timedelta(0):
         return EvaluatorStep(older, requeue=left)
     step = _create(observed, newest.incarnation + 1, now, after=(*older, *stop_pods(observed, (newest,))))
-    return replace(step, events=(_restarted(observed, newest, is_own_fault),)) if step.creating else step
+    return replace(step, events=(_restarted(observed, newest),)) if step.creating else step
 
 
-def _restarted(observed: Observed, gone: Pod, is_own_fault: bool) -> Event:
+def _restarted(observed: Observed, gone: Pod) -> Event:
     failure = describe_pod(observed, gone)
     count = "not counted against maxRestarts"
-    if is_own_fault:
+    if failure.cause.counted:
         count = f"restart {gone.incarnation} of {observed.job.spec.max_restarts}"
     return Event("Warning", "EvaluatorRestarted", f"{failure.sentence}; it starts again ({count})")
 
