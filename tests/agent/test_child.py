@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -42,6 +43,26 @@ async def test_a_death_by_signal_is_reported(tmp_path: Path) -> None:
     one.child.start({})
     ended = await one.ends()
     assert (ended.code, ended.signal) == (139, 11)
+    await one.child.close()
+
+
+@in_own_process
+async def test_private_files_end_with_their_process(tmp_path: Path) -> None:
+    """However it ends, and also those of the process that a launcher starts."""
+    makes = (
+        "import json, os, tempfile;"
+        "tempfile.mkdtemp(prefix=f'trainjob-private-{os.uname().nodename}-{os.getpid()}-');"
+        "f = open(os.environ['TRAINJOB_PROGRESS_FILE'], 'w');"
+        "json.dump({'state': 'training', 'time': 1, 'pid': os.getpid()}, f); f.close();"
+    )
+    launches = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {makes!r}]);"
+    os.mkdir(tmp_path / "trainjob-private-other-1-x")  # noqa: PTH102
+    tempfile.tempdir = str(tmp_path)
+    one = Trainee(tmp_path, f"{makes} {launches} os.kill(os.getpid(), 9)", {"TMPDIR": str(tmp_path)})
+    one.child.start({})
+    assert (await one.ends()).signal == 9
+    left = [name for name in os.listdir(tmp_path) if name.startswith("trainjob-private-")]  # noqa: PTH208
+    assert left == ["trainjob-private-other-1-x"]
     await one.child.close()
 
 

@@ -1,6 +1,7 @@
 """The progress file, seen from outside the process that writes it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_a_report_of_the_trainer_is_read(tmp_path: Path) -> None:
     progress = ProgressFile(tmp_path / "progress.json", now=lambda: 7.0)
     progress.update(state="training", step=3, loss=float("nan"))
     assert watch.look()
-    assert watch.report == {"state": "training", "step": 3, "loss": "nan", "time": 7.0}
+    assert watch.report == {"state": "training", "step": 3, "loss": "nan", "time": 7.0, "pid": os.getpid()}
     clock.now += 2
     assert (watch.look(), watch.age) == (False, 2.0)
     progress.flush()

@@ -146,7 +146,7 @@ if os.environ['RUN'] == 'second':
     show(__name__, main.__dict__ is globals(), globals().get('__file__'), __package__, __doc__, __spec__)
     show(type(__loader__).__name__, main.__builtins__ is __builtins__, sorted(globals()))
     show(sys.stdin.read() == '', sys.flags, sys.warnoptions, sys._xoptions, getattr(sys, 'orig_argv', 0))
-    show(sorted((k, v) for k, v in os.environ.items() if k not in ('RUN', 'LC_CTYPE')))
+    show(sorted((k, v) for k, v in os.environ.items() if k not in ('RUN', 'LC_CTYPE', 'TRAINJOB_PID')))
     show(sorted(os.listdir('/proc/self/fd')), os.getsid(0) == os.getpid())
     show(open('/proc/self/oom_score_adj').read(), open('/proc/self/cmdline').read().split(chr(0)))
     import random, numpy as np
@@ -193,6 +193,33 @@ async def test_variables_that_are_gone_are_gone(tmp_path: Path) -> None:
     one = trainee(tmp_path, FIRST + "print(os.environ.get('ONLY_FIRST'), os.environ.get('TRAINJOB_STANDBY'))")
     await get_ready(one, ONLY_FIRST="1")
     assert await warm(one) == "None None\n"
+    await one.child.close()
+
+
+CHANGES = {
+    "sets": "os.environ['X'] = 'the script'",
+    "changes": "os.environ['GIVEN'] = 'the script'",
+    "removes": "del os.environ['GIVEN']",
+    "sets its path": "os.environ['PATH'] = os.environ['PYTHONPATH'] = '/nowhere'",
+    "sets after the import": "import tensorflow; os.environ['X'] = 'the script'",
+    "sets nothing": "",
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@in_own_process
+async def test_imports_see_what_the_script_has_set_before(tmp_path: Path, what: str) -> None:
+    names = "('X', 'GIVEN', 'PATH')"
+    program = (
+        f"import os\nbefore = [os.environ.get(name) for name in {names}]\n{CHANGES[what]}\n"
+        f"import tensorflow\n"
+        f"{FIRST}print(before, tensorflow.SEEN, [os.environ.get(name) for name in {names}])"
+    )
+    mock = f"import os; SEEN = [os.environ.get(name) for name in {names}]"
+    one = trainee(tmp_path, program, mock=mock, GIVEN="the job", TRAINJOB_STATE_DIR=str(tmp_path / "state"))
+    usual = await cold(one)
+    await get_ready(one)
+    assert await warm(one) == usual
     await one.child.close()
 
 
@@ -315,10 +342,30 @@ async def test_there_is_none_where_the_script_would_run_at_once(tmp_path: Path, 
 @in_own_process
 async def test_it_waits_for_the_first_step_and_comes_without_one_later(tmp_path: Path) -> None:
     child_module._SECONDS_WITHOUT_STEP = 0.6
-    one = trainee(tmp_path, "import time; time.sleep(1000)")
+    one = trainee(tmp_path, "import tensorflow, time; time.sleep(1000)")
     one.child.start({})
     await one.until(lambda: one.child.standby_ready)
-    assert one.child.report is None
+    assert one.child.report["state"] == "running"
+    await one.child.close()
+
+
+@in_own_process
+async def test_a_launcher_has_none(tmp_path: Path) -> None:
+    child_module._SECONDS_WITHOUT_STEP = 0.6
+    child = "import tensorflow, time; time.sleep(1000)"
+    one = trainee(tmp_path, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
+    looks = 0
+    may_take = one.child._may_take_a_processor
+
+    def look() -> bool:
+        nonlocal looks
+        looks += bool(one.child.report and one.child.report["state"] == "running")
+        return may_take()
+
+    one.child._may_take_a_processor = look
+    one.child.start({})
+    await one.until(lambda: looks == 5)
+    assert one.child._standby.pids == set()
     await one.child.close()
 
 

@@ -65,7 +65,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("spec.output.ephemeral", {"volumeClaimTemplate": {}}, ".volumeClaimTemplate.spec", "required"),
     # settings of the trainer
     (f"{TRAINER}.env", [{"name": "TRAIN_EPOCH"}], "[0].name", 'TRAIN_; did you mean "TRAIN_EPOCHS"?'),
-    ("spec.worker.env", [{"name": "TRAIN_DATA"}], "[0].name", "give a variable of your own another name"),
+    ("spec.worker.env", [{"name": "TRAIN_MODEL"}], "[0].name", "If it is your script's own, set it in"),
 )  # fmt: skip
 
 
@@ -97,6 +97,23 @@ def test_refused(path: str, value: Any, below: str, message: str) -> None:
         {f"{TRAINER}.livenessProbe": {"tcpSocket": {"port": 80}}},
         {f"{POD}.tolerations": [{"key": "gpu", "operator": "Exists", "effect": ""}]},
         {f"{TRAINER}.env": [{"name": "TRAIN_EPOCHS", "value": "3"}, {"name": "TRAINING", "value": ""}]},
+        {
+            f"{TRAINER}.env": [
+                {"name": f"TRAIN_{name}", "value": ""}
+                for name in (
+                    "DATA",
+                    "DIR",
+                    "FILES",
+                    "CSV",
+                    "PATH",
+                    "MODEL_DIR",
+                    "BATCH_SIZE",
+                    "OUTPUT_DIR",
+                    "X",
+                )
+            ]
+        },
+        {"spec.worker.env": [{"name": "TRAIN_DATA", "value": "s3://digits"}]},
         {f"{POD}.initContainers": [{"name": "a", "image": "b", "env": [{"name": "TRAIN_X", "value": ""}]}]},
         {"spec.template.metadata": {"labels": {"a": "b"}, "creationTimestamp": None}},
         {"spec.worker.affinity": {"nodeAffinity": {}}},
@@ -117,7 +134,7 @@ def test_the_controller_leaves_templates_to_the_api_server() -> None:
     job = change_job(
         {f"{TRAINER}.someday": 1, f"{TRAINER}.imagePullPolicy": "Soon", f"{TRAINER}.image": REMOVED}
     )
-    job = change_job({f"{TRAINER}.env": [{"name": "TRAIN_LATER", "value": ""}]}, job)
+    job = change_job({f"{TRAINER}.env": [{"name": "TRAIN_EPOCH", "value": ""}]}, job)
     assert len(errors_of(job)) == 4
     assert parse(job).metadata.name == "digits"
 

@@ -170,7 +170,7 @@ def test_a_complete_job() -> None:
         message="training has finished",
         startTime=START,
         completionTime=END,
-        output={"path": "/output/digits"},
+        output={"path": "/output/digits", "checkpointStep": 440},
         evaluation={"step": 440, "metrics": {"accuracy": "0.975"}},
         firstFailure=FIRST,  # of a restart, long forgiven
     )
@@ -178,8 +178,13 @@ def test_a_complete_job() -> None:
         "digits is complete after 1m5s: training has finished",
         "  evaluation    step 440: accuracy 97.5 %",
         "  checkpoints   /output/digits/checkpoints",
-        "  copy it here  trainjob cp digits:model ./model -n default",
+        "  copy it here  trainjob cp digits: ./digits -n default",
     )
+
+
+def test_a_complete_job_names_only_what_there_is() -> None:
+    lines = end(stored_job("Complete", output={"path": "/output/digits"}))
+    assert not [line for line in lines if "checkpoints" in line or "model" in line]
 
 
 def test_a_complete_job_without_an_evaluation() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 from email.message import Message
@@ -166,6 +167,17 @@ def test_a_failure_is_reported_with_the_line_of_the_users_program(monkeypatch: p
     trace = caught.tb.tb_next
     sys.excepthook(caught.type, caught.value, trace)
     assert progress.last.error == {"reason": "ValueError", "message": "train.py:3: ValueError: boom"}
+
+
+def test_the_failure_of_a_forked_process_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    install_edge(ONE_OF_TWO, ProgressFile(tmp_path / "progress.json"), StopRequest())
+    pid = os.fork()
+    if pid == 0:
+        sys.excepthook(ValueError, ValueError("boom"), None)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert not (tmp_path / "progress.json").exists()
 
 
 def test_a_full_disk_is_named_by_the_output_where_the_error_has_no_file() -> None:

@@ -27,6 +27,7 @@ from tensorflow.python.distribute import (
     mirrored_strategy,
     values,
 )
+from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 
@@ -53,6 +54,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     ),
     "_enumerate_iterator": (Epochs, "(self)"),
     "_flatten_layers": (keras.Model, "(self, include_self=True, recursive=True)"),
+    "_get_file_path": (keras.callbacks.ModelCheckpoint, "(self, epoch, batch, logs)"),
     "_get_iterator": (Epochs, "(self)"),
     "_get_metrics_result_or_logs": (Trainer, "(self, logs)"),
     "_get_variable_index": (keras.optimizers.Optimizer, "(self, variable)"),
@@ -68,6 +70,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "_inputs": (tf.data.Dataset, "(self)"),
     "_interrupted_warning": (Epochs, "(self)"),
     "_load_model": (Backup, "(self)"),
+    "_load_tf_config": (tfconfig_cluster_resolver, "()"),
     "_make_function": (Trainer, "(self, step_function)"),
     "_maybe_symbolic_build": (Trainer, "(self, iterator=None, data_batch=None)"),
     "_symbolic_build": (keras.Model, "(self, iterator=None, data_batch=None)"),
@@ -118,6 +121,7 @@ OF_OURS = {
     "_exit",
     "_trainjob_bootstraps",
     "_trainjob_go_on",
+    "_trainjob_isolated",
     "_trainjob_kept",
     "_trainjob_managed",
     "_trainjob_redirected",

@@ -24,6 +24,7 @@ class Clock:
 
 def written(path: Path) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(path.read_text())
+    assert report.pop("pid", os.getpid()) == os.getpid()
     return report
 
 

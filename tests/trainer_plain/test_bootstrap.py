@@ -3,13 +3,15 @@
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from testbed.ports import free_ports
 
-from support.trainer.plain import BOOTSTRAP, run_python
+from support.trainer.plain import BOOTSTRAP, clean_environment, run_python
 from trainjob_trainer.plain.install import PREPARATIONS
 from trainjob_trainer.plain.process import job_seed
 
@@ -332,3 +334,85 @@ def test_a_dataset_is_kept_until_no_thread_reads_it() -> None:
     ended = run_python(["-c", UNREAD], {"TF_CONFIG": json.dumps(task), **overwriting})
     assert ended.stdout == "alive\n", ended.stderr
     assert ended.returncode == 0, ended.stderr
+
+
+WHO = """
+import json, os, sys
+from trainjob_trainer.environment import Environment
+from trainjob_trainer.reporting.progress import ProgressFile
+from trainjob_trainer.task import Task
+def who():
+    task = Task.from_environment(os.environ)
+    out = Environment.from_environment(os.environ, task, "x.py").output_dir
+    reports = ProgressFile.from_environment(os.environ)._path is not None
+    return "replica" if (len(task.cluster), out.name, reports) == (1, "run", True) else (
+        "own" if (len(task.cluster), out.name, reports) == (0, "x", False) else str((task, out, reports)))
+if __name__ == "__main__":
+    import random
+    from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver as resolver
+    seeded = random.random() == random.Random(int(os.environ["SEED"])).random()
+    print(who(), "seeded" if seeded else "unseeded", len(resolver._load_tf_config()),
+          len(json.loads(os.environ["TF_CONFIG"])), os.path.basename(os.environ["TRAINJOB_OUTPUT_DIR"]))
+"""
+OWN, REPLICA = "own unseeded 0 2 run", "replica seeded 2 2 run"
+RUN = "import subprocess, sys; subprocess.run([sys.executable, 'who.py'])"
+AGAIN = "import subprocess; subprocess.run([sys.executable, 'train.py', 'again'])"
+POOL = """
+import multiprocessing, who
+if __name__ == "__main__":
+    import tensorflow
+    with multiprocessing.get_context({kind!r}).Pool(1) as pool:
+        print(pool.apply(who.who))
+    print(who.who())
+"""
+STARTED = {
+    "after TensorFlow's import": (f"import tensorflow; {RUN}", OWN),
+    "after Keras's": (f"import keras; {RUN}", OWN),
+    "after the library's": (f"import trainjob_trainer; {RUN}", OWN),
+    "before an import that the script names": (
+        f"{RUN}\nif 1:\n    import numpy as np, tensorflow as tf",
+        OWN,
+    ),
+    "before one in a function": (f"{RUN}\ndef main():\n    from keras.layers import Dense", OWN),
+    "by another one": (f"import tensorflow, sys\nif sys.argv[1:]:\n {RUN}\nelse:\n {AGAIN}", OWN),
+    "by a shell": ("import tensorflow, os, sys; os.system(f'true; {sys.executable} who.py')", OWN),
+    "by a launcher": (RUN, REPLICA),
+    "by one that only quotes an import": (
+        f"text = '''\nimport tensorflow\n'''; '; import keras'\n{RUN}",
+        REPLICA,
+    ),
+    "by one with a warning of Python's": (f"'\\d'\n{RUN}", REPLICA),
+    "in the place of the training process": (
+        "import os, sys, tensorflow; os.execv(sys.executable, [sys.executable, 'who.py'])",
+        REPLICA,
+    ),
+    **{
+        f"as a worker of a pool, {kind}": (POOL.format(kind=kind), "own replica")
+        for kind in ("fork", "spawn", "forkserver")
+    },
+}
+
+
+@pytest.mark.parametrize("started", STARTED)
+def test_what_the_training_process_starts_is_no_replica(started: str, tmp_path: Path) -> None:
+    resolver = "tensorflow/python/distribute/cluster_resolver/tfconfig_cluster_resolver.py"
+    packages = {str(folder / "__init__.py"): "" for folder in Path(resolver).parents if folder.name}
+    read = "import json, os\ndef _load_tf_config(): return json.loads(os.environ['TF_CONFIG'])"
+    code, expected = STARTED[started]
+    write_packages(tmp_path, packages | {resolver: read, "keras.py": "", "who.py": WHO, "train.py": code})
+    env = {
+        "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}",
+        "SEED": str(job_seed()),
+        "TRAINJOB_OUTPUT_DIR": str(tmp_path / "run"),
+        "TRAINJOB_PROGRESS_FILE": str(tmp_path / "progress.json"),
+    }
+    ended = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**clean_environment(), **JOB, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert " ".join(ended.stdout.split()) == expected, ended.stderr

@@ -3,8 +3,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
-from trainjob_trainer.engine.callbacks import isolate, put_back, remembered, remembered_weights
+from trainjob_trainer.engine.callbacks import put_back, remembered, remembered_weights
+from trainjob_trainer.plain import writers
 
 
 def callbacks() -> list[Any]:
@@ -31,12 +33,13 @@ def test_a_script_with_other_callbacks_starts_them_anew() -> None:
     assert after[2].wait == 0
 
 
-def test_only_the_writer_writes_with_orbax() -> None:
+def test_only_the_writer_writes_with_orbax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "current_process", lambda: SimpleNamespace(is_writer=False))
     written: list[int] = []
     kind = type("OrbaxCheckpoint", (), {"__module__": "keras.src.callbacks.orbax_checkpoint"})
     callback: Any = kind()
     callback.checkpointer = SimpleNamespace(save_checkpointables_async=lambda step, _: written.append(step))
-    isolate([callback])
+    writers.isolate([callback])
     callback.checkpointer.save_checkpointables_async(3, {}).result()
     callback.checkpointer.close()
     assert not written

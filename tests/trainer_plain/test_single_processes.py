@@ -47,13 +47,13 @@ def test_an_early_operation_is_named_with_its_line(tmp_path: Path) -> None:
     assert error["message"] in ended.stderr
 
 
-def test_an_evaluator_with_nothing_to_score_says_so_and_writes_nothing(tmp_path: Path) -> None:
+def test_an_evaluator_with_nothing_to_score_says_so_and_writes_what_the_script_saves(tmp_path: Path) -> None:
     ended = run_replica("nothing_held_out.py", tmp_path, "evaluator")
     assert ended.returncode == 0, ended.stderr
     assert "replicas 1 evaluator" in ended.stdout
     assert "fit has ended" not in ended.stdout
     assert "neither validation_data nor validation_split" in ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["progress.json", "untrained.keras"]
 
 
 def test_an_evaluator_does_not_train_what_a_script_without_fit_trains(tmp_path: Path) -> None:
@@ -88,3 +88,15 @@ def test_one_worker_trains_a_model_without_call_and_goes_on_with_it(tmp_path: Pa
     (resumed,) = losses("none", 0)
     assert len(resumed.split()) == 1 + 4
     assert losses("collective", 0) == [resumed]
+
+
+def test_what_a_script_starts_is_its_own(tmp_path: Path) -> None:
+    ended = run_job(SCRIPTS / "own_processes.py", tmp_path)
+    assert [(replica.code, replica.progress["state"]) for replica in ended.values()] == [
+        (0, "finished"),
+        (0, "finished"),
+    ], ended
+    lines = [line.split() for line in ended["worker-1"].log.splitlines() if line.startswith("helper ")]
+    assert [(words[1], words[2], words[-1]) for words in lines] == [("3", "['True',", "1")] * 2, ended
+    assert sorted(path.name for path in (tmp_path / "cwd" / "worker-1").iterdir()) == ["helpers.keras"]
+    assert "trained 2" in ended["worker-0"].log

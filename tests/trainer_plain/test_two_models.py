@@ -55,11 +55,12 @@ def test_training_learns(two: dict[str, Ended], root: Path) -> None:
     assert loss[-1] < loss[0]
 
 
-def test_only_the_first_worker_writes(two: dict[str, Ended]) -> None:
-    files = {path.name for path in two["worker-0"].folder.rglob("*") if path.is_file()}
-    assert {"best.keras", "first.keras", "log.csv", "latest.weights.h5"} <= files
-    assert (two["worker-0"].folder / "events" / "train").is_dir()
-    assert list(two["worker-1"].folder.iterdir()) == []
+def test_each_worker_has_what_the_script_writes_in_a_folder_of_its_own(two: dict[str, Ended]) -> None:
+    for replica in ("worker-0", "worker-1"):
+        files = {path.name for path in two[replica].folder.rglob("*") if path.is_file()}
+        assert {"best.keras", "first.keras", "log.csv"} <= files
+        assert (two[replica].folder / "events" / "train").is_dir()
+        assert ("latest.weights.h5" in files) == (replica == "worker-0")  # only worker 0 backs up
     assert list(two["evaluator-0"].folder.iterdir()) == []
 
 

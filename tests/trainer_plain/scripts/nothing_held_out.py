@@ -1,4 +1,4 @@
-"""No validation data; and before `fit` it saves, which an evaluator must not do in the job's place."""
+"""No validation data; and before `fit` it saves, which must not replace what a worker has saved."""
 
 import sys
 

@@ -4,6 +4,7 @@
     interleaved(files, parse, part=part)                                       examples in many files
     run = init()                                                               a training loop of your own
     report(step, total_steps=steps)                                            of a loop with Horovod
+    load_checkpoint(model, "output/checkpoints")                               what a job has trained
     Task, Environment, ExitCode, TrainerError ...                              usable without TensorFlow
 
 TensorFlow is imported with the first name that needs it, so the agent, which is in this package too, starts
@@ -38,6 +39,7 @@ from trainjob_trainer.errors import (
 if TYPE_CHECKING:
     from trainjob_trainer.custom_loop import Run, init
     from trainjob_trainer.data.batches import Part, interleaved
+    from trainjob_trainer.engine.model_state import load_checkpoint
     from trainjob_trainer.environment import Environment
     from trainjob_trainer.library import Result, train_and_evaluate
     from trainjob_trainer.recipe import Recipe
@@ -70,6 +72,7 @@ __all__ = [
     "WeightsDiverged",
     "init",
     "interleaved",
+    "load_checkpoint",
     "report",
     "train_and_evaluate",
 ]
@@ -83,6 +86,7 @@ _LAZY = {
     "Task": "trainjob_trainer.task",
     "init": "trainjob_trainer.custom_loop",
     "interleaved": "trainjob_trainer.data.batches",
+    "load_checkpoint": "trainjob_trainer.engine.model_state",
     "report": "trainjob_trainer.reporting.progress",
     "train_and_evaluate": "trainjob_trainer.library",
 }

@@ -185,8 +185,12 @@ def install_edge(
 
     `task` is None while it is unknown: the error may be a malformed TF_CONFIG.
     """
+    process = os.getpid()
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() != process:  # the script has forked it
+            sys.__excepthook__(kind, error, trace)
+            return
         explained = explain_failure(error, task, stop, output)
         if explained is not None:
             if explained is not error:
@@ -310,18 +314,8 @@ def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoR
     exit_now(int(error.exit_code))
 
 
-_before_exit: list[Callable[[], None]] = []
-
-
-def before_exit(function: Callable[[], None]) -> None:
-    """Have `exit_now` call this, as atexit handlers are called at a usual end."""
-    _before_exit.append(function)
-
-
 def exit_now(code: int) -> NoReturn:
     """End the process without atexit handlers and without TensorFlow's shutdown barrier."""
-    for function in _before_exit:
-        function()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.task import Task
+from trainjob_trainer.task import Task, of_the_job
 
 # Changes of the user's process that can be switched off; docs/contract.md describes them.
 
@@ -146,6 +146,7 @@ class Environment:
                 output is not a folder, or several processes without a job need a new one; or TRAIN_WITHOUT
                 names something unknown, or TRAIN_SMOKE is set without a job.
         """
+        env = of_the_job(env)
         _check_without(env)
         _check_smoke(env)
         for variable in ("TRAINJOB_OUTPUT_DIR", "TRAINJOB_CHECKPOINT_DIR", "TRAINJOB_LOG_DIR"):

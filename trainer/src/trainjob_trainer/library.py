@@ -47,7 +47,7 @@ from trainjob_trainer.engine.model_state import (
 )
 from trainjob_trainer.engine.not_finite import OnNan
 from trainjob_trainer.environment import is_smoke
-from trainjob_trainer.errors import CheckpointMismatch, InvalidConfiguration, first_line
+from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.evaluation import (
     Evaluation,
     KerasScoring,
@@ -102,7 +102,7 @@ def export_model(replica: Replica, build: Build, trained: HostGroups) -> None:
     """
     with tf.device("CPU:0"):  # a GPU may have no memory for a second model
         model = build()
-        _assign(model, trained)
+        assign(variable_groups(model), trained)
     save_model(replica, model.save, lambda path: model.export(path, verbose=False))
 
 
@@ -123,13 +123,6 @@ def save_model(replica: Replica, save: Callable[[Path], None], export: Callable[
         announce(f"the model is in {folder}: {' and '.join(written)}")
     else:
         folder.rmdir()
-
-
-def _assign(model: Any, trained: HostGroups) -> None:
-    try:
-        assign(variable_groups(model), trained)
-    except CheckpointMismatch:  # the recipe gave the optimizer another learning rate
-        assign({"model": model.variables}, trained)
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
@@ -228,7 +221,7 @@ def train_and_evaluate(
         test: as `heldout`, but only for the final checkpoint; its metrics have the prefix `test_`.
         callbacks: Keras's or your own, called on every worker as `fit` does; their logs don't contain `val_`
             metrics, which are the evaluator's. The state of Keras's own callbacks survives a restart. On
-            workers other than the first, callbacks write into a private folder. Not with parameter servers.
+            workers other than the first, callbacks replace no file of worker 0's. Not with parameter servers.
         class_weight: weight of an example in the loss, by its integer label; as in `fit`.
         verbose: "auto" for occasional lines, 0 for none, 1 for Keras's progress bar instead.
         settings: those of a `Recipe`, which override or complete `recipe`; `epochs` or `steps`, and
@@ -449,7 +442,7 @@ def _as_recipe_says(request: _Request) -> BuildModel:
 
 def _export(replica: Replica, request: _Request, spec: Any) -> Callable[[HostGroups], None]:
     def build() -> Any:
-        return build_model(tf.distribute.get_strategy(), request.build, spec, request.recipe.seed)
+        return build_model(tf.distribute.get_strategy(), _as_recipe_says(request), spec, request.recipe.seed)
 
     return lambda trained: export_model(replica, build, trained)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,17 @@ from typing import Any
 from trainjob_trainer.errors import InvalidConfiguration
 
 ROLES = ("chief", "worker", "ps", "evaluator")
+
+
+def of_the_job(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the process's environment, without the job's variables in a process of the script's own.
+
+    `bootstrap/trainjob_import_hook.py` sets TRAINJOB_PID in the training process; its children inherit it.
+    """
+    if env.get("TRAINJOB_PID", str(os.getpid())) == str(os.getpid()):
+        return env
+    job = ("TF_CONFIG", "TRAINJOB_", "TRAIN_SMOKE")
+    return {name: value for name, value in env.items() if not name.startswith(job)}
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class Task:
         Raises:
             InvalidConfiguration: TF_CONFIG doesn't have TensorFlow's form; the message names the field.
         """
-        text = env.get("TF_CONFIG", "").strip()
+        text = of_the_job(env).get("TF_CONFIG", "").strip()
         config = _parse_object(text) if text else {}
         cluster = _parse_cluster(config.get("cluster", {}))
         task = config.get("task")

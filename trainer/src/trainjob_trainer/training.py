@@ -18,7 +18,7 @@ from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch
 from trainjob_trainer.early_stopping import Selection
-from trainjob_trainer.engine.callbacks import isolate, keep_files, remembered
+from trainjob_trainer.engine.callbacks import keep_files, remembered
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, OverAll, read_results, saved_results
 from trainjob_trainer.engine.not_finite import FiniteWatch, OnNan
 from trainjob_trainer.engine.stepping import compile_in_parts
@@ -28,6 +28,7 @@ from trainjob_trainer.plain.callbacks import LastCallback
 from trainjob_trainer.plain.fit_call import FitCall, Seen
 from trainjob_trainer.plain.install import prepare_fit
 from trainjob_trainer.plain.process import PlainProcess, running_as
+from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
@@ -80,8 +81,7 @@ class Training:
         between = BetweenCalls(self, process, call)
         is_at_end = start_step >= self.plan.total_steps or bool(between.stopped_by_callback)
         is_over = between.checkpoints.resume(saved, start_step) or is_at_end
-        if not is_writer:
-            isolate(self.users)
+        isolate(self.users)
         if saved:
             keep_files(self.users)
         self.recorder.begin(start_step)

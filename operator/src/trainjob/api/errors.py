@@ -148,15 +148,15 @@ def _model_at(root: type[BaseModel], steps: Sequence[str | int]) -> type[BaseMod
     return model
 
 
-def suggestion(word: object, known: Sequence[str], *, prefix: str = "") -> str:
+def suggestion(word: object, known: Sequence[str], *, prefix: str = "", cutoff: float = 0.6) -> str:
     """Return `; did you mean "replicas"?` for the nearest known word, or an empty string.
 
-    All words begin with `prefix`, which makes none of them nearer.
+    All words begin with `prefix`, which makes none of them nearer; `cutoff` is that of difflib.
     """
     if not isinstance(word, str):
         return ""
     rests = [each.removeprefix(prefix) for each in known]
-    near = difflib.get_close_matches(word.removeprefix(prefix), rests, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word.removeprefix(prefix), rests, n=1, cutoff=cutoff)
     return f'; did you mean "{prefix}{near[0]}"?' if near else ""
 
 

@@ -98,14 +98,14 @@ def _find_errors(raw: Mapping[str, Any], *, needs_image: bool) -> Iterator[Field
 def _check_settings(raw: object, path: Path) -> Iterator[FieldError]:
     for index, variable in objects_at(raw, *path):
         name = variable.get("name")
-        if isinstance(name, str) and name.startswith(TRAINER_PREFIX) and name not in TRAINER_SETTINGS:
+        if not isinstance(name, str) or not name.startswith(TRAINER_PREFIX) or name in TRAINER_SETTINGS:
+            continue
+        # Any other name, such as TRAIN_DATA, is the script's own.
+        if near := suggestion(name, TRAINER_SETTINGS, prefix=TRAINER_PREFIX, cutoff=0.8):
             yield FieldError(
                 format_path((*path, index, "name")),
                 f"{shown(name)} is no setting of the trainer, whose variables begin with {TRAINER_PREFIX}"
-                + (
-                    suggestion(name, TRAINER_SETTINGS, prefix=TRAINER_PREFIX)
-                    or "; give a variable of your own another name"
-                ),
+                f"{near} If it is your script's own, set it in the image or the command",
             )
 
 

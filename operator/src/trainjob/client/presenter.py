@@ -364,7 +364,7 @@ class Results:
         advice: for the environment that the job ran in.
         command: the command line, to be repeated.
         starts_over: whether that command starts from the beginning each time.
-        copy: of a job in a cluster, the command that copies its model.
+        copy: of a job in a cluster, the command that copies its output.
     """
 
     output: str
@@ -385,10 +385,10 @@ def results_on_cluster(job: JobView) -> Results:
     role, _, index = failed.rpartition("-")
     command = f"trainjob logs {job.name} -n {job.namespace} --role {role} --index {index}"
     path = job.status.output.path if job.status.output else ""
-    copy = f"trainjob cp {job.name}:model ./model -n {job.namespace}" if path else ""
-    return Results(
-        output=path, has_checkpoints=bool(path), logs={failed: command}, advice=ON_CLUSTER, copy=copy
-    )
+    has_any = bool(path) and job.checkpoint_step is not None
+    # Whether the script has left a model isn't known here.
+    copy = f"trainjob cp {job.name}: ./{job.name} -n {job.namespace}" if path else ""
+    return Results(output=path, has_checkpoints=has_any, logs={failed: command}, advice=ON_CLUSTER, copy=copy)
 
 
 def describe_end(job: JobView, results: Results) -> tuple[str, ...]:

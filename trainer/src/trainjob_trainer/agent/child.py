@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,7 +137,16 @@ _LOOK_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
 _CLOSE_LOOKS = 250
 _SECONDS_WITHOUT_STEP = 15.0
-_AGENTS_OWN = ("TRAINJOB_AGENT",)
+_NOT_PASSED_ON = ("TRAINJOB_AGENT", "TRAINJOB_PID")
+
+
+def remove_private_files(pids: Iterable[int]) -> None:
+    """Remove the folders that `plain/writers.py` has made in processes that have ended."""
+    host = os.uname().nodename
+    with contextlib.suppress(OSError):  # a container may have no folder for temporary files
+        for pid in pids:
+            for folder in Path(tempfile.gettempdir()).glob(f"trainjob-private-{host}-{pid}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -183,7 +194,7 @@ class Child:
         code: Path | None = None,
     ) -> None:
         self._command = list(command)
-        self._env = {name: value for name, value in env.items() if name not in _AGENTS_OWN}
+        self._env = {name: value for name, value in env.items() if name not in _NOT_PASSED_ON}
         self._threads = thread_variables(self._env)
         self._progress_file = state_dir / "progress.json"
         self._port = tf_port
@@ -310,6 +321,8 @@ class Child:
     async def _follow(self, run: ProcessRun) -> None:
         code, number = await run.last()
         self._progress.look()
+        pids = {run.pid, (self.report or {}).get("pid", run.pid)}  # a launcher's child reports its own
+        await asyncio.get_running_loop().run_in_executor(None, remove_private_files, pids)
         self.exit = self._describe(run, code, number)
         self._run = None
         self._changed()
@@ -347,8 +360,13 @@ class Child:
                 self._standby.consider(run.pid, self._variables)
 
     def _may_take_a_processor(self) -> bool:
-        """Return whether the training process has probably built its model and traced its steps."""
-        report = self.report or {}
+        """Return whether the training process has probably built its model and traced its steps.
+
+        A launcher, whose child is the training process, reports nothing: a standby would import for nothing.
+        """
+        report, run = self.report, self._run
+        if report is None or run is None or report.get("pid", run.pid) != run.pid:
+            return False
         if report.get("state") in ("finished", "failed"):
             return False
         return self._progress.has_stepped or time.monotonic() - self._started_at > _SECONDS_WITHOUT_STEP

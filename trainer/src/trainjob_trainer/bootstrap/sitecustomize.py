@@ -17,6 +17,8 @@ IS_NEW = HERE not in HAD_THEIR_TURN
 HAD_THEIR_TURN.append(HERE)
 IS_STANDBY = os.environ.pop("TRAINJOB_STANDBY", "") != ""
 SUPERVISED = "TRAINJOB_SUPERVISED"
+IS_SCRIPTS_OWN = os.environ.get("TRAINJOB_PID", str(os.getpid())) != str(os.getpid())
+"""The training process has started this one: nothing here is changed but where the library is found."""
 STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 
 
@@ -72,8 +74,12 @@ def wait_for_activation() -> None:
 
 
 try:
-    if IS_FIRST and (
-        IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE")
+    if (
+        IS_FIRST
+        and not IS_SCRIPTS_OWN
+        and (
+            IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE")
+        )
     ):
         show_stacks()
 except Exception as error:
@@ -83,7 +89,7 @@ try:
     if IS_FIRST and os.environ.get("TF_CONFIG", "").strip():
         import trainjob_import_hook  # type: ignore[import-not-found,unused-ignore]
 
-        trainjob_import_hook.install(os.path.dirname(os.path.dirname(HERE)))
+        trainjob_import_hook.install(os.path.dirname(os.path.dirname(HERE)), is_scripts_own=IS_SCRIPTS_OWN)
 except Exception as error:
     print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -36,16 +36,51 @@ PREPARED = {
 }
 EXPLAINED = {"horovod.tensorflow"}
 """If their import fails, one sentence says what they need."""
+RESOLVER = "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver"
 
 
-def install(root: str) -> None:
+def install(root: str, *, is_scripts_own: bool = False) -> None:
     """Watch imports from now on; `root` is the folder (or zip) that holds the library.
 
-    It is not added to sys.path: its other contents must not come before the user's packages.
+    It is not added to sys.path: its other contents must not come before the user's packages. A process of the
+    script's own only finds the library, and its strategies are of that process alone.
     """
+    if is_scripts_own:
+        sys.meta_path.insert(0, _Finder(root, {RESOLVER}))  # type: ignore[arg-type,unused-ignore]
+        return
     # Otherwise TensorFlow's C++ code logs every step of its start; warnings are still shown.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    sys.meta_path.insert(0, _Finder(root))  # type: ignore[arg-type,unused-ignore]
+    _started_with.update(os.environ)
+    if _names_them(sys.argv[0] if sys.argv else ""):
+        _be_the_training_process()
+    awaited = SEEDED | PREPARED | UNDISTURBED | LAZY | EXPLAINED
+    sys.meta_path.insert(0, _Finder(root, awaited))  # type: ignore[arg-type,unused-ignore]
+
+
+def _be_the_training_process() -> None:
+    """Mark this process: those that it starts inherit the mark, and are the script's own by it.
+
+    It is the first one that imports TensorFlow, Keras or the library, or whose script says so. A launcher,
+    which has none of them, leaves that to a process that it starts.
+    """
+    os.environ.setdefault("TRAINJOB_PID", str(os.getpid()))
+
+
+def _names_them(script: str) -> bool:
+    import warnings
+
+    try:
+        with open(script, "rb") as file, warnings.catch_warnings():  # noqa: PTH123 - pathlib is not loaded yet
+            warnings.simplefilter("ignore")  # Python itself shows them
+            return _imports_them(compile(file.read(), script, "exec"))
+    except (OSError, SyntaxError, ValueError):
+        return False
+
+
+def _imports_them(code: Any) -> bool:
+    names = {name.partition(".")[0] for name in code.co_names}
+    inner = (part for part in code.co_consts if hasattr(part, "co_names"))
+    return not names.isdisjoint({*IMPORTING, LIBRARY}) or any(map(_imports_them, inner))
 
 
 def job_seed() -> int:
@@ -57,6 +92,7 @@ def job_seed() -> int:
 
 def renew() -> None:
     """Repeat what depends on the environment, which has changed since the modules were imported."""
+    os.environ["TRAINJOB_PID"] = str(os.getpid())
     for name in _seeded:
         sys.modules[name].seed(job_seed())
     process: Any = sys.modules.get(f"{LIBRARY}.plain.process")
@@ -68,16 +104,19 @@ def renew() -> None:
 
 
 _seeded: list[str] = []
+_started_with: dict[str, str] = {}
 
 
 class _Finder:
     """Finds the library, and wraps the loaders of the awaited modules."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, awaited: set[str]) -> None:
         self._root = root
-        self._awaited = SEEDED | PREPARED | UNDISTURBED | LAZY | EXPLAINED
+        self._awaited = awaited
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name == LIBRARY or name in IMPORTING:
+            _be_the_training_process()
         if name == LIBRARY:
             finder: Any = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
             return finder.find_spec(name, [self._root])
@@ -111,6 +150,8 @@ class _Loader:
             module.__spec__.loader = self._loader
         states = _random_states() if module.__name__ in UNDISTURBED else None
         pauses = states is not None and gc.isenabled() and "garbage" not in _without()
+        if module.__name__ in IMPORTING:
+            _record_environment()
         reports = module.__name__ in IMPORTING and _report("importing", instead_of="running")
         if pauses:
             gc.disable()
@@ -166,6 +207,24 @@ def _without() -> list[str]:
     return [name.strip() for name in os.environ.get("TRAIN_WITHOUT", "").split(",")]
 
 
+def _record_environment() -> None:
+    """Record what the script has changed in its environment before it imports TensorFlow, for a standby."""
+    folder = os.environ.get("TRAINJOB_STATE_DIR")
+    if not folder or "trainjob_standby" in sys.modules:
+        return
+    names = {*os.environ, *_started_with} - {"TRAINJOB_PID"}
+    changed = {
+        name: os.environ.get(name) for name in names if os.environ.get(name) != _started_with.get(name)
+    }
+    try:
+        import json
+
+        with open(os.path.join(folder, "environment.json"), "w", encoding="ascii") as file:  # noqa: PTH118, PTH123
+            json.dump(changed, file)
+    except OSError:
+        return
+
+
 def _report(state: str, *, instead_of: str) -> bool:
     """Report the state of this start if its report is absent or has the other state; return whether it was.
 
@@ -183,7 +242,7 @@ def _report(state: str, *, instead_of: str) -> bool:
             if known and not known.startswith(f'{{"state": "{instead_of}"'):
                 return False
             file.truncate(0)
-            file.write(f'{{"state": "{state}", "time": {time.time()}}}')
+            file.write(f'{{"state": "{state}", "time": {time.time()}, "pid": {os.getpid()}}}')
     except (OSError, ValueError):
         return False
     return True
@@ -209,7 +268,22 @@ def _restore_random_states(states: dict[str, Any]) -> None:
             module.set_state(states[name])
 
 
+def _no_cluster() -> dict[str, Any]:
+    """Return the TF_CONFIG of a process of the script's own, whose strategy asks for it; say so once."""
+    sys.modules[RESOLVER]._load_tf_config = dict  # type: ignore[attr-defined]
+    starter = os.environ["TRAINJOB_PID"]
+    print(
+        f"trainjob: process {os.getpid()} was started by the training process, {starter}: it is no part of "
+        "the job, and its strategy is of this process alone",
+        file=sys.stderr,
+    )
+    return {}
+
+
 def _prepare(module: Any) -> None:
+    if module.__name__ == RESOLVER:
+        module._load_tf_config = _no_cluster
+        return
     if module.__name__ in SEEDED:
         module.seed(job_seed())
         _seeded.append(module.__name__)

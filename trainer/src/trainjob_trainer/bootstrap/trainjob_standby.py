@@ -25,12 +25,35 @@ READY = b"ready\n"
 def wait(started_with: Mapping[str, str]) -> None:
     """Return when this process, whose environment was `started_with`, is to become the training process."""
     _offer_to_the_oom_killer()
+    recorded = _recorded_environment()
+    _change_environment(recorded)
     _import_all()
+    _change_environment({name: started_with.get(name) for name in recorded})
     sys.stdout.flush()
     sys.stderr.flush()
     _report_ready()
     message = _read_message()
     _join_in(started_with, message["env"])
+
+
+def _recorded_environment() -> dict[str, str | None]:
+    """Return what the script has changed before it imported TensorFlow: some of it is read by the import."""
+    import json
+
+    try:
+        path = os.path.join(os.environ["TRAINJOB_STATE_DIR"], "environment.json")  # noqa: PTH118
+        with open(path, encoding="ascii") as file:  # noqa: PTH123
+            return dict(json.load(file))
+    except (KeyError, OSError, ValueError):
+        return {}
+
+
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _report_ready() -> None:

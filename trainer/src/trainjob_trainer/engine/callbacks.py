@@ -1,19 +1,14 @@
-"""The user's callbacks: which of them need each batch, which state they keep, and where they write.
+"""The user's callbacks: which of them need each batch, and which state they keep.
 
 This module imports no Keras, because it is needed while Keras is being imported.
 """
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray
-from trainjob_trainer.edge import before_exit
 
 TRAIN_METHODS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 TEST_METHODS = ("on_test_batch_begin", "on_test_batch_end")
@@ -89,7 +84,7 @@ def put_back(callbacks: Sequence[Any], memory: Sequence[Mapping[str, Any]], grou
 def keep_files(callbacks: Sequence[Any]) -> None:
     """Make a resumed script's `CSVLogger` append, and keep `BackupAndRestore` from restoring again."""
     for callback in callbacks:
-        kinds = _keras_kinds(callback)
+        kinds = keras_kinds(callback)
         if "CSVLogger" in kinds:
             callback.append = True
         if "BackupAndRestore" in kinds:
@@ -97,7 +92,7 @@ def keep_files(callbacks: Sequence[Any]) -> None:
 
 
 def _kind(callback: Any) -> str:
-    return next((kind for kind in _MEMORY if kind in _keras_kinds(callback)), "")
+    return next((kind for kind in _MEMORY if kind in keras_kinds(callback)), "")
 
 
 def _values(callback: Any, kind: str) -> dict[str, Any]:
@@ -105,88 +100,6 @@ def _values(callback: Any, kind: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _keras_kinds(callback: Any) -> set[str]:
+def keras_kinds(callback: Any) -> set[str]:
+    """Return the names of the classes of Keras's that a callback is of."""
     return {kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")}
-
-
-# Files of replicas other than the writer: they go to a private folder that is removed at exit.
-#
-# These replicas still make the calls, because reading some variables takes all workers.
-
-
-_folders: list[Path] = []
-_REMOTE = "://"
-
-
-def private_path(path: Any) -> str:
-    """Return the path in this replica's private folder that replaces `path`."""
-    if not _folders:
-        _folders.append(Path(tempfile.mkdtemp(prefix="trainjob-private-")))
-        atexit.register(remove_private_folder)
-        before_exit(remove_private_folder)
-    text = str(path)
-    if text.startswith(str(_folders[0])):
-        return text
-    if _REMOTE in text:
-        return str(_folders[0] / text.replace(_REMOTE, "/"))
-    absolute = Path(text).absolute()
-    return str(_folders[0] / absolute.relative_to(absolute.anchor))
-
-
-def has_private_files() -> bool:
-    """Return whether this replica has a private folder."""
-    return bool(_folders)
-
-
-def remove_private_folder() -> None:
-    """Remove the private folder with all its files."""
-    while _folders:
-        shutil.rmtree(_folders.pop(), ignore_errors=True)
-
-
-def isolate(callbacks: Iterable[Any]) -> None:
-    """Redirect what Keras's own callbacks write to the private folder; what they read stays where it is."""
-    for callback in callbacks:
-        kinds = _keras_kinds(callback)
-        for kind, attribute in _WRITTEN_PATHS.items():
-            if kind in kinds:
-                setattr(callback, attribute, private_path(getattr(callback, attribute)))
-        if "CSVLogger" in kinds:
-            Path(callback.filename).parent.mkdir(parents=True, exist_ok=True)
-        if "BackupAndRestore" in kinds:
-            _isolate_backup(callback)
-        if "OrbaxCheckpoint" in kinds:
-            callback.checkpointer = _NoCheckpointer()
-
-
-class _NoCheckpointer:
-    """Takes all calls of Orbax's checkpointer and of its futures, and writes nothing.
-
-    Orbax makes the folder with the callback, so the path can't be redirected.
-    """
-
-    def __getattr__(self, name: str) -> Callable[..., _NoCheckpointer]:
-        return lambda *_, **__: self
-
-
-_WRITTEN_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
-_BACKUP_PATHS = (
-    "backup_dir",
-    "_weights_path",
-    "_training_metadata_path",
-    "_prev_weights_path",
-    "_prev_training_metadata_path",
-)
-
-
-def _isolate_backup(callback: Any) -> None:
-    """Restore from the writer's folder like every replica, then write and delete in the private folder."""
-    begin = callback.on_train_begin
-
-    def on_train_begin(logs: Any = None) -> None:
-        begin(logs)
-        for attribute in _BACKUP_PATHS:
-            if hasattr(callback, attribute):
-                setattr(callback, attribute, private_path(getattr(callback, attribute)))
-
-    callback.on_train_begin = on_train_begin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +15,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainjob_trainer.checkpoint.snapshot import assign
+from trainjob_trainer.checkpoint.store import Checkpoint, CheckpointStore
 from trainjob_trainer.distribution.collective import check_same_weights
-from trainjob_trainer.errors import InvalidConfiguration, first_line
+from trainjob_trainer.errors import (
+    CheckpointMismatch,
+    CheckpointUnreadable,
+    InvalidConfiguration,
+    first_line,
+)
 from trainjob_trainer.recipe import Recipe
 from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.task import Task
@@ -180,49 +188,98 @@ def load_initial_weights(strategy: Any, task: Task, model: Any, path: str) -> No
         announce(f"begins with the weights of {path}")
 
 
+def load_checkpoint(model: Any, path: str | Path) -> int:
+    """Load a job's checkpoint into a built Keras model, such as to predict with it; return its step.
+
+    A model that is compiled gets the state of its optimizer too.
+
+    Args:
+        model: with the layers of the one that was trained.
+        path: the folder of a checkpoint, such as `checkpoints/step-00000440`, or one that holds checkpoints:
+            the newest whole one is taken.
+
+    Raises:
+        CheckpointUnreadable: there is no checkpoint, or it is damaged.
+        CheckpointUnavailable: reading failed; what is there is unknown.
+        CheckpointMismatch: it belongs to another model, or another optimizer. Nothing is changed then.
+    """
+    if not model.built:
+        raise CheckpointMismatch(
+            "the model has no variables yet: build it first, with a keras.Input or by calling it on a batch"
+        )
+    folder = Path(path)
+    store, one = CheckpointStore(folder), re.fullmatch(r"step-(\d+)(\.\d+)?", folder.name)
+    found = Checkpoint(int(one[1]), 0, "", folder, 0.0) if one else store.latest()
+    if found is None:
+        raise CheckpointUnreadable(f"{folder} holds no whole checkpoint")
+    host = store.read(found)
+    further = further_groups(model)
+    groups = {
+        **variable_groups(model, with_optimizer=model.compiled),
+        **{name: variables for name, variables in further.items() if model.compiled and name in host},
+    }
+    assign(groups, host)
+    return found.step
+
+
 # The learning rate of a larger batch: linear scaling and warm-up.
 #
 # The rule is from Goyal et al., "Accurate, Large Minibatch SGD" (2017): k times the examples per step take
 # k times the rate. A warm-up keeps the first steps, in which the weights change most, from diverging.
 
 
-class ScaledRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc,unused-ignore]
-    """A rate, or a schedule from step 0 on, times a factor, with a warm-up.
+# A file of the model is read where this library isn't, so the rate is a number or a schedule of Keras's.
 
-    In the warm-up, step s, from 0, takes (s + 1) / `warmup_steps` of the rate; 0 means no warm-up.
-    """
 
-    def __init__(self, rate: Any, factor: float, warmup_steps: int) -> None:
-        self._rate = rate
-        self._factor = factor
-        self._warmup_steps = warmup_steps
-
-    def __call__(self, step: Any) -> Any:
-        """Return the rate of a step, a float32 scalar."""
-        rate = tf.cast(self._rate(step) if callable(self._rate) else self._rate, tf.float32)
-        share = (tf.cast(step, tf.float32) + 1.0) / max(self._warmup_steps, 1)
-        return rate * self._factor * tf.minimum(share, 1.0)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments, for Keras."""
-        return {"rate": self._rate, "factor": self._factor, "warmup_steps": self._warmup_steps}
+_RATES = ("initial_learning_rate", "end_learning_rate", "warmup_target", "values")
+"""The arguments of Keras's schedules that are rates; each is proportional to them."""
 
 
 def scale_learning_rate(model: Any, recipe: Recipe) -> None:
-    """Apply the recipe's learning rate to a compiled model; without such settings change nothing."""
+    """Apply the recipe's learning rate to a compiled model; without such settings change nothing.
+
+    In the warm-up, step s, from 0, takes (s + 1) / `warmup_steps` of the rate.
+    """
     factor = (recipe.global_batch or 0) / recipe.base_batch if recipe.base_batch else 1.0
-    if factor == 1.0 and not recipe.warmup_steps:
+    steps = recipe.warmup_steps
+    if factor == 1.0 and not steps:
         return
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     rate = optimizer._learning_rate  # the property returns a schedule's current value
-    if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        if callable(rate) and not hasattr(rate, "numpy"):
-            raise InvalidConfiguration(
-                "base_batch, warmup_steps: the optimizer's learning rate is a function; give a number or a "
-                "keras.optimizers.schedules.LearningRateSchedule"
-            )
-        rate = float(rate)
-    optimizer.learning_rate = ScaledRate(rate, factor, recipe.warmup_steps)
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        rate = _scaled_schedule(rate, factor, steps)
+    elif callable(rate) and not hasattr(rate, "numpy"):
+        raise InvalidConfiguration(
+            "base_batch, warmup_steps: the optimizer's learning rate is a function; give a number or a "
+            "keras.optimizers.schedules.LearningRateSchedule"
+        )
+    else:
+        rate = float(rate) * factor
+        if steps > 1:  # a straight line up
+            rate = keras.optimizers.schedules.PolynomialDecay(rate / steps, steps - 1, rate)
+    optimizer.learning_rate = rate
+
+
+def _scaled_schedule(schedule: Any, factor: float, warmup_steps: int) -> Any:
+    """Return a schedule from step 0 on, times a factor, with a warm-up.
+
+    Files name Keras's own class, without the warm-up, which is over by then. One of the user's own can't be
+    read from files: its arguments don't tell the factor.
+    """
+    kind, config = type(schedule), schedule.get_config()
+    is_keras = kind.__module__.startswith("keras.")
+    if is_keras:
+        rates = {name: config[name] for name in _RATES if config.get(name) is not None}
+        config |= tf.nest.map_structure(lambda rate: rate * factor, rates)
+    if is_keras and not warmup_steps:
+        return kind.from_config(config)
+
+    def call(self: Any, step: Any) -> Any:
+        share = (tf.cast(step, tf.float32) + 1.0) / max(warmup_steps, 1)
+        return kind.__call__(self, step) * tf.minimum(share, 1.0) * (1.0 if is_keras else factor)
+
+    members = {"__call__": call, "__module__": "keras.optimizers.schedules" if is_keras else __name__}
+    return type(kind.__name__, (kind,), members).from_config(config)  # type: ignore[attr-defined]
 
 
 # Batch normalization with several workers.

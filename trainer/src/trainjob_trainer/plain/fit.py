@@ -13,6 +13,7 @@ from trainjob_trainer.environment import is_smoke
 from trainjob_trainer.errors import InvalidConfiguration
 from trainjob_trainer.plain.keras_repair import fit_class
 from trainjob_trainer.plain.process import assigned, current_process
+from trainjob_trainer.task import of_the_job
 
 
 def manage_fit(trainer: ModuleType) -> None:
@@ -77,7 +78,7 @@ def refuse_legacy_fit(training: ModuleType) -> None:
 
 
 def _is_in_a_job() -> bool:
-    return bool(os.environ.get("TF_CONFIG", "").strip())
+    return bool(of_the_job(os.environ).get("TF_CONFIG", "").strip())
 
 
 def _reported(original: Callable[..., Any], in_smoke: Mapping[str, Any]) -> Callable[..., Any]:

@@ -27,8 +27,9 @@ def prepare_loaded() -> None:
 
 
 def prepare_fit() -> None:
-    """Prepare only Keras's `fit`, for a process that is set up in another way."""
-    prepare(importlib.import_module("keras.src.backend.tensorflow.trainer"))
+    """Prepare only Keras's `fit` and what its callbacks save, for a process that is set up in another way."""
+    for name in ("keras.src.backend.tensorflow.trainer", "keras.src.saving.saving_api"):
+        prepare(importlib.import_module(name))
 
 
 def _tensorflow_context(module: ModuleType) -> None:  # noqa: ARG001

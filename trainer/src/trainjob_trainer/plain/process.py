@@ -119,6 +119,9 @@ def _by_environment() -> PlainProcess:
     return PlainProcess(task, environment, ProgressFile.from_environment(os.environ), fence=fence)
 
 
+os.register_at_fork(after_in_child=forget_environment)
+
+
 # The end of the process: its failure is reported, and SIGTERM saves what has been reached.
 
 

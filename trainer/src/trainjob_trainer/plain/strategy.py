@@ -18,6 +18,7 @@ from trainjob_trainer.plain.process import (
     end_on_request,
     seed_tensorflow,
 )
+from trainjob_trainer.plain.writers import forget_saves
 from trainjob_trainer.reporting.progress import notice
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
@@ -41,6 +42,7 @@ def prepare_strategy(module: ModuleType) -> None:
         process = current_process()
         end_if_finished(process)
         process.claim_output()
+        forget_saves(process)
         process.progress.keep_fresh()
         if process.task.is_evaluator:
             cluster_resolver = _own_resolver(process.task)

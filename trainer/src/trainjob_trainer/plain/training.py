@@ -14,7 +14,6 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.distribution.collective import broadcast
 from trainjob_trainer.distribution.divergence import WeightsWatch, is_wanted
-from trainjob_trainer.engine.callbacks import isolate
 from trainjob_trainer.engine.metric_state import OverAll
 from trainjob_trainer.engine.model_state import create_random_state, tell_unsynchronized
 from trainjob_trainer.engine.not_finite import VARIABLE, FiniteWatch, OnNan
@@ -29,6 +28,7 @@ from trainjob_trainer.plain.keras_repair import is_collective
 from trainjob_trainer.plain.process import PlainProcess, end_on_request
 from trainjob_trainer.plain.restoring import restore
 from trainjob_trainer.plain.strategy import end_if_finished
+from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import from_environment
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import notice
@@ -70,8 +70,7 @@ def train(process: PlainProcess, fit: Callable[..., Any], model: Any, arguments:
         model.train_function = None  # made by `train_on_batch`, for example, which does not watch gradients
     call.weights = _weights_watch(process, model)
     call.executions = build_executions(process, model, users)
-    if not process.is_writer:
-        isolate(users)
+    isolate(users)
     data = dict(arguments)
     first = AtBegin(lambda steps: restore(process, call, model, data, users, steps), process.claim_output)
     last = AtEnd(process, call, users)

@@ -1,71 +1,335 @@
-"""Files of replicas other than the writer: they go to a private folder that is removed at exit.
+"""Files that Keras writes: the job's are the writer's, and every replica reads back what it has saved.
 
-These replicas still make the calls, since reading some variables takes all workers.
+Replicas other than the writer save a private copy: some variables are read by all workers together. Then such
+a replica looks what the writer has saved at the same line of the script. If that is at the same path, as on a
+shared volume, it waits until the writer's file is whole, and its own copy goes. Where the path is its own, by
+name or because the disk is another one, its copy goes there. So a file is where the script has saved it when
+the call returns, for any reader, and no two replicas write one file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
-from collections.abc import Callable
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import tempfile
+import time
+import traceback
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trainjob_trainer.engine.callbacks import has_private_files, private_path
-from trainjob_trainer.plain.process import current_process
+from trainjob_trainer.engine.callbacks import keras_kinds
+from trainjob_trainer.errors import Fenced
+from trainjob_trainer.plain.process import PlainProcess, current_process
+from trainjob_trainer.reporting.progress import announce
+
+WAIT_SECONDS = 10.0
+"""How long the writer may be behind at a line that it hasn't come to before; it may never come there."""
+
+_LOOK_SECONDS = 0.001, 0.05
+_REMOTE = "://"
+_PACKAGE = str(Path(__file__).parent.parent)
 
 
 def redirect_saving(module: ModuleType) -> None:
-    """Wrap the functions of `keras.src.saving.saving_api` that save and load models and weights.
-
-    A replica other than the writer loads what it has saved itself from its private folder, and any other file
-    from the given path.
-    """
-    for name, position in (("save_model", 1), ("save_weights", 1)):
-        _redirect(module, name, position, _for_writing)
-    for name, position in (("load_model", 0), ("load_weights", 1)):
-        _redirect(module, name, position, _for_reading)
+    """Wrap the functions of `keras.src.saving.saving_api` that save models and weights."""
+    for name in ("save_model", "save_weights"):
+        _redirect(module, name)
 
 
 def redirect_export(module: ModuleType) -> None:
     """Wrap `Model.export` of `keras.src.models.model`."""
-    _redirect(module.Model, "export", 1, _for_writing)
+    _redirect(module.Model, "export")
 
 
-def _redirect(owner: Any, name: str, position: int, choose: Callable[[Any], Any]) -> None:
+def _redirect(owner: Any, name: str) -> None:
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "_trainjob_redirected"):
         return
 
     @functools.wraps(original)
-    def redirected(*args: Any, **kwargs: Any) -> Any:
-        process = current_process()
-        if process.is_writer and choose is _for_writing:
-            process.claim_output()
-        if not process.is_writer:
-            if len(args) > position:
-                args = (*args[:position], choose(args[position]), *args[position + 1 :])
-            elif "filepath" in kwargs:
-                kwargs["filepath"] = choose(kwargs["filepath"])
-        return original(*args, **kwargs)
+    def redirected(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(filepath, (str, Path)):  # an open file is left to the script
+            return original(model, filepath, *args, **kwargs)
+        with written(str(filepath)) as path:
+            return original(model, path, *args, **kwargs)
 
     redirected._trainjob_redirected = True  # type: ignore[attr-defined]
     setattr(owner, name, redirected)
 
 
-def _for_writing(path: Any) -> Any:
-    if not isinstance(path, (str, Path)):
-        return path  # an open file is left to the script
-    private = private_path(path)
-    Path(private).parent.mkdir(parents=True, exist_ok=True)
-    if current_process().task.is_evaluator:
-        print(f"trainjob: the evaluator leaves {path} alone and writes to {private}", file=sys.stderr)
-    return private
+@contextlib.contextmanager
+def written(path: str) -> Iterator[str]:
+    """Let the block write a file or folder; yields where.
+
+    Raises as `PlainProcess.claim_output` before that, and OSError if a copy can't be written.
+    """
+    process = current_process()
+    if process.is_writer:
+        process.claim_output()
+        _say_if_it_goes(process, _whole(path))
+        with _saves(process).noted(path):
+            yield path
+    elif _private_name() in path:
+        yield path
+    else:
+        folder = _private_folder()
+        try:
+            with _saves(process).settled(path, folder):
+                yield str(folder / Path(_whole(path)).name)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _for_reading(path: Any) -> Any:
-    if not has_private_files() or not isinstance(path, (str, Path)):
+_said: list[str] = []
+
+
+def _say_if_it_goes(process: PlainProcess, path: str, root: str = "/") -> None:
+    """Say once that a path is the pod's own: on its container's disk, or beside the job's code."""
+    if _said or _REMOTE in path or "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return
+    output, code = process.environment.output_dir, Path(os.environ.get("TRAINJOB_STATE_DIR", "")).parent
+    if path.startswith((str(output), tempfile.gettempdir())):
+        return
+    with contextlib.suppress(OSError):
+        folder = next(one for one in Path(path).parents if one.exists())
+        if folder.stat().st_dev == Path(root).stat().st_dev or code in folder.parents:
+            _said.append(path)
+            announce(
+                f"{path} is the pod's own and goes with it: save in $TRAINJOB_OUTPUT_DIR, {output}, what is "
+                "to stay"
+            )
+
+
+def _private_folder(owner: Any = None) -> Path:
+    """Return a new folder, which ends with `owner`. After a kill an agent removes it, by its name."""
+    folder = Path(tempfile.mkdtemp(prefix=_private_name()))
+    if owner is not None:
+        weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _private_name() -> str:
+    return f"trainjob-private-{os.uname().nodename}-{os.getpid()}-"
+
+
+def isolate(callbacks: Iterable[Any]) -> None:
+    """Have what Keras's own callbacks write by themselves written as `written` does it, on each replica."""
+    is_writer = current_process().is_writer
+    for callback in callbacks:
+        kinds = keras_kinds(callback)
+        if not kinds or hasattr(callback, "_trainjob_isolated"):
+            continue
+        callback._trainjob_isolated = True
+        for kind, (attribute, method) in _WRITE.items():
+            if kind in kinds:
+                _share(callback, attribute, method)
+        if "ModelCheckpoint" in kinds:
+            _make_folder_once(callback)
+        if not is_writer and "BackupAndRestore" in kinds:
+            _isolate_backup(callback)
+        if not is_writer and "OrbaxCheckpoint" in kinds:
+            callback.checkpointer = _NoCheckpointer()
+
+
+_WRITE = {"CSVLogger": ("filename", "on_epoch_end"), "TensorBoard": ("log_dir", "on_train_end")}
+"""Of callbacks that keep files open: what names the file or folder, and when it is whole."""
+
+
+def _share(callback: Any, attribute: str, method: str) -> None:
+    path, original = str(getattr(callback, attribute)), getattr(callback, method)
+    process = current_process()
+    if not process.is_writer:
+        private = _private_folder(callback) / Path(_whole(path)).name
+        if Path(path).is_file():  # a resumed script appends to it
+            shutil.copyfile(path, private)
+        setattr(callback, attribute, str(private))
+
+    @functools.wraps(original)
+    def shared(*args: Any, **kwargs: Any) -> None:
+        saves = _saves(process)
+        with saves.noted(path) if process.is_writer else saves.settled(path, private.parent):
+            original(*args, **kwargs)
+
+    setattr(callback, method, shared)
+
+
+def _make_folder_once(callback: Any) -> None:
+    """Make the folder of each file: Keras's own way fails if another replica makes it at that moment."""
+    original = callback._get_file_path
+
+    @functools.wraps(original)
+    def _get_file_path(*args: Any, **kwargs: Any) -> Any:
+        path = original(*args, **kwargs)
+        if _REMOTE not in str(path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
         return path
-    private = private_path(path)
-    return private if Path(private).exists() else path
+
+    callback._get_file_path = _get_file_path
+
+
+class _NoCheckpointer:
+    """Takes all calls of Orbax's checkpointer and of its futures, and writes nothing.
+
+    Orbax makes the folder with the callback, so the path can't be redirected.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., _NoCheckpointer]:
+        return lambda *_, **__: self
+
+
+def _isolate_backup(callback: Any) -> None:
+    """Restore from the writer's folder like every replica, then write and delete in a private folder."""
+    begin, folder = callback.on_train_begin, _private_folder(callback)
+
+    def on_train_begin(logs: Any = None) -> None:
+        begin(logs)
+        before, callback.backup_dir = callback.backup_dir, str(folder)
+        for name, path in vars(callback).items():
+            if name.endswith("_path") and str(path).startswith(str(before)):
+                setattr(callback, name, str(folder / Path(path).name))
+
+    callback.on_train_begin = on_train_begin
+
+
+# What the writer has saved.
+
+
+def _saves(process: PlainProcess) -> Saves:
+    environment, others = process.environment, len(process.task.trainees) > 1
+    name = f".saves-{environment.attempt}.jsonl"
+    return _saves_in(environment.checkpoint_dir / name if others else None, process.task.is_evaluator)
+
+
+def forget_saves(process: PlainProcess) -> None:
+    """Remove what earlier starts have noted; the writer calls it before the others can come to a save."""
+    if process.is_writer:
+        for file in process.environment.checkpoint_dir.glob(".saves-*"):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+class Saves:
+    """What the writer saves, in a file for all replicas: line of the script, how often there, path, stamp.
+
+    Without `file` there are no others. A line is known by all lines that lead to it; its n-th save is the
+    n-th one on each replica.
+    """
+
+    def __init__(self, file: Path | None, *, is_evaluator: bool = False) -> None:
+        self._file = file
+        self._is_evaluator = is_evaluator
+        self._counts: Counter[str] = Counter()
+        self._seen: dict[tuple[str, int], dict[str, Any]] = {}
+        self._read_to = 0
+        self._silent: set[str] = set()
+        self._own: set[str] = set()
+
+    @contextlib.contextmanager
+    def noted(self, path: str) -> Iterator[None]:
+        """Note a save of the writer before the block and after it."""
+        line, count = self._next()
+        save = {"line": line, "count": count, "path": _whole(path)}
+        self._note(save)
+        try:
+            yield
+        finally:
+            self._note({**save, "stamp": _stamp(path)})
+
+    @contextlib.contextmanager
+    def settled(self, path: str, folder: Path) -> Iterator[None]:
+        """After the block have the writer's file at `path`, or if that is another place what `folder` holds.
+
+        Raises Fenced if a newer start has forgotten what the writer of this one has noted.
+        """
+        line, count = self._next()
+        yield
+        if self._is_writers(_whole(path), line, count):
+            return
+        if self._read_to and self._file is not None and not self._file.exists():
+            raise Fenced(f"{path} is left alone: a newer start of this job has taken over")
+        self._own.add(_whole(path))
+        for copy in folder.iterdir():
+            target = Path(_whole(path)).with_name(copy.name)
+            if copy.is_dir():
+                shutil.copytree(copy, target, dirs_exist_ok=True)
+            else:
+                new = target.with_name(f".{target.name}.{os.getpid()}")
+                shutil.copyfile(copy, new)
+                new.replace(target)
+
+    def _is_writers(self, path: str, line: str, count: int) -> bool:
+        if self._is_evaluator:  # it is at other lines, and leaves what is there
+            return _REMOTE in path or (Path(path).exists() and path not in self._own)
+        until = time.monotonic() + (0 if line in self._silent else WAIT_SECONDS)
+        pause, longest = _LOOK_SECONDS
+        while True:
+            self._read()
+            theirs = self._seen.get((line, count))
+            if theirs is not None and (theirs["path"] != path or "stamp" in theirs):
+                del self._seen[line, count]
+                return _REMOTE in path or (theirs["path"] == path and theirs["stamp"] == _stamp(path))
+            if theirs is None and time.monotonic() >= until:
+                if line not in self._silent:
+                    announce(f"{path} is this replica's own: worker 0 has saved nothing at the same line")
+                self._silent.add(line)
+                return _REMOTE in path
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _next(self) -> tuple[str, int]:
+        frames = (
+            (frame.f_code.co_filename, number)
+            for frame, number in traceback.walk_stack(inspect.currentframe())
+        )
+        lines = [str(frame) for frame in frames if not frame[0].startswith((_PACKAGE, contextlib.__file__))]
+        line = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        self._counts[line] += 1
+        return line, self._counts[line]
+
+    def _note(self, save: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):  # others wait for a while, and keep their own
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(save) + "\n")
+
+    def _read(self) -> None:
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError), self._file.open("rb") as file:
+            file.seek(self._read_to)
+            whole, end, _ = file.read().rpartition(b"\n")
+            self._read_to += len(whole) + len(end)
+            for save in map(json.loads, whole.splitlines()):
+                self._seen[save["line"], save["count"]] = save
+
+
+_saves_in = functools.cache(lambda file, is_evaluator: Saves(file, is_evaluator=is_evaluator))
+
+
+def _whole(path: str) -> str:
+    return path if _REMOTE in path else os.path.abspath(path)  # noqa: PTH100 - links stay
+
+
+def _stamp(path: str) -> list[int] | None:
+    """Return size and time of the last change, by which a file is the same one; None without a file."""
+    try:
+        # Opening it has a network file system ask the server.
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        state = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return [state.st_size, state.st_mtime_ns]

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.environment import Environment
+from trainjob_trainer.task import of_the_job
 
 
 def announce(message: str) -> None:
@@ -127,6 +128,7 @@ class ProgressFile:
 
         All callers in this process get the same instance: two that are kept fresh would overwrite each other.
         """
+        env = of_the_job(env)
         return _report_at(_path(env, "TRAINJOB_PROGRESS_FILE"), _path(env, "TRAINJOB_TERMINATION_LOG"))
 
     @property
@@ -182,7 +184,7 @@ class ProgressFile:
             self._written_at = self._clock()
             report = {**self._last.to_json(), "time": self._now()}
             if self._path is not None:
-                self._write(self._path, json.dumps(report, allow_nan=False))
+                self._write(self._path, json.dumps({**report, "pid": os.getpid()}, allow_nan=False))
             if self._termination_log is not None and self._last.state == "finished":
                 _write_termination_message(self._termination_log, report)
 
