@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -145,7 +146,7 @@ async def open_page() -> AsyncGenerator[Page]:
         Unfit: There is no Chromium for this machine.
         TestbedError: The browser doesn't start.
     """
-    program = await asyncio.to_thread(unpacked, "chromium")
+    program, files = await asyncio.to_thread(_program)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         profile = Path(folder) / "profile"
         log = Path(folder) / "log"
@@ -153,7 +154,7 @@ async def open_page() -> AsyncGenerator[Page]:
             browser = await asyncio.create_subprocess_exec(
                 "setpriv", "--pdeathsig", "KILL", "--",
                 program, *OPTIONS, f"--user-data-dir={profile}", "about:blank",
-                env={**os.environ, **_environment(program.parents[3], Path(folder))},
+                env={**os.environ, **_environment(files, Path(folder))},
                 stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
             )  # fmt: skip
         try:
@@ -170,13 +171,27 @@ async def open_page() -> AsyncGenerator[Page]:
             await browser.wait()
 
 
+def _program() -> tuple[Path, Path]:
+    """The browser and the root of its files: Debian's, or the machine's own where apt has none (Ubuntu)."""
+    try:
+        program = unpacked("chromium")
+    except TestbedError:
+        own = shutil.which("chromium") or shutil.which("google-chrome")
+        if not own:
+            raise
+        return Path(own), Path("/")
+    return program, program.parents[3]
+
+
 async def _port(browser: asyncio.subprocess.Process, profile: Path, log: Path) -> int:
     """Where the browser listens: it writes that into a file once it does."""
     with suppress(TimeoutError):
         async with asyncio.timeout(GUARD_SECONDS):
             while browser.returncode is None:
-                with suppress(OSError, ValueError):
-                    return int((profile / "DevToolsActivePort").read_text().splitlines()[0])
+                with suppress(OSError):
+                    port, end, _ = (profile / "DevToolsActivePort").read_text().partition("\n")
+                    if end:  # else it is still being written
+                        return int(port)
                 await asyncio.sleep(0.05)
     raise TestbedError(f"Chromium has not started:\n{log.read_text(errors='replace')[-2000:]}")  # noqa: ASYNC240
 

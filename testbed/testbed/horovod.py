@@ -1,11 +1,11 @@
 """A Python and an image with Horovod: compiled once, into the cache, against the versions of `examples/`.
 
 Horovod is published as source only. It needs a C++ compiler, and takes about two minutes on two free cores.
+TensorFlow 2.12 has no wheels for a later Python than 3.11, which uv downloads where there is none.
 """
 
 import hashlib
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from testbed.base_image import need_base_image
 from testbed.buildah import Buildah
 from testbed.commands import run
 from testbed.debian import need_tools
-from testbed.errors import TestbedError
 from testbed.layouts import Layout
 from testbed.locking import locked
 from testbed.places import REPOSITORY, cache
@@ -49,22 +48,16 @@ def horovod_python() -> Path:
 
 def _key() -> str:
     """Changes with everything that goes into it."""
-    parts = repr((HOROVOD, OPTIONS, str(_python311()))).encode() + REQUIREMENTS.read_bytes()
+    parts = repr((HOROVOD, OPTIONS)).encode() + REQUIREMENTS.read_bytes()
     return hashlib.sha256(parts).hexdigest()[:16]
 
 
-def _python311() -> Path:
-    """TensorFlow 2.12 has no wheels for a later Python."""
-    found = sys.executable if sys.version_info[:2] == (3, 11) else shutil.which("python3.11")
-    if not found:
-        raise TestbedError("Horovod's environment needs Python 3.11 as python3.11 on PATH")
-    return Path(found)
-
-
 def _build(folder: Path, python: Path) -> None:
+    need_tools("c++")
     shutil.rmtree(folder, ignore_errors=True)
     with step("build Horovod's environment"):
-        run([_python311(), "-m", "venv", folder])
+        uv = shutil.which("uv") or REPOSITORY / ".uv" / "bin" / "uv"
+        run([uv, "run", "--quiet", "--no-project", "--python", "3.11", "-m", "venv", folder])
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir"]
         run([*pip, "--requirement", REQUIREMENTS])
         # The build takes cmake from PATH.

@@ -83,6 +83,7 @@ def _kept(name: str, key: str, make: Callable[[Path], None]) -> Path:
     folder = cache() / "kind"
     archive = folder / f"{name}-{key}.tar"
     if not archive.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         with locked(cache() / "images" / ".lock"), step(f"make {archive.name}"):
             for older in folder.glob(f"{name}-*.tar"):
                 older.unlink()

@@ -44,6 +44,7 @@ def take(enclosure: Enclosure) -> None:
     """
     _check_free()
     if enclosure.first:
+        _user().parent.mkdir(parents=True, exist_ok=True)
         enclosure.first.write(_user())
 
 
