@@ -93,8 +93,8 @@ def test_one_worker_trains_a_model_without_call_and_goes_on_with_it(tmp_path: Pa
 def test_what_a_script_starts_is_its_own(tmp_path: Path) -> None:
     ended = run_job(SCRIPTS / "own_processes.py", tmp_path)
     assert [(replica.code, replica.progress["state"]) for replica in ended.values()] == [
-        (0, "finished"),
-        (0, "finished"),
+        (0, "preparing"),
+        (0, "preparing"),
     ], ended
     lines = [line.split() for line in ended["worker-1"].log.splitlines() if line.startswith("helper ")]
     assert [(words[1], words[2], words[-1]) for words in lines] == [("3", "['True',", "1")] * 2, ended
