@@ -23,7 +23,12 @@ if os.fork() == 0:
     stay("grandchild" if os.fork() == 0 else "child")
 stay("parent")
 """
-FILL_DISK = "with open('/dev/full', 'w') as file: file.write('x')"
+FILL_DISK = """
+try:
+    with open("/dev/full", "w") as file: file.write("x")
+except OSError as error:
+    raise SystemExit(str(error))  # the script decides itself; without that it would be waited for
+"""
 STAY = """
 if role == "worker":
     report(state="training", step=5, totalSteps=10, checkpointStep=5)
