@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+import tempfile
 from email.message import Message
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -11,7 +12,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from trainjob_trainer import OutputFull, PeerLost, Preempted, Task
-from trainjob_trainer.edge import StopRequest, explain_failure, install_edge
+from trainjob_trainer.edge import StopRequest, exit_now, explain_failure, install_edge, private_name
 from trainjob_trainer.errors import StorageUnavailable
 from trainjob_trainer.reporting.progress import ProgressFile
 
@@ -178,6 +179,17 @@ def test_the_failure_of_a_forked_process_is_its_own(tmp_path: Path, monkeypatch:
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert not (tmp_path / "progress.json").exists()
+
+
+def test_an_end_at_once_leaves_no_private_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "trainjob-private-other-1-x").mkdir()
+    pid = os.fork()
+    if pid == 0:
+        tempfile.mkdtemp(prefix=private_name())
+        exit_now(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["trainjob-private-other-1-x"]
 
 
 def test_a_full_disk_is_named_by_the_output_where_the_error_has_no_file() -> None:

@@ -7,13 +7,16 @@ and may wait forever for a data pipeline that calls Python and that the error ke
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import traceback
@@ -314,8 +317,16 @@ def leave(task: Task | None, progress: ProgressFile, error: TrainerError) -> NoR
     exit_now(int(error.exit_code))
 
 
+def private_name() -> str:
+    """Return how the names of this process's folders for temporary files begin; an agent knows it too."""
+    return f"trainjob-private-{os.uname().nodename}-{os.getpid()}-"
+
+
 def exit_now(code: int) -> NoReturn:
     """End the process without atexit handlers and without TensorFlow's shutdown barrier."""
+    with contextlib.suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).glob(f"{private_name()}*"):
+            shutil.rmtree(folder, ignore_errors=True)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

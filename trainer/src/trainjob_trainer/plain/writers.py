@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trainjob_trainer.edge import private_name
 from trainjob_trainer.engine.callbacks import keras_kinds
 from trainjob_trainer.errors import Fenced
 from trainjob_trainer.plain.process import PlainProcess, current_process
@@ -78,7 +79,7 @@ def written(path: str) -> Iterator[str]:
         _say_if_it_goes(process, _whole(path))
         with _saves(process).noted(path):
             yield path
-    elif _private_name() in path:
+    elif private_name() in path:
         yield path
     else:
         folder = _private_folder()
@@ -111,14 +112,10 @@ def _say_if_it_goes(process: PlainProcess, path: str, root: str = "/") -> None:
 
 def _private_folder(owner: Any = None) -> Path:
     """Return a new folder, which ends with `owner`. After a kill an agent removes it, by its name."""
-    folder = Path(tempfile.mkdtemp(prefix=_private_name()))
+    folder = Path(tempfile.mkdtemp(prefix=private_name()))
     if owner is not None:
         weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _private_name() -> str:
-    return f"trainjob-private-{os.uname().nodename}-{os.getpid()}-"
 
 
 def isolate(callbacks: Iterable[Any]) -> None:
