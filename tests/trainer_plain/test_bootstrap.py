@@ -365,6 +365,16 @@ if __name__ == "__main__":
         print(pool.apply(who.who))
     print(who.who())
 """
+LATER = """
+import multiprocessing
+def train():
+    import tensorflow, who
+    print(who.who())
+if __name__ == "__main__":
+    process = multiprocessing.get_context({kind!r}).Process(target=train)
+    process.start()
+    process.join()
+"""
 STARTED = {
     "after TensorFlow's import": (f"import tensorflow; {RUN}", OWN),
     "after Keras's": (f"import keras; {RUN}", OWN),
@@ -377,6 +387,11 @@ STARTED = {
     "by another one": (f"import tensorflow, sys\nif sys.argv[1:]:\n {RUN}\nelse:\n {AGAIN}", OWN),
     "by a shell": ("import tensorflow, os, sys; os.system(f'true; {sys.executable} who.py')", OWN),
     "by a launcher": (RUN, REPLICA),
+    "as the script itself, before the import": (
+        f"import sys\nif sys.argv[1:]:\n import tensorflow\n exec(open('who.py').read())\nelse:\n {AGAIN}",
+        REPLICA,
+    ),
+    **{f"to train, {kind}": (LATER.format(kind=kind), "replica") for kind in ("fork", "spawn", "forkserver")},
     "by one that only quotes an import": (
         f"text = '''\nimport tensorflow\n'''; '; import keras'\n{RUN}",
         REPLICA,

@@ -17,7 +17,16 @@ IS_NEW = HERE not in HAD_THEIR_TURN
 HAD_THEIR_TURN.append(HERE)
 IS_STANDBY = os.environ.pop("TRAINJOB_STANDBY", "") != ""
 SUPERVISED = "TRAINJOB_SUPERVISED"
-IS_SCRIPTS_OWN = os.environ.get("TRAINJOB_PID", str(os.getpid())) != str(os.getpid())
+
+STARTER, _, SCRIPT = os.environ.get("TRAINJOB_PID", str(os.getpid())).partition(" ")
+if SCRIPT and (
+    [os.path.abspath(path) for path in sys.argv[:1]] == [SCRIPT]
+    or any("multiprocessing" in word for word in getattr(sys, "orig_argv", ()))
+):
+    # A script that hasn't imported TensorFlow yet runs itself again, or a function of its: to train there.
+    del os.environ["TRAINJOB_PID"]
+    STARTER = str(os.getpid())
+IS_SCRIPTS_OWN = str(os.getpid()) != STARTER
 """The training process has started this one: nothing here is changed but where the library is found."""
 STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 

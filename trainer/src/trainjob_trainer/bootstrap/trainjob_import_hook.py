@@ -46,24 +46,27 @@ def install(root: str, *, is_scripts_own: bool = False) -> None:
     script's own only finds the library, and its strategies are of that process alone.
     """
     if is_scripts_own:
+        os.environ["TRAINJOB_PID"] = os.environ["TRAINJOB_PID"].partition(" ")[0]
         sys.meta_path.insert(0, _Finder(root, {RESOLVER}))  # type: ignore[arg-type,unused-ignore]
         return
     # Otherwise TensorFlow's C++ code logs every step of its start; warnings are still shown.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     _started_with.update(os.environ)
     if _names_them(sys.argv[0] if sys.argv else ""):
-        _be_the_training_process()
+        os.environ.setdefault("TRAINJOB_PID", f"{os.getpid()} {os.path.abspath(sys.argv[0])}")  # noqa: PTH100
     awaited = SEEDED | PREPARED | UNDISTURBED | LAZY | EXPLAINED
     sys.meta_path.insert(0, _Finder(root, awaited))  # type: ignore[arg-type,unused-ignore]
 
 
-def _be_the_training_process() -> None:
-    """Mark this process: those that it starts inherit the mark, and are the script's own by it.
+def _mark_the_training_process() -> None:
+    """Mark this process, the first that imports TensorFlow, Keras or the library.
 
-    It is the first one that imports TensorFlow, Keras or the library, or whose script says so. A launcher,
-    which has none of them, leaves that to a process that it starts.
+    Those that it starts inherit the mark, and are the script's own by it. Until the import, a script that has
+    a line for it is marked with its path too.
     """
-    os.environ.setdefault("TRAINJOB_PID", str(os.getpid()))
+    pid, _, script = os.environ.get("TRAINJOB_PID", "").partition(" ")
+    if not pid or script:
+        os.environ["TRAINJOB_PID"] = str(os.getpid())
 
 
 def _names_them(script: str) -> bool:
@@ -116,7 +119,7 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name == LIBRARY or name in IMPORTING:
-            _be_the_training_process()
+            _mark_the_training_process()
         if name == LIBRARY:
             finder: Any = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
             return finder.find_spec(name, [self._root])
