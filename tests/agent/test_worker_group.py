@@ -443,6 +443,31 @@ def test_a_frozen_replica_at_long_work_has_stalled() -> None:
     assert (failure.replica, failure.reason) == ("worker-0", "Stalled")
 
 
+@pytest.mark.parametrize("seconds", [5, 19, 20, 21, 39, 41, 200])
+def test_those_that_waited_for_a_long_save_get_their_whole_time_afterwards(seconds: int) -> None:
+    simulation = running(stall_timeout=20.0)
+    writer, other = simulation.agents[:2]
+
+    def pass_time(seconds: int, state: str, step: int) -> None:
+        for _ in range(seconds):
+            writer.report = {"state": state, "step": step, "stepSeconds": 0.1}
+            other.report = {"state": "training", "step": step, "stepSeconds": 0.1}
+            for agent in (writer, other):
+                agent.age = 0.5
+                agent.beat()
+            simulation.settle()
+            simulation.tick(1.0)
+
+    pass_time(2, "training", 7)
+    pass_time(2, "training", 8)
+    pass_time(seconds, "saving", 8)
+    pass_time(15, "training", 8)
+    assert (simulation.group.failure, simulation.attempts) == (None, [1])
+    pass_time(10, "training", 8)
+    assert simulation.group.failure is not None
+    assert simulation.group.failure.reason == "Stalled"
+
+
 KEYS = [
     *("state", "step", "checkpointStep", "resumedFrom", "totalSteps", "stepSeconds", "evaluatedBatches"),
     *("error", "waitingForStorage", "metrics", "epoch", "time"),

@@ -161,11 +161,14 @@ def _stall(
     attempt: Attempt, present: Mapping[str, Member], limit: float | None, now: float
 ) -> Trouble | None:
     watches = attempt.watches
-    stalled = [name for name in present if name in watches and watches[name].stalled(now, limit)]
-    if not stalled or attempt.failures:
+    if limit is None or attempt.failures:
         return None
     at_work = {name: m for name, m in present.items() if m.link is not None and not m.is_quiet}
-    if any(_is_waited_for(attempt, member, limit, now) for member in at_work.values()):
+    waited_for = {name for name, member in at_work.items() if _is_waited_for(attempt, member, limit, now)}
+    for name in watches.keys() - waited_for if waited_for else ():
+        watches[name].hold(now)
+    stalled = [name for name in present if name in watches and watches[name].stalled(now, limit)]
+    if not stalled or waited_for:
         return None
     ranks = [
         Rank(n, m.stopped, m.age, m.step(), reported=n in stalled, takes_steps=attempt.takes_steps(n))
@@ -176,10 +179,10 @@ def _stall(
     return Trouble(member, STALLED, why)
 
 
-def _is_waited_for(attempt: Attempt, member: Member, limit: float | None, now: float) -> bool:
+def _is_waited_for(attempt: Attempt, member: Member, limit: float, now: float) -> bool:
     """Return whether the others rightly wait for this member: it saves, say, and isn't frozen."""
     watch = attempt.watches.get(member.replica)
-    is_frozen = member.stopped or member.age is None or (limit is not None and member.age >= limit)
+    is_frozen = member.stopped or member.age is None or member.age >= limit
     return watch is not None and not is_frozen and watch.is_at_long_work(now, limit)
 
 

@@ -129,6 +129,10 @@ class StallWatch:
         self._signs, self._since = signs, now
         self._least = self._least_seconds(report)
 
+    def hold(self, now: float) -> None:
+        """Begin again: another replica keeps this one from its next step, and rightly so."""
+        self._since = now
+
     def stalled(self, now: float, limit: float | None) -> bool:
         """Return whether there was no progress for `limit` seconds; False without a limit."""
         if limit is None or self._signs is None:
