@@ -324,6 +324,17 @@ async def test_a_message_of_a_later_version_is_ignored() -> None:
     assert case.sent == []
 
 
+async def test_the_first_word_of_a_start_is_not_the_report_of_the_process_before() -> None:
+    """A watchdog would take that one's steps for the new process's, which hasn't begun."""
+    case = Case()
+    case.start(1)
+    case.child.reports(state="training", step=4)
+    case.child.end(1)
+    case.sent.clear()
+    case.start(2)
+    assert [(beat["child"], beat["report"]) for beat in case.sent] == [("running", None)]
+
+
 def output(folder: Path) -> dict[str, Any]:
     variables = {"TRAINJOB_OUTPUT_DIR": str(folder), "TRAINJOB_UID": "mine"}
     return {**LEADER, "env": variables}

@@ -183,7 +183,6 @@ class ReplicaAgent:
         self.attempt, self._stack = message["attempt"], ""
         self.counts = self.counts.merge(RestartCounts.from_json(message.get("restarts")))
         log(f"attempt {self.attempt} starts")
-        self._become(RUNNING)
         self._generation = str(message["epoch"])
         self.child.start(
             {
@@ -194,6 +193,7 @@ class ReplicaAgent:
                 **self._horovod(message),
             }
         )
+        self._become(RUNNING)  # without the report of the process before
 
     def _horovod(self, message: Mapping[str, Any]) -> dict[str, str]:
         """Return the variables for Horovod, which needs the interface that the other replicas reach."""
