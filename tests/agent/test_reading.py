@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.agents.tracebacks import show
 from support.agents.worker_group import Simulation
 from trainjob_trainer.agent.child import ChildExit
 from trainjob_trainer.agent.failure import (
@@ -153,6 +154,25 @@ def test_how_a_bad_end_is_reported(
     failure = describe_exit(ended, replica="worker-1", pod="p", incarnation=1, attempt=2)
     assert (failure.reason, failure.message, failure.counted) == expected
     assert (failure.exit_code, failure.signal, failure.step, failure.log_tail) == (code, number, 7, "log")
+
+
+@pytest.mark.parametrize(
+    ("code", "last_line", "expected"),
+    [
+        (1, "OSError: [Errno 5] Input/output error: '/data/a'", 92),
+        (1, "ConnectionRefusedError: [Errno 111] Connection refused", 92),
+        (1, "OSError: [Errno 28] No space left on device", 83),
+        (1, "PermissionError: [Errno 13] Permission denied: '/data/a'", 1),
+        (1, "FileNotFoundError: [Errno 2] No such file or directory: '/data/a'", 1),
+        (1, "ValueError: it said [Errno 5] before", 1),
+        (2, "OSError: [Errno 5] Input/output error", 2),
+    ],
+)
+def test_an_outage_before_tensorflow_is_imported(code: int, last_line: str, expected: int) -> None:
+    """The trainer's hook isn't there yet: Python has written the number."""
+    ended = ChildExit(code, None, False, show(last_line), "the message", "", None, 1.5)
+    failure = describe_exit(ended, replica="worker-1", pod="p", incarnation=1, attempt=1)
+    assert (failure.exit_code, failure.counted) == (expected, expected not in (83, 92))
 
 
 def test_json_keeps_a_failure_within_bounds() -> None:

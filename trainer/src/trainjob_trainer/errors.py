@@ -189,15 +189,12 @@ class WeightsDiverged(TrainerError):
 
 
 FULL = frozenset([errno.ENOSPC, errno.EDQUOT])
-AWAY = frozenset(
-    [
-        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO),
-        *(errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ESHUTDOWN),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET),
-        *(errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOLCK, errno.ENOLINK, errno.ENOMEDIUM),
-        *(errno.EUCLEAN, errno.EKEYEXPIRED, EAI_AGAIN),
-    ]
+_AWAY = (
+    "EIO ESTALE ETIMEDOUT ENODEV ENXIO EREMOTEIO ENOTCONN ECONNREFUSED ECONNRESET ECONNABORTED ESHUTDOWN "
+    "EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH ENETRESET EAGAIN EINTR EBUSY ENOLCK ENOLINK ENOMEDIUM "
+    "EUCLEAN EKEYEXPIRED"
 )
+AWAY = frozenset([getattr(errno, name) for name in _AWAY.split() if hasattr(errno, name)] + [EAI_AGAIN])
 """Numbers of the system for a file, a volume or a server that can't be reached now."""
 _AWAY_BY_TYPE = frozenset(["ConnectionError", "TimeoutError", "Timeout"])
 """Types without a number, such as those of `urllib`, `requests` and cloud libraries."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.errors import AWAY, FULL, ExitCode
 
 if TYPE_CHECKING:
     from trainjob_trainer.agent.child import ChildExit
@@ -59,6 +59,8 @@ _NO_SCRIPT = re.compile(
 _FRAME = re.compile(r' *File "([^"]+)", line (\d+)')
 _LAST_LINE = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
 _ASIDE = ("Exception ignored ", "Exception in thread ")
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+"""How Python begins the text of a system's error."""
 
 _LONGEST_MESSAGE = 500
 _LONGEST_TAIL = 2048
@@ -170,7 +172,7 @@ class Failure:
 
 def describe_exit(ended: ChildExit, *, replica: str, pod: str, incarnation: int, attempt: int) -> Failure:
     """Return the failure of a training process that ended badly."""
-    code = ended.code
+    code = _explained_code(ended)
     out_of_memory = ended.out_of_memory
     return _bounded(
         Failure(
@@ -189,6 +191,15 @@ def describe_exit(ended: ChildExit, *, replica: str, pod: str, incarnation: int,
             time=ended.time,
         )
     )
+
+
+def _explained_code(ended: ChildExit) -> int:
+    """Return the exit code; that of an outage if Python has failed by one before the trainer could say so."""
+    raised = find_exception(ended.code, ended.log_tail)
+    number = _ERRNO.match(raised.text) if raised is not None else None
+    if number is None or int(number[1]) not in FULL | AWAY:
+        return ended.code
+    return int(ExitCode.OUTPUT_FULL if int(number[1]) in FULL else ExitCode.STORAGE_UNAVAILABLE)
 
 
 def reason_of(code: int) -> str:
