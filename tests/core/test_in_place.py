@@ -117,6 +117,22 @@ async def test_storage_that_is_away_is_waited_for_as_often_as_it_takes(code: int
         assert (world.status.restarts.charged, world.status.restarts.uncharged) == (0, number)
 
 
+async def test_the_time_of_an_outage_counts_as_training_or_as_a_restart() -> None:
+    world, agents = await training(build_job())
+    before = world.status.spent
+    agents.report("worker-0", state="training", step=30, waitingForStorage="/output is away")
+    await world.settle()
+    await world.pass_time(40)
+    agents.fail("worker-0", code=92, reason="StorageUnavailable", step=30, charged=False)
+    await world.settle()
+    assert world.status.spent.training - before.training >= 40
+    await world.pass_time(50)
+    agents.meet()
+    await world.settle()
+    assert world.status.state == "Running"
+    assert world.status.spent.restarting - before.restarting >= 50
+
+
 async def test_a_restart_that_is_over_before_its_report_is_still_recorded() -> None:
     world, agents = await training(build_job())
     agents.fail("worker-0", code=137, reason="OutOfMemory", step=7)

@@ -169,7 +169,7 @@ def test_a_run_that_is_paused_and_interrupted_ends_clean_and_resumes(tmp_path: P
         assert "with the same command" in run.output
     saved = newest_step(output)
 
-    file = write_job(tmp_path, SCRIPTS / "small_job.py", {"STEPS": str(saved + 20)}, evaluator=False)
-    code, printed = finished_run(file, tmp_path / "runs")
-    assert code == 0, printed
-    assert f"resumed from step {saved}" in printed
+    with started_run(file, tmp_path / "runs") as again:
+        again.wait_for_line(f"resumed from step {saved}")
+        again.kill(signal.SIGINT)
+        assert again.wait(60) == 130, again.output

@@ -46,16 +46,20 @@ _SPENT_ON = {
 
 def with_time_spent(before: TrainJobStatus, status: TrainJobStatus, now: datetime) -> TrainJobStatus:
     """Return the status with the time spent in the previous state, if the state has changed."""
-    if status.state == before.state:
+    since, kind = before.spent.since, _spent_on(before)
+    if status.state == before.state and _spent_on(status) == kind:
         return status
-    since, kind = before.spent.since, _SPENT_ON.get(before.state or "")
-    if before.state == WAITING_FOR_STORAGE:
-        kind = "restarting" if is_true(before, RESTARTING) else "training"
     changes: dict[str, object] = {"since": now}
     if since is not None and kind is not None:
         seconds = max(0, round((now - since).total_seconds()))
         changes[kind] = getattr(before.spent, kind) + seconds
     return status.model_copy(update={"spent": before.spent.model_copy(update=changes)})
+
+
+def _spent_on(status: TrainJobStatus) -> str | None:
+    if status.state == WAITING_FOR_STORAGE:
+        return "restarting" if is_true(status, RESTARTING) else "training"
+    return _SPENT_ON.get(status.state or "")
 
 
 # The steps that restarts cost. A pod that is asked to leave saves before it ends, so only the next attempt
