@@ -70,6 +70,7 @@ BEFORE = {
     r"trainjob (get|logs|wait)|kubectl .*(get|describe|delete|wait|scale) tj": "kubectl get tj digits"
     " || kubectl apply -f job.yaml",
     r"kubectl get tj scans": "kubectl apply -f trainjob.yaml",
+    r"trainjob run job\.yaml$": "rm -rf runs",  # with other arguments it would be another request
     r"trainjob cp digits:(\S+)": "trainjob run job.yaml; mkdir -p runs/training/digits/{1}",
     r"trainjob delete digits\.1": "rm -r runs; trainjob run job.yaml; trainjob run job.yaml --fresh",
     r"kubectl .* delete job,configmap,serviceaccount (\S+)": "for kind in configmap serviceaccount; do"
