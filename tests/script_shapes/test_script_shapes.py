@@ -11,7 +11,7 @@ from script_shapes.shapes import SHAPES, Shape
 from support.trainer.plain import Ended, run_alone, run_job
 
 HERE = Path(__file__).parent
-MOST_ATTEMPTS = 3
+MOST_ATTEMPTS = 2
 
 
 def said(seen: Path) -> dict[int, dict[str, Any]]:
