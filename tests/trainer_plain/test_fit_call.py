@@ -57,7 +57,7 @@ def test_what_a_call_has_to_do(
     assert choose_plan(saved, call, **given, is_finished=False) is plan
     in_a_finished_folder = choose_plan(saved, call, **given, is_finished=True)
     is_newest = saved is not None and saved.call == number
-    is_over = plan is ResumePlan.ANEW or (plan is ResumePlan.SKIP and is_newest)
+    is_over = saved is None or plan is ResumePlan.ANEW or (plan is ResumePlan.SKIP and is_newest)
     assert in_a_finished_folder is (ResumePlan.FINISHED if is_over else plan)
 
 

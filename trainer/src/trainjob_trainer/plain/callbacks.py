@@ -236,7 +236,6 @@ class AtEnd(LastCallback):
             record.ends,
             says_more=True,
         )
-        record.saved = self.process.step
 
     def _between_calls(self, batches: int = 0, *, before_validation: bool = False) -> None:
         """Save if a checkpoint is due, end the process if a stop is requested. All workers call it together.

@@ -170,7 +170,9 @@ def choose_plan(
     `number` and `epochs` are this call's; `is_same_job`: the checkpoint is this job's own, whose script is
     the same; `is_finished`: the folder holds another job's finished training.
     """
-    if state is None or number > state.call:
+    if state is None:
+        return ResumePlan.FINISHED if is_finished else ResumePlan.TRAIN
+    if number > state.call:
         return ResumePlan.TRAIN
     saved = state.past[number - 1]
     exact = saved.identity == call
@@ -192,7 +194,6 @@ class ModelRecord:
     Attributes:
         number: that of its training below the output folder; 0 until its first `fit` has built it.
         calls: how many times `fit` has been called on it.
-        saved: step of the checkpoint that its newest call ended with or began at; 0 without one.
         past: its calls that have ended.
         compiles: whether XLA is requested.
     """
@@ -201,7 +202,6 @@ class ModelRecord:
     store: CheckpointStore
     writer: CheckpointWriter
     calls: int = 0
-    saved: int = 0
     past: list[PastCall] = field(default_factory=list)
     compiles: bool = False
 

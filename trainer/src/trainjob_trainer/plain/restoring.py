@@ -236,7 +236,6 @@ def _assign(process: PlainProcess, model: Any, host: HostGroups, *, with_optimiz
 
 def _go_on_from(process: PlainProcess, call: ScriptCall, state: FitState, step: int) -> None:
     record, earlier = call.record, list(state.past)
-    record.saved = step
     process.step = call.times.step = max(process.step, step)
     record.past = earlier[: call.number - 1]
     call.skipped_to = step
