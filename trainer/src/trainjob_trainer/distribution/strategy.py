@@ -11,11 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.distribution.early_operation import (
-    explain_early_operation,
-    is_early_operation,
-    watch_first_operation,
-)
 from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.distribution.first_worker import listens as is_listening
 from trainjob_trainer.distribution.initial_values import create_locally
@@ -174,7 +169,6 @@ def wait_for_servers(
             sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-watch_first_operation()
 _multi_worker: list[tuple[Task, Any]] = []
 """The strategy of several workers, once it is built: TensorFlow builds one in a process."""
 
@@ -213,14 +207,17 @@ def explained(task: Task) -> Iterator[None]:
     """Explain the errors of code that makes TensorFlow listen, and say what to do.
 
     Raises:
-        InvalidConfiguration: an operation ran before; the message has the user's line.
+        InvalidConfiguration: an operation ran before; workers can't be connected any more.
         PortInUse: another process uses this replica's address.
     """
     try:
         yield
     except RuntimeError as error:
-        if is_early_operation(error):
-            raise explain_early_operation() from error
+        if "must be configured at program startup" in str(error):
+            raise InvalidConfiguration(
+                "a TensorFlow operation ran before the distribution strategy was built: workers can only be "
+                "connected before the first one, so build the strategy at the script's beginning"
+            ) from error
         raise
     except tf.errors.OpError as error:
         if "start gRPC server" in str(error):
