@@ -16,7 +16,8 @@
     ├── Fenced                 89  a newer start of the job writes the output
     ├── NotFinite              90  a loss, a gradient or a weight is NaN or infinite
     ├── WeightsDiverged        91  the workers' weights are no longer the same
-    └── StorageUnavailable     92  files or data are away, and may come back
+    ├── StorageUnavailable     92  files or data are away, and may come back
+    └── NcclFailed             93  NVIDIA's collectives can't work as they are set up
 
 Each has the exit code of the process and a reason, one CamelCase word.
 """
@@ -62,6 +63,7 @@ class ExitCode(IntEnum):
     """This worker's weights differ from the others': memory, a device or a program has failed."""
     STORAGE_UNAVAILABLE = 92
     """Files or data can't be reached now. As with a full volume, another machine may heal it."""
+    NCCL_FAILED = 93
 
 
 class TrainerError(Exception):
@@ -183,6 +185,13 @@ class WeightsDiverged(TrainerError):
 
     exit_code = ExitCode.WEIGHTS_DIVERGED
     reason = "WeightsDiverged"
+
+
+class NcclFailed(TrainerError):
+    """NVIDIA's library for collectives reports an error of its own: no other replica has caused it."""
+
+    exit_code = ExitCode.NCCL_FAILED
+    reason = "NcclFailed"
 
 
 # What another machine can heal: decided by types and numbers, never by a message's text.

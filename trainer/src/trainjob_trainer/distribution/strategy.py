@@ -192,7 +192,7 @@ def build_strategy(
         wait_for_first_worker(task)
     bear_pauses(has_agent=is_from_agent(env))
     with explained(task):
-        _grow_memory_on_demand()
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # processes share a GPU on a laptop
         strategy = _build(kind, task, tpu)
     if progress is not None and waits:
         progress.update(state="starting")
@@ -247,10 +247,3 @@ def _devices() -> list[str]:
     divided = tf.config.get_logical_device_configuration
     count = sum(len(divided(one) or [one]) for one in tf.config.list_physical_devices(kind))
     return [f"{kind}:{number}" for number in range(count)]
-
-
-def _grow_memory_on_demand() -> None:
-    """Let processes share a GPU on a laptop: TensorFlow would reserve all of it for the first one."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        with contextlib.suppress(RuntimeError, ValueError):  # already set by the user, or already in use
-            tf.config.experimental.set_memory_growth(gpu, True)

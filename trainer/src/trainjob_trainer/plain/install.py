@@ -6,6 +6,7 @@ Each change is made once, and is safe in a script that uses the library explicit
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -38,6 +39,9 @@ def _tensorflow_context(module: ModuleType) -> None:
     from trainjob_trainer.reporting.machine import keep_freed_memory  # noqa: PLC0415
 
     install_hook()
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
+    # Several processes share a laptop's GPU: TensorFlow would reserve all of it for the first one.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     build_before_first_operation(module)
     keep_freed_memory()
 
