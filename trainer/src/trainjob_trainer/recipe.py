@@ -106,9 +106,6 @@ class Recipe:
     resume: bool = _setting(
         "go on with the training that the output holds; else take a new folder beside it", bool, True
     )
-    wandb: bool = _setting(
-        "log to Weights & Biases too; its package comes with trainjob-trainer[wandb]", bool, False
-    )
 
     @classmethod
     def from_command_line(

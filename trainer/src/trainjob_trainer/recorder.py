@@ -36,7 +36,7 @@ class Recorder:
         self._clock = clock
         self._is_writer = replica.task.is_writer
         self._prints_lines = self._is_writer and prints_lines
-        self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None, replica.journal)
+        self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None)
         self._machine = machine or Machine() if self._is_writer else None
         self._times = StepTimes()
         self._line_at = self._figures_at = self._metrics_at = clock()
@@ -91,7 +91,7 @@ class Recorder:
         """Report that training has ended."""
         if self._is_writer:
             self._write_figures(ending.step, {})
-        self._summaries.close()
+        self._summaries.flush()
         self._replica.progress.update(
             state="finished",
             step=ending.step,
