@@ -44,9 +44,9 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         own = LeaderSettings(
-            settings.replica,
+            settings.task.replica,
             settings.incarnation,
-            settings.cluster,
+            settings.task.cluster,
             OWN_LINK,
             settings.beat_seconds,
             settings.lost_seconds,

@@ -17,15 +17,14 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import Child
-from trainjob_trainer.agent.code import CodeUnavailable, InvalidCode
 from trainjob_trainer.agent.failure import Failure, is_permanent, reason_of
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.replica_agent import Departure, ReplicaAgent
-from trainjob_trainer.agent.settings import InvalidSettings, Settings, read_settings
+from trainjob_trainer.agent.settings import Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
-from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, PortTaken, WireError, connect
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, WireError, connect
+from trainjob_trainer.errors import ExitCode, TrainerError
 
 # The stall of an evaluation: only the evaluator's own agent can notice it.
 
@@ -178,11 +177,11 @@ class LeaderLink:
         agent, leader = self._agent, self._settings.leader
         if self._lost_at is None:
             self._lost_at = self._loop.time()
-            if not (agent.departure.done() or self._settings.is_observer):
+            if not (agent.departure.done() or self._settings.task.is_evaluator):
                 log(f"lost the leading agent at {leader} ({why}); training stops here until it is back")
         else:
             self._trouble.log(f"waiting for the leading agent at {leader} ({why})")
-        if not self._settings.is_observer:
+        if not self._settings.task.is_evaluator:
             agent.cut_off()
 
     async def _beat(self) -> None:
@@ -192,10 +191,10 @@ class LeaderLink:
 
 
 async def run_agent(settings: Settings) -> int:
-    """Run the agent of one replica and return its exit code; PortTaken if it can't listen on its port."""
+    """Run the agent of one replica and return its exit code; PortInUse if it can't listen on its port."""
     loop = asyncio.get_running_loop()
     agent = ReplicaAgent(settings, lambda changed: _make_child(settings, changed))
-    role = _Leading(agent) if settings.is_leader else _Following(agent)
+    role = _Leading(agent) if settings.task.is_writer else _Following(agent)
     listener = Listener(settings.token, role.serve)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.leave)
@@ -203,7 +202,7 @@ async def run_agent(settings: Settings) -> int:
     await listener.open(settings.address)
     work: asyncio.Future[Any] = asyncio.ensure_future(role.run())
     watch: asyncio.Future[Any] | None = None
-    if settings.is_observer:
+    if settings.task.is_evaluator:
         agent.start_alone()
         watch = asyncio.ensure_future(watch_evaluation(agent))
     ends: set[asyncio.Future[Any]] = {work, agent.departure}
@@ -255,7 +254,7 @@ class _Following:
             **agent.beat(),
             "type": "report",
             "role": "member",
-            "replica": settings.replica,
+            "replica": settings.task.replica,
             "pod": settings.pod,
             "incarnation": settings.incarnation,
             "restarts": agent.counts.to_json(),
@@ -310,12 +309,8 @@ def _run(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> int:
             settings.code.unpack()
         # The process ends next; closing the loop would wait for its tasks.
         return asyncio.new_event_loop().run_until_complete(run_agent(settings))
-    except (InvalidSettings, InvalidCode) as error:
-        return _refuse(ExitCode.INVALID_CONFIGURATION, str(error), env)
-    except CodeUnavailable as error:
-        return _refuse(ExitCode.OUTPUT_UNWRITABLE, str(error), env)
-    except PortTaken as error:
-        return _refuse(ExitCode.PORT_IN_USE, str(error), env)
+    except TrainerError as error:
+        return _refuse(error.exit_code, str(error), env)
 
 
 def _refuse(code: ExitCode, message: str, env: Mapping[str, str]) -> int:

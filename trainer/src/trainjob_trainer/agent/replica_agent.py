@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.agent.budget import RestartCounts
-from trainjob_trainer.agent.ending import Superseded, mark_finished
+from trainjob_trainer.agent.ending import mark_finished
 from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
 from trainjob_trainer.agent.horovod import build_variables, find_interface
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
 from trainjob_trainer.agent.settings import Settings, parse_address
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.errors import ExitCode, Fenced
 
 if TYPE_CHECKING:
     from trainjob_trainer.agent.child import Child, ChildExit
@@ -105,7 +105,7 @@ class ReplicaAgent:
         port = settings.tf_port
         return {
             "type": "join",
-            "replica": settings.replica,
+            "replica": settings.task.replica,
             "incarnation": settings.incarnation,
             "pod": settings.pod,
             "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
@@ -158,7 +158,7 @@ class ReplicaAgent:
         self.send({"type": "leaving"})
         if self.state in QUIET:
             self._depart(Departure(int(ExitCode.PREEMPTED), "left"))
-        elif self.settings.is_observer:
+        elif self.settings.task.is_evaluator:
             self._stop(graceful=True)
         else:
             asyncio.get_running_loop().call_later(grace / 3, lambda: self._stop(graceful=True))
@@ -169,7 +169,7 @@ class ReplicaAgent:
         For a replica without a leading agent; `why` is the failure's message.
         """
         if self.state == RUNNING and not self.is_leaving:
-            log(f"{self.settings.replica}: {why}")
+            log(f"{self.settings.task.replica}: {why}")
             self._become(STOPPING)
             self._do(self._depart_stalled(why))
 
@@ -235,7 +235,7 @@ class ReplicaAgent:
     def _stall(self, why: str, stack: str, exit_code: int | None = None) -> Failure:
         settings, step = self.settings, (self.child.report or {}).get("step")
         return Failure(
-            settings.replica,
+            settings.task.replica,
             settings.pod,
             settings.incarnation,
             self.attempt,
@@ -257,7 +257,7 @@ class ReplicaAgent:
     def _changed(self) -> None:
         ended = self.child.exit
         if ended is not None and not self.child.running and self.state not in QUIET and not self._is_marking:
-            if ended.code == 0 and self.state == RUNNING and self.settings.is_leader:
+            if ended.code == 0 and self.state == RUNNING and self.settings.task.is_writer:
                 self._is_marking = True
                 self._do(self._finish(ended))
             else:
@@ -282,7 +282,7 @@ class ReplicaAgent:
                 step = (self.child.report or {}).get("step")
                 await loop.run_in_executor(None, mark_finished, self.settings.env, self._generation, step)
                 break
-            except Superseded as error:
+            except Fenced as error:
                 log(str(error))
                 ended = replace(ended, code=int(ExitCode.FENCED), message=str(error))
                 break
@@ -304,7 +304,7 @@ class ReplicaAgent:
         if not was_stopped and ended.code != 0:
             failure = describe_exit(
                 ended,
-                replica=settings.replica,
+                replica=settings.task.replica,
                 pod=settings.pod,
                 incarnation=settings.incarnation,
                 attempt=self.attempt,
@@ -316,7 +316,7 @@ class ReplicaAgent:
         self.send(self.beat())
         if self.is_leaving:
             self._depart(Departure(_code_on_leaving(ended.code, settings), "left", failure))
-        elif settings.is_observer or ended.code == ExitCode.FENCED:
+        elif settings.task.is_evaluator or ended.code == ExitCode.FENCED:
             self._depart(Departure(ended.code, "left", failure))
 
     def _become(self, state: str) -> None:
@@ -337,4 +337,4 @@ class ReplicaAgent:
 def _code_on_leaving(code: int, settings: Settings) -> int:
     """Return the exit code of an agent that was asked to end: only the leading agent reports success."""
     ours = (ExitCode.SUCCESS, ExitCode.PEER_LOST, 128 + 9)
-    return int(ExitCode.PREEMPTED) if code in ours and not settings.is_observer else code
+    return int(ExitCode.PREEMPTED) if code in ours and not settings.task.is_evaluator else code

@@ -20,6 +20,7 @@ from typing import Any
 
 from trainjob_trainer.agent.log import Seldom
 from trainjob_trainer.agent.settings import Address
+from trainjob_trainer.errors import PortInUse
 
 GREETING = b"TRAINJOB-AGENT/1"
 NONCE_BYTES = 32
@@ -228,10 +229,6 @@ _BIND_SECONDS = 10.0
 _LOG_SECONDS = 10.0
 
 
-class PortTaken(Exception):
-    """Another process listens on the agent's port."""
-
-
 class Listener:
     """Authenticates peers; `serve` gets their connection and their first message."""
 
@@ -244,7 +241,7 @@ class Listener:
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self, address: Address) -> None:
-        """Listen, on that address alone if it is an IP, else on all addresses; PortTaken after 10 s."""
+        """Listen, on that address alone if it is an IP, else on all addresses; PortInUse after 10 s."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _BIND_SECONDS
         while True:
@@ -253,7 +250,7 @@ class Listener:
                 break
             except OSError as error:
                 if loop.time() >= until:
-                    raise PortTaken(f"can't listen on port {address.port}: {error.strerror}") from error
+                    raise PortInUse(f"can't listen on port {address.port}: {error.strerror}") from error
             await asyncio.sleep(0.1)
         self._server = await asyncio.start_server(self._accept, sock=listening, backlog=512)
 
