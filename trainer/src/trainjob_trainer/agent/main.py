@@ -17,14 +17,14 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import Child
-from trainjob_trainer.agent.failure import Failure, is_permanent, reason_of
+from trainjob_trainer.agent.failure import Failure, is_permanent
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.replica_agent import Departure, ReplicaAgent
 from trainjob_trainer.agent.settings import Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
 from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, WireError, connect
-from trainjob_trainer.errors import ExitCode, TrainerError
+from trainjob_trainer.errors import TrainerError
 
 # The stall of an evaluation: only the evaluator's own agent can notice it.
 
@@ -218,7 +218,14 @@ async def run_agent(settings: Settings) -> int:
             watch.cancel()
         listener.close()
         await agent.close()
-    _write_termination_message(agent, departure)
+    if departure.code != 0:  # after a good end the training process has written its own message
+        write_termination(
+            settings.termination_log,
+            departure.failure,
+            agent.counts,
+            agent.child.report,
+            gave_up=departure.gave_up,
+        )
     return departure.code
 
 
@@ -274,21 +281,6 @@ def _make_child(settings: Settings, changed: Any) -> Child:
     )
 
 
-def _write_termination_message(agent: ReplicaAgent, departure: Departure) -> None:
-    """Write the reason of a bad end; after a good one the training process has written its own message."""
-    path = agent.settings.termination_log
-    if departure.code == 0 or path is None:
-        return
-    failure = departure.failure
-    write_termination(
-        path,
-        gave_up=departure.gave_up,
-        failure=failure.to_json() if failure else None,
-        counts=agent.counts.to_json(),
-        report=agent.child.report,
-    )
-
-
 def main() -> NoReturn:
     """Run the agent and end the process with its exit code."""
     # A container's first process drops signals without a handler: block them until there is one.
@@ -310,20 +302,8 @@ def _run(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> int:
         # The process ends next; closing the loop would wait for its tasks.
         return asyncio.new_event_loop().run_until_complete(run_agent(settings))
     except TrainerError as error:
-        return _refuse(error.exit_code, str(error), env)
-
-
-def _refuse(code: ExitCode, message: str, env: Mapping[str, str]) -> int:
-    log(message)
-    path = env.get("TRAINJOB_TERMINATION_LOG")
-    if path:
-        reason = reason_of(int(code))
-        failure = Failure("", "", 0, 0, reason, int(code), message=message, permanent=is_permanent(int(code)))
-        write_termination(
-            Path(path),
-            gave_up=False,
-            failure=failure.to_json(),
-            counts=RestartCounts().to_json(),
-            report=None,
-        )
-    return int(code)
+        log(str(error))
+        path, code = env.get("TRAINJOB_TERMINATION_LOG"), int(error.exit_code)
+        failure = Failure("", "", 0, 0, error.reason, code, message=str(error), permanent=is_permanent(code))
+        write_termination(Path(path) if path else None, failure, RestartCounts())
+        return code
