@@ -22,7 +22,7 @@ from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
 from trainjob_trainer.identity import Identity, Trainings, followed
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import ProgressFile, announce, plain_number
+from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json
 from trainjob_trainer.reporting.summaries import Summaries
 
 # The evaluator's files for the training: its results, and the step that it scores now.
@@ -260,7 +260,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of the results file and of progress reports."""
-        return {"step": self.step, "metrics": plain_number(self.metrics), "final": self.final}
+        return {"step": self.step, "metrics": as_json(self.metrics), "final": self.final}
 
 
 class ResultsFile:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import linecache
-import math
 import os
 import pickle
 import platform
@@ -21,7 +20,7 @@ from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
+from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json, notice
 from trainjob_trainer.task import Task
 
 HEADER, PAYLOAD, RESULT = "function.json", "function.pickle", "result.json"
@@ -106,7 +105,7 @@ def leave_result(result: object, env: Mapping[str, str]) -> None:
         return
     path = Path(folder) / RESULT
     try:
-        text = json.dumps(_plain(result), allow_nan=False)
+        text = json.dumps(as_json(result), allow_nan=False)
         if len(text) > LARGEST_RESULT:
             raise ValueError(f"it has {len(text):,} characters, at most {LARGEST_RESULT:,} are kept")
     except (TypeError, ValueError, RecursionError) as error:
@@ -118,28 +117,6 @@ def leave_result(result: object, env: Mapping[str, str]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text + "\n")
-
-
-def _plain(value: object) -> object:
-    """Return the value as JSON has it; NaN and infinities become the strings `nan`, `inf` and `-inf`."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {_key(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    listed = getattr(value, "tolist", None) or getattr(value, "numpy", None)
-    if callable(listed):  # a number or an array of NumPy, or a tensor of TensorFlow
-        return _plain(listed())
-    raise TypeError(f"there is a {type(value).__qualname__} in it")
-
-
-def _key(key: object) -> str:
-    if not isinstance(key, (str, int)):
-        raise TypeError(f"a key is a {type(key).__qualname__}")
-    return str(key)
 
 
 def main(path: Path) -> None:

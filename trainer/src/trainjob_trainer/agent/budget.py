@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainjob_trainer.agent.failure import Failure, find_exception, is_mistake
+from trainjob_trainer.agent.failure import Failure, find_exception, integer, is_mistake
 
 # The counts of a job's restarts: agents exchange them, so that the end of one loses nothing.
 
@@ -35,14 +35,13 @@ class RestartCounts:
     def from_json(cls, raw: object) -> RestartCounts:
         """Read counts leniently: a missing value or one of an unexpected type is 0."""
         values = raw if isinstance(raw, dict) else {}
-        step = values.get("furthestStep")
         return cls(
-            attempt=_count(values.get("attempt")),
-            counted=_count(values.get("charged")),
-            uncounted=_count(values.get("uncharged")),
-            reset=_count(values.get("refunded")),
-            since_progress=_count(values.get("sinceProgress")),
-            furthest_step=step if _is_int(step) else None,
+            attempt=integer(values.get("attempt"), 0) or 0,
+            counted=integer(values.get("charged"), 0) or 0,
+            uncounted=integer(values.get("uncharged"), 0) or 0,
+            reset=integer(values.get("refunded"), 0) or 0,
+            since_progress=integer(values.get("sinceProgress"), 0) or 0,
+            furthest_step=integer(values.get("furthestStep")),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -117,14 +116,6 @@ class RestartCounts:
 def furthest(steps: Iterable[int | None]) -> int | None:
     """Return the largest of the known steps, or None."""
     return max((step for step in steps if step is not None), default=None)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 MOST_ALIKE = 3

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainjob_trainer.agent import process_tree
 from trainjob_trainer.agent.cgroup import OomCounter, thread_variables
+from trainjob_trainer.agent.failure import integer
 from trainjob_trainer.agent.log import LogCopy, Sink, log
 from trainjob_trainer.agent.process_tree import (
     NOT_EXECUTABLE,
@@ -233,11 +234,6 @@ class Child:
         """Return whether SIGSTOP or a debugger has stopped its main process."""
         return self._run is not None and self._run.is_alive and process_tree.is_stopped(self._run.pid)
 
-    @property
-    def standby_ready(self) -> bool:
-        """Return whether the next interpreter waits with TensorFlow imported."""
-        return self._standby.ready
-
     def start(self, changes: Mapping[str, str]) -> None:
         """Start it with `changes` to the container's environment; never blocks. RuntimeError if it runs."""
         if self._run is not None:
@@ -335,7 +331,6 @@ class Child:
         crash = fatal_error(run.log.recent) if run.log is not None and number is not None else ""
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         last = crash.partition("\n")[0] or (lines[-1] if lines else "")
-        step = report.get("step")
         return ChildExit(
             code=code,
             signal=number,
@@ -343,7 +338,7 @@ class Child:
             log_tail=crash or tail,
             message=str(error.get("message") or last),
             reason=str(error.get("reason") or ""),
-            step=step if isinstance(step, int) else None,
+            step=integer(report.get("step")),
             time=time.time(),
         )
 

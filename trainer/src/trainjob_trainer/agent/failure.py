@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -151,15 +152,15 @@ class Failure:
         failure = cls(
             replica=str(raw.get("replica", "")),
             pod=str(raw.get("pod", "")),
-            incarnation=_integer(raw.get("incarnation")) or 0,
-            attempt=_integer(raw.get("attempt")) or 0,
+            incarnation=integer(raw.get("incarnation")) or 0,
+            attempt=integer(raw.get("attempt")) or 0,
             reason=str(raw.get("reason") or "Crashed"),
-            exit_code=_integer(raw.get("exitCode")),
-            signal=_integer(raw.get("signal")),
+            exit_code=integer(raw.get("exitCode")),
+            signal=integer(raw.get("signal")),
             message=str(raw.get("message") or ""),
             log_tail=str(raw.get("logTail") or ""),
-            step=_integer(raw.get("step")),
-            checkpoint_step=_integer(raw.get("checkpointStep")),
+            step=integer(raw.get("step")),
+            checkpoint_step=integer(raw.get("checkpointStep")),
             counted=raw.get("charged") is not False,
             permanent=raw.get("permanent") is True,
             repeated=raw.get("repeated") is True,
@@ -280,5 +281,8 @@ def _bounded(failure: Failure) -> Failure:
     return replace(failure, message=line[:_LONGEST_MESSAGE], log_tail=failure.log_tail[-_LONGEST_TAIL:])
 
 
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def integer(value: object, least: float = -math.inf) -> int | None:
+    """Return a JSON value that is a whole number of at least `least`, and None for any other."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from trainjob_trainer.agent.budget import RestartCounts
-from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.failure import Failure, integer
 from trainjob_trainer.errors import ExitCode
 
 IDLE = "idle"
@@ -249,18 +249,17 @@ def read_target(raw: object) -> Target:
     """Return the controller's target."""
     if not isinstance(raw, Mapping):
         raise MalformedMessage("order: not an object")
-    world = _counts(raw, "world")
-    limit = raw.get("stallTimeoutSeconds")
-    restarts = raw.get("maxRestarts")
+    world, without = _counts(raw, "world"), raw.get("without")
+    without = without if isinstance(without, list) else []
     return Target(
         world={role: n for role, n in world.items() if n > 0 and role in TRAINING_ROLES} or None,
-        without=frozenset(_replicas(raw.get("without"))),
+        without=frozenset(one for one in without if isinstance(one, str)),
         incarnations=_counts(raw, "incarnations"),
-        max_restarts=restarts if _is_int(restarts) else None,
-        stall_timeout=_seconds(limit),
+        max_restarts=integer(raw.get("maxRestarts"), 0),
+        stall_timeout=_seconds(raw.get("stallTimeoutSeconds")),
         counts=RestartCounts.from_json(raw.get("restarts")),
-        lease=_integer(raw, "lease") if "lease" in raw else 0,
-        generation=_integer(raw, "generation") if "generation" in raw else 0,
+        lease=_integer({"lease": 0, **raw}, "lease"),
+        generation=_integer({"generation": 0, **raw}, "generation"),
     )
 
 
@@ -291,25 +290,17 @@ def _text(raw: Mapping[str, Any], key: str) -> str:
 
 
 def _integer(raw: Mapping[str, Any], key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    value = integer(raw.get(key), 0)
+    if value is None:
         raise MalformedMessage(f"{key}: not a number from 0")
     return value
 
 
 def _counts(raw: Mapping[str, Any], key: str) -> dict[str, int]:
     value = raw.get(key, {})
-    if not isinstance(value, Mapping) or not all(_is_int(count) for count in value.values()):
+    if not isinstance(value, Mapping) or any(integer(count, 0) is None for count in value.values()):
         raise MalformedMessage(f"{key}: not an object of numbers")
     return dict(value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _replicas(value: object) -> list[str]:
-    return [replica for replica in value if isinstance(replica, str)] if isinstance(value, list) else []
 
 
 def _seconds(value: object) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainjob_trainer.agent.budget import EARLY_SECONDS, RestartCounts, restart_delay
+from trainjob_trainer.agent.failure import integer
 from trainjob_trainer.agent.messages import (
     OBSERVER,
     QUIET,
@@ -20,7 +21,6 @@ from trainjob_trainer.agent.messages import (
     count_roles,
     end,
     replicas_of,
-    split_replica,
     start,
     stop,
     welcome,
@@ -96,8 +96,7 @@ class Member:
 
     def step(self, key: str = "step") -> int | None:
         """Return a step of its report: `step`, `checkpointStep` or `resumedFrom`."""
-        value = (self.report or {}).get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return integer((self.report or {}).get(key))
 
 
 class Roster:
@@ -169,8 +168,7 @@ class Roster:
 
 def is_observer(replica: str) -> bool:
     """Return whether training starts without this replica."""
-    split = split_replica(replica)
-    return split is not None and split[0] == OBSERVER
+    return replica.startswith(f"{OBSERVER}-")
 
 
 # Replicas whose training process restarts alone, while the others continue.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.ending import mark_finished
-from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
+from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit, integer
 from trainjob_trainer.agent.horovod import build_variables, find_interface
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
@@ -233,7 +233,7 @@ class ReplicaAgent:
         self._depart(Departure(int(ExitCode.STALLED), "left", failure))
 
     def _stall(self, why: str, stack: str, exit_code: int | None = None) -> Failure:
-        settings, step = self.settings, (self.child.report or {}).get("step")
+        settings = self.settings
         return Failure(
             settings.task.replica,
             settings.pod,
@@ -243,7 +243,7 @@ class ReplicaAgent:
             exit_code,
             message=why,
             log_tail=stack,
-            step=step if isinstance(step, int) else None,
+            step=integer((self.child.report or {}).get("step")),
             time=time.time(),
         )
 
@@ -264,7 +264,7 @@ class ReplicaAgent:
                 self._ended(ended)
         report = self.child.report or {}
         for variable, field in _REPORTED.items():
-            if type(report.get(field)) is int and report[field] >= 0:
+            if integer(report.get(field), 0) is not None:
                 self._reported[variable] = report[field]
         state = (report.get("state"), report.get("checkpointStep"))
         if state != self._sent_state:

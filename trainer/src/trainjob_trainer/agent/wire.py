@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import socket
@@ -163,14 +164,6 @@ class _Silence:
         self._hang_up()
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> Channel:
-    """Accept a peer's connection, whose first frame proves the token; WireError if it has ended."""
-    nonce = os.urandom(NONCE_BYTES)
-    writer.write(GREETING + nonce)
-    theirs = await _read_exactly(reader, NONCE_BYTES)
-    return Channel(reader, writer, _session_key(token, nonce, theirs), is_server=True)
-
-
 async def connect(host: str, port: int, token: bytes, patience: float) -> Channel:
     """Connect to an agent within `patience` seconds or raise WireError; its first frame proves the token."""
     try:
@@ -273,7 +266,12 @@ class Listener:
         try:
             accepted = await self._handshake(reader, writer)
             if accepted is not None:
-                await self._attend(*accepted, _peer(writer))
+                try:
+                    await self._serve_peer(*accepted)
+                finally:
+                    await accepted[0].close()
+        except (WireError, OSError) as error:
+            self._trouble.log(f"a connection from {_peer(writer)} has failed: {error}")
         finally:
             writer.transport.abort()
 
@@ -289,40 +287,25 @@ class Listener:
         finally:
             self._handshakes.pop(writer, None)
 
-    async def _attend(self, channel: Channel, first: dict[str, Any], peer: str) -> None:
-        try:
-            await self._serve_peer(channel, first)
-        except (WireError, OSError) as error:
-            self._trouble.log(f"a connection from {peer} has failed: {error}")
-        finally:
-            await channel.close()
-
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Channel, dict[str, Any]]:
-        channel = await greet(reader, writer, self._token)
+        nonce = os.urandom(NONCE_BYTES)
+        writer.write(GREETING + nonce)
+        key = _session_key(self._token, nonce, await _read_exactly(reader, NONCE_BYTES))
+        channel = Channel(reader, writer, key, is_server=True)
         return channel, await channel.receive(HANDSHAKE_SECONDS)
 
 
 def _listen(address: Address) -> socket.socket:
-    if _is_ip(address.host):
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        return socket.create_server((address.host, address.port), family=family, backlog=512)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", address.port), family=socket.AF_INET6, backlog=512, dualstack_ipv6=True
-        )
-    return socket.create_server(("", address.port), backlog=512)
-
-
-def _is_ip(host: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return True
-    return False
+    try:
+        version = ipaddress.ip_address(address.host).version
+    except ValueError:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        return socket.create_server(("", address.port), family=family, backlog=512, dualstack_ipv6=dual)
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=512)
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:
