@@ -104,11 +104,11 @@ class Recorder:
         """Write figures of step times and machine; in long epochs also this worker's metrics so far."""
         is_long = self._metrics_at <= self._figures_at
         self._figures_at = self._clock()
-        times = self._times.drain()
+        seconds, figures = self._times.drain()
         machine = self._machine.figures() if self._machine else {}
         metrics = {**logs, "examples_per_second": self._speed} if logs and is_long else {}
-        self._summaries.write(step, {**metrics, **times.figures, **machine})
-        self._summaries.write_histogram(step, "step_seconds", times.seconds)
+        self._summaries.write(step, {**metrics, **figures, **machine})
+        self._summaries.write_histogram(step, "step_seconds", seconds)
         self._summaries.flush()
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:

@@ -260,35 +260,18 @@ class LeaderSettings:
     unix_time: float = 0.0
 
 
-class Outbox:
-    """The messages to send, in order."""
-
-    def __init__(self) -> None:
-        self._effects: list[Effect] = []
-
-    def send(self, link: int, message: Mapping[str, Any]) -> None:
-        """Add a message."""
-        self._effects.append(Send(link, message))
-
-    def hang_up(self, link: int) -> None:
-        """Add the end of a connection."""
-        self._effects.append(HangUp(link))
-
-    def take(self) -> list[Effect]:
-        """Return all effects and clear the outbox."""
-        effects, self._effects = self._effects, []
-        return effects
-
-
 class Rendezvous:
-    """Members, and the latest target; the first one is TF_CONFIG's world and `stall_timeout`."""
+    """Members, and the latest target; the first one is TF_CONFIG's world and `stall_timeout`.
 
-    def __init__(self, settings: LeaderSettings, outbox: Outbox, stall_timeout: float | None = None) -> None:
+    `outbox` has the messages to send, in order.
+    """
+
+    def __init__(self, settings: LeaderSettings, stall_timeout: float | None = None) -> None:
         self.settings = settings
         self.roster = Roster()
         world = {role: len(a) for role, a in settings.cluster.items() if role != OBSERVER and a}
         self.target = Target(world=world, stall_timeout=stall_timeout)
-        self._outbox = outbox
+        self.outbox: list[Effect] = []
         self._outside: set[str] = set()
         self._stopping: set[int] = set()
         self._configs: dict[str, Mapping[str, Any]] = {}
@@ -345,15 +328,15 @@ class Rendezvous:
         if replaced[0] is not None and replaced[1] < join.incarnation:
             self.dismiss(replaced[0], counts)
         elif replaced[0] is not None:
-            self._outbox.hang_up(replaced[0])
+            self.outbox.append(HangUp(replaced[0]))
         own = self.settings
-        self._outbox.send(join.link, welcome(own.beat_seconds, own.lost_seconds, own.incarnation))
+        self.outbox.append(Send(join.link, welcome(own.beat_seconds, own.lost_seconds, own.incarnation)))
         return member
 
     def dismiss(self, link: int, counts: RestartCounts, code: int = int(ExitCode.PEER_LOST)) -> None:
         """Send the end message and close the connection."""
-        self._outbox.send(link, end(code, "dismissed", None, counts))
-        self._outbox.hang_up(link)
+        self.outbox.append(Send(link, end(code, "dismissed", None, counts)))
+        self.outbox.append(HangUp(link))
 
     def dismiss_outsiders(self, counts: RestartCounts) -> None:
         """Dismiss members of removed replicas, once nothing runs there."""
@@ -369,7 +352,7 @@ class Rendezvous:
         for member in members:
             if member.link is not None and not member.is_quiet and member.link not in self._stopping:
                 self._stopping.add(member.link)
-                self._outbox.send(member.link, stop(attempt, graceful=graceful, stacks=stacks))
+                self.outbox.append(Send(member.link, stop(attempt, graceful=graceful, stacks=stacks)))
 
     def begin(self, members: Sequence[Member], number: int, counts: RestartCounts, now: float) -> None:
         """Start all members; TF_CONFIG gives each its index among those present."""
@@ -396,7 +379,8 @@ class Rendezvous:
         assert member.link is not None  # noqa: S101 - they are ready
         generation = f"{self.settings.incarnation}.{attempt}"
         member.begin(number, now)
-        self._outbox.send(member.link, start(number, generation, self._configs[member.replica], counts))
+        message = start(number, generation, self._configs[member.replica], counts)
+        self.outbox.append(Send(member.link, message))
 
     def _cluster(self, members: Sequence[Member]) -> dict[str, list[str]]:
         """Return TF_CONFIG's cluster, its roles in order; the evaluator keeps its address from there.

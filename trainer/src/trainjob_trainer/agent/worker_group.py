@@ -36,12 +36,13 @@ from trainjob_trainer.agent.messages import (
     Join,
     Leaving,
     Lost,
+    Send,
     Target,
     Tick,
     count_roles,
     farewell,
 )
-from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Outbox, Rendezvous, is_observer
+from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Rendezvous, is_observer
 from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
 
 # The first failure: each failure causes others in its peers.
@@ -108,9 +109,8 @@ class WorkerGroup:
         stall_timeout: float | None,
         now: float,
     ) -> None:
-        self._outbox = Outbox()
         self.settings = settings
-        self.meeting = Rendezvous(settings, self._outbox, stall_timeout)
+        self.meeting = Rendezvous(settings, stall_timeout)
         self.budget = Budget(counts, max_restarts, now)
         self.phase = MEETING
         self.began = now
@@ -152,7 +152,8 @@ class WorkerGroup:
             while before != self.phase:
                 before = self.phase
                 self._advance(now)
-        return self._outbox.take()
+        effects, self.meeting.outbox = self.meeting.outbox, []
+        return effects
 
     def _apply(self, event: Event, now: float) -> bool:
         """Record an event; return whether the phase may change."""
@@ -349,7 +350,7 @@ class WorkerGroup:
     def _send_end(self, member: Member) -> None:
         if member.link is not None:
             message = farewell(member.pod, self.failure if self.phase == FAILED else None, self.budget.counts)
-            self._outbox.send(member.link, message)
+            self.meeting.outbox.append(Send(member.link, message))
 
     def _become(self, phase: str, now: float) -> None:
         self.phase, self.since = phase, now
