@@ -283,7 +283,7 @@ async def test_the_end() -> None:
         {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "restarts": {"charged": 3}}
     )
     departure = await case.agent.departure
-    assert (departure.code, departure.gave_up, case.agent.counts.counted) == (85, True, 3)
+    assert (departure.code, departure.verdict, case.agent.counts.counted) == (85, "failed", 3)
     assert departure.failure is not None
     assert departure.failure.replica == "worker-0"
 

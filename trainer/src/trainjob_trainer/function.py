@@ -28,8 +28,6 @@ FORMAT = 1
 LARGEST_RESULT = 1 << 20
 """Characters of a result: larger ones belong into files of the output folder."""
 
-_CLOUDPICKLE = "cloudpickle"
-
 
 def read_header(path: Path) -> dict[str, Any]:
     """Return the header if this Python can load the function.
@@ -65,7 +63,10 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         InvalidConfiguration: the header doesn't fit, or something that the function needs isn't here.
     """
     header = read_header(path)
-    _prefer(path.parent)
+    # One of the image may be older than what packed the function.
+    for name in [each for each in sys.modules if each.split(".")[0] == "cloudpickle"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(path.parent.absolute()))
     # Where it was packed, these folders of the working directory were searched too.
     sys.path += [os.path.abspath(entry) for entry in header.get("path", ())]  # noqa: PTH100 - no link is resolved
     for file, text in header.get("sources", {}).items():
@@ -73,26 +74,17 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         function, arguments = pickle.loads(path.with_name(PAYLOAD).read_bytes())  # noqa: S301 - it is the job's own code
+    except ModuleNotFoundError as error:
+        raise InvalidConfiguration(
+            f"{header.get('entry')} needs the module {error.name!r}, which isn't here: install it into the "
+            "image, or let it travel with code=[...]"
+        ) from error
     except Exception as error:
-        raise InvalidConfiguration(_why_not_loaded(str(header.get("entry")), error)) from error
+        raise InvalidConfiguration(
+            f"{header.get('entry')} can't be loaded ({type(error).__name__}: {error}): the packages here "
+            "differ from those where it was packed"
+        ) from error
     return function, arguments
-
-
-def _prefer(folder: Path) -> None:
-    """Import cloudpickle from the folder: one of the image may be older than what packed the function."""
-    for name in [each for each in sys.modules if each.split(".")[0] == _CLOUDPICKLE]:
-        del sys.modules[name]
-    sys.path.insert(0, str(folder.absolute()))
-
-
-def _why_not_loaded(entry: str, error: Exception) -> str:
-    cause = f"{type(error).__name__}: {error}"
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            f"{entry} needs the module {error.name!r}, which isn't here: install it into the image, or let "
-            "it travel with code=[...]"
-        )
-    return f"{entry} can't be loaded ({cause}): the packages here differ from those where it was packed"
 
 
 # The result: JSON, written by the replica that writes checkpoints.

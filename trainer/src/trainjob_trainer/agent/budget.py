@@ -66,7 +66,10 @@ class RestartCounts:
         Restarts in a row come from the side with more attempts and restarts; if both have as many, the
         smaller value is the later one.
         """
-        latest = max(self, other, key=lambda one: (*one._age, -one.since_progress))
+        latest = max(
+            (self, other),
+            key=lambda one: (one.attempt, one.counted + one.uncounted, -one.since_progress),
+        )
         return RestartCounts(
             attempt=max(self.attempt, other.attempt),
             counted=max(self.counted, other.counted),
@@ -107,10 +110,6 @@ class RestartCounts:
         if self.reset < self.counted and checkpoint_step is not None and checkpoint_step > known:
             changes["reset"] = self.counted
         return replace(self, **changes) if changes else self
-
-    @property
-    def _age(self) -> tuple[int, int]:
-        return self.attempt, self.counted + self.uncounted
 
 
 def furthest(steps: Iterable[int | None]) -> int | None:
@@ -154,7 +153,9 @@ class Budget:
 
     def judge(self, failure: Failure, started: float, now: float) -> Verdict:
         """Decide whether training restarts after a failure, and count the restart."""
-        if self._is_mistake(failure):
+        has_stepped = bool(failure.step or self.counts.furthest_step)
+        is_first = failure.attempt <= 1 and not has_stepped
+        if is_first and is_mistake(failure.exit_code, failure.log_tail):
             return Verdict(replace(failure, permanent=True), give_up=True)
         if failure.counted and self._times_alike(failure, now - started) >= MOST_ALIKE:
             return Verdict(replace(failure, repeated=True), give_up=True)
@@ -182,11 +183,6 @@ class Budget:
 
     def _back_off(self, now: float) -> None:
         self.not_before = now + restart_delay(self.counts.since_progress)
-
-    def _is_mistake(self, failure: Failure) -> bool:
-        """Return whether the first start failed before any step, with an error that recurs at each start."""
-        has_stepped = bool(failure.step or self.counts.furthest_step)
-        return failure.attempt <= 1 and not has_stepped and is_mistake(failure.exit_code, failure.log_tail)
 
     def _times_alike(self, failure: Failure, lasted: float) -> int:
         place: object | None = failure.step

@@ -73,7 +73,6 @@ class Failure:
 
     Attributes:
         replica: such as `worker-1`.
-        incarnation: the number of the replica's pod.
         attempt: the start of training that it ended.
         reason: a name of the table of exit codes, `OutOfMemory` or `Unreachable`.
         exit_code: 128+n for death by `signal` n; None if no process ended by itself.
@@ -109,11 +108,6 @@ class Failure:
     def is_cascade(self) -> bool:
         """Return whether another replica's failure, or a request to stop, caused it."""
         return self.reason in (PEER_LOST, PREEMPTED)
-
-    @property
-    def code_to_exit_with(self) -> int:
-        """Return the exit code of the failed replica's agent."""
-        return int(ExitCode.STALLED) if self.exit_code is None else self.exit_code
 
     def is_same(self, other: Failure | None) -> bool:
         """Return whether both are one failure: an attempt ends once."""

@@ -217,14 +217,14 @@ async def run_agent(settings: Settings) -> int:
         if watch is not None:
             watch.cancel()
         listener.close()
-        await agent.close()
+        await agent.child.close()
     if departure.code != 0:  # after a good end the training process has written its own message
         write_termination(
             settings.termination_log,
             departure.failure,
             agent.counts,
             agent.child.report,
-            gave_up=departure.gave_up,
+            gave_up=departure.verdict == "failed",
         )
     return departure.code
 

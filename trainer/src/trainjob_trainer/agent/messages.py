@@ -28,8 +28,6 @@ class Join:
 
     Attributes:
         link: the connection; the leading agent's own replica has one too, without a network.
-        replica: such as `worker-1`.
-        incarnation: the number of the replica's pod.
         address: where its training process will listen, `host:port`.
         child: as in `Beat`.
         attempt: the latest start that it knows.
@@ -201,7 +199,8 @@ def farewell(pod: str, failure: Failure | None, counts: RestartCounts) -> dict[s
     """Return the end message: 0 without a failure, the failure's code for its own pod, else PEER_LOST."""
     if failure is None:
         return end(int(ExitCode.SUCCESS), FINISHED, None, counts)
-    code = failure.code_to_exit_with if failure.pod == pod else int(ExitCode.PEER_LOST)
+    own = ExitCode.STALLED if failure.exit_code is None else failure.exit_code
+    code = int(own if failure.pod == pod else ExitCode.PEER_LOST)
     return end(code, "failed", failure, counts)
 
 

@@ -39,7 +39,6 @@ class Member:
     """One replica's agent.
 
     Attributes:
-        incarnation: the number of the replica's pod.
         address: where its training process listens.
         link: the connection; None once it has ended.
         child: the last known state of its training process.
@@ -245,7 +244,6 @@ class LeaderSettings:
 
     Attributes:
         replica: its own, whose training process writes the checkpoints.
-        incarnation: the number of the replica's pod.
         cluster: addresses of all roles, from TF_CONFIG.
         link: the connection of its own replica; no other one may join as that replica.
         unix_time: the difference of Unix time to the worker group's clock, in seconds.

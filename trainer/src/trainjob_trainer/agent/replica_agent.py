@@ -62,11 +62,6 @@ class Departure:
     verdict: str
     failure: Failure | None = None
 
-    @property
-    def gave_up(self) -> bool:
-        """Return whether training must not be restarted."""
-        return self.verdict == "failed"
-
 
 class ReplicaAgent:
     """The state machine of one replica's agent; `make_child` gets the callback for the child's changes."""
@@ -172,10 +167,6 @@ class ReplicaAgent:
             log(f"{self.settings.task.replica}: {why}")
             self._become(STOPPING)
             self._do(self._depart_stalled(why))
-
-    async def close(self) -> None:
-        """Kill the processes that are left."""
-        await self.child.close()
 
     def _start(self, message: Mapping[str, Any]) -> None:
         if self.state not in QUIET or message["attempt"] <= self.attempt or self.is_leaving:

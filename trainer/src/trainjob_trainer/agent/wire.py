@@ -164,6 +164,14 @@ class _Silence:
         self._hang_up()
 
 
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: bytes) -> Channel:
+    """Accept a peer's connection, whose first frame proves the token; WireError if it has ended."""
+    nonce = os.urandom(NONCE_BYTES)
+    writer.write(GREETING + nonce)
+    theirs = await _read_exactly(reader, NONCE_BYTES)
+    return Channel(reader, writer, _session_key(token, nonce, theirs), is_server=True)
+
+
 async def connect(host: str, port: int, token: bytes, patience: float) -> Channel:
     """Connect to an agent within `patience` seconds or raise WireError; its first frame proves the token."""
     try:
@@ -290,10 +298,7 @@ class Listener:
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Channel, dict[str, Any]]:
-        nonce = os.urandom(NONCE_BYTES)
-        writer.write(GREETING + nonce)
-        key = _session_key(self._token, nonce, await _read_exactly(reader, NONCE_BYTES))
-        channel = Channel(reader, writer, key, is_server=True)
+        channel = await greet(reader, writer, self._token)
         return channel, await channel.receive(HANDSHAKE_SECONDS)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.atomic_file import version_of, write_atomically
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import first_line
 from trainjob_trainer.reporting.machine import give_back, resident_bytes
@@ -71,7 +70,7 @@ class RequestFiles:
 
     def has_changed(self) -> bool:
         """Return whether the request is another one than before, or gone; costs one `stat`."""
-        before, self._seen = self._seen, self._version()
+        before, self._seen = self._seen, version_of(self._request)
         return self._seen != before
 
     def read(self) -> Mapping[str, Any] | None:
@@ -92,17 +91,10 @@ class RequestFiles:
 
     def remove(self) -> None:
         """Remove the request that was read, but not one that has replaced it."""
-        if self._version() == self._seen:
+        if version_of(self._request) == self._seen:
             with contextlib.suppress(OSError):
                 self._request.unlink()
-            self._seen = self._version()  # a request that can't be removed must not count as a new one
-
-    def _version(self) -> tuple[int, ...] | None:
-        try:
-            stat = os.stat(self._request)  # noqa: PTH116 - twice a second for days
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+            self._seen = version_of(self._request)  # one that can't be removed must not count as a new one
 
 
 def _number(value: Any) -> int:

@@ -184,13 +184,11 @@ class ProgressFile:
             self._written_at = self._clock()
             report = {**self._last.to_json(), "time": self._now()}
             if self._path is not None:
-                self._write(self._path, json.dumps({**report, "pid": os.getpid()}, allow_nan=False))
+                with contextlib.suppress(OSError):  # a full disk must not end training
+                    text = json.dumps({**report, "pid": os.getpid()}, allow_nan=False)
+                    write_atomically(self._path, text)
             if self._termination_log is not None and self._last.state == "finished":
                 _write_termination_message(self._termination_log, report)
-
-    def _write(self, path: Path, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end training
-            write_atomically(path, text)
 
 
 @functools.cache
