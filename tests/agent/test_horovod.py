@@ -21,6 +21,7 @@ from trainjob_trainer.agent.horovod import (
     build_variables,
     find_interface,
 )
+from trainjob_trainer.task import Task
 
 WORKERS = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
 STORE = {"host": "10.0.0.1", "port": 4444}
@@ -41,8 +42,7 @@ def test_each_replica_is_a_host_with_one_rank(
     cluster: Mapping[str, list[str]], replica: str, rank: str, size: str
 ) -> None:
     role, _, index = replica.rpartition("-")
-    config = {"cluster": cluster, "task": {"type": role, "index": int(index)}}
-    assert build_variables(config, STORE, "eth0", {}) == {
+    assert build_variables(Task(role, int(index), cluster), STORE, "eth0", {}) == {
         "HOROVOD_RANK": rank,
         "HOROVOD_SIZE": size,
         "HOROVOD_LOCAL_RANK": "0",
@@ -60,16 +60,10 @@ def test_each_replica_is_a_host_with_one_rank(
 
 
 def test_a_job_chooses_its_interface_but_not_its_rank() -> None:
-    config = {"cluster": WORKERS, "task": {"type": "worker", "index": 1}}
     chosen = {"HOROVOD_GLOO_IFACE": "net1", "HOROVOD_RANK": "7"}
-    variables = build_variables(config, STORE, "eth0", chosen)
+    variables = build_variables(Task("worker", 1, WORKERS), STORE, "eth0", chosen)
     assert "HOROVOD_GLOO_IFACE" not in variables
     assert variables["HOROVOD_RANK"] == "1"
-
-
-def test_an_attempt_without_a_ring_has_no_variables() -> None:
-    config = {"cluster": WORKERS, "task": {"type": "worker", "index": 1}}
-    assert build_variables(config, None, "eth0", {}) == {}
 
 
 def test_the_interface_is_that_of_the_address() -> None:

@@ -18,12 +18,13 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
 
 from trainjob_trainer.agent.log import log
+from trainjob_trainer.task import Task
 
 # The variables of one process.
 
@@ -33,27 +34,17 @@ LONGEST_START_SECONDS = 600
 
 
 def build_variables(
-    tf_config: Mapping[str, Any],
-    rendezvous: Mapping[str, Any] | None,
-    interface: str,
-    chosen: Mapping[str, str],
+    task: Task, rendezvous: Mapping[str, Any], interface: str, chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return Horovod's variables of one process, empty if this attempt has no ring.
-
-    Ranks are in TF_CONFIG's order: the chief, then the workers. Each replica is a host, as its pod is.
+    """Return Horovod's variables of one process; each replica is a host, as its pod is.
 
     Args:
-        tf_config: of this process and attempt.
-        rendezvous: `host` and `port` of the store, from the start message; None without one.
+        task: of this process and attempt.
+        rendezvous: `host` and `port` of the store, from the start message.
         interface: the network interface that has this replica's address; empty if it is unknown.
         chosen: the container's environment, whose choices of how the ranks connect are kept.
     """
-    if rendezvous is None:
-        return {}
-    ranks = rank_replicas(tf_config["cluster"])
-    task = tf_config["task"]
-    replica = f"{task['type']}-{task['index']}"
-    rank, size = str(ranks.index(replica)), str(len(ranks))
+    rank, size = str(task.rank), str(task.num_workers)
     choices = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -67,18 +58,11 @@ def build_variables(
         "HOROVOD_LOCAL_SIZE": "1",
         "HOROVOD_CROSS_RANK": rank,
         "HOROVOD_CROSS_SIZE": size,
-        "HOROVOD_HOSTNAME": replica,
+        "HOROVOD_HOSTNAME": task.replica,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": str(rendezvous["host"]),
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rendezvous["port"]),
         **{name: value for name, value in choices.items() if value and name not in chosen},
     }
-
-
-def rank_replicas(cluster: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the training replicas in the order of their ranks; none with parameter servers."""
-    if cluster.get("ps"):
-        return []
-    return [f"{role}-{index}" for role in ("chief", "worker") for index in range(len(cluster.get(role, ())))]
 
 
 def find_interface(host: str) -> str:
@@ -223,7 +207,7 @@ class Ring:
 
     def add_rendezvous(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a member's message; a start message also gets `rendezvous`, the address of its store."""
-        if message.get("type") != "start" or not rank_replicas(message["tfConfig"]["cluster"]):
+        if message.get("type") != "start" or "ps" in message["tfConfig"]["cluster"]:
             return message
         if message["epoch"] != self._generation:
             self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ QUIET = frozenset([IDLE, FINISHED])
 
 TRAINING_ROLES = ("chief", "worker", "ps")
 OBSERVER = "evaluator"
+_REPLICA = re.compile(r"(chief|worker|ps|evaluator)-(0|[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
@@ -144,16 +146,6 @@ class HangUp:
 Effect = Union[Send, HangUp]
 
 
-def split_replica(replica: str) -> tuple[str, int] | None:
-    """Return role and index of a replica's name, or None if it is invalid."""
-    role, _, index = replica.rpartition("-")
-    if role not in (*TRAINING_ROLES, OBSERVER) or not (
-        index.isascii() and index.isdigit() and len(index) < 7
-    ):
-        return None
-    return (role, int(index)) if str(int(index)) == index else None
-
-
 def count_roles(replicas: Iterable[str]) -> dict[str, int]:
     """Return the number of these replicas in each role, in their order."""
     return dict(Counter(replica.rpartition("-")[0] for replica in replicas))
@@ -230,7 +222,7 @@ def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
 def read_join(link: int, raw: Mapping[str, Any]) -> Join:
     """Return a member's first message."""
     replica = _text(raw, "replica")
-    if split_replica(replica) is None:
+    if not _REPLICA.fullmatch(replica):
         raise MalformedMessage(f"join: no replica is called {replica[:40]!r}")
     return Join(
         link,

@@ -17,6 +17,7 @@ from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
 from trainjob_trainer.agent.settings import Settings, parse_address
 from trainjob_trainer.errors import ExitCode, Fenced
+from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:
     from trainjob_trainer.agent.child import Child, ChildExit
@@ -191,9 +192,9 @@ class ReplicaAgent:
         config, rendezvous = message["tfConfig"], message.get("rendezvous")
         if not isinstance(rendezvous, Mapping):
             return {}
-        task = config["task"]
-        own = parse_address(config["cluster"][task["type"]][task["index"]], "TF_CONFIG")
-        return build_variables(config, rendezvous, find_interface(own.host), self.settings.env)
+        task = Task(config["task"]["type"], config["task"]["index"], config["cluster"])
+        host = parse_address(task.address or "", "TF_CONFIG").host
+        return build_variables(task, rendezvous, find_interface(host), self.settings.env)
 
     def _stop(self, *, graceful: bool, stacks: bool = False) -> None:
         if self.state in QUIET:
