@@ -85,7 +85,9 @@ class Recorder:
         self._metrics_at = self._clock()
         if self._prints_lines and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = self._clock()
-            announce(self._line(step, metrics))
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            done = f"step {step}/{self._plan.total_steps}"
+            announce(f"{done}, {shown}, {self._speed:,.0f} examples/s")
 
     def end(self, ending: Ending) -> None:
         """Report that training has ended."""
@@ -110,8 +112,3 @@ class Recorder:
         self._summaries.write(step, {**metrics, **figures, **machine})
         self._summaries.write_histogram(step, "step_seconds", seconds)
         self._summaries.flush()
-
-    def _line(self, step: int, metrics: Mapping[str, float]) -> str:
-        done = f"step {step}/{self._plan.total_steps}"
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        return f"{done}, {shown}, {self._speed:,.0f} examples/s"

@@ -166,17 +166,14 @@ class Budget:
         self._back_off(now)
         return Verdict(failure, give_up=False)
 
-    def interrupted(self, now: float) -> None:
-        """Record a restart that the controller counts, because it knows the pod's end."""
+    def interrupted(self, pod: str, now: float) -> None:
+        """Record a restart that the controller counts, because it knows the end of this pod."""
+        self._gone = pod
         self.counts = replace(self.counts, since_progress=self.counts.since_progress + 1)
         self._back_off(now)
 
-    def went_away(self, pod: str) -> None:
-        """Record the pod whose loss ended an attempt."""
-        self._gone = pod
-
     def came_back(self, pod: str) -> None:
-        """Count that restart if the pod is the same: the controller has not seen the loss."""
+        """Count an interruption if the pod is the same: the controller has not seen the loss."""
         if pod == self._gone:
             self._gone = ""
             self.counts = replace(self.counts, uncounted=self.counts.uncounted + 1)

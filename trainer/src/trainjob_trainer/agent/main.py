@@ -193,7 +193,18 @@ class LeaderLink:
 async def run_agent(settings: Settings) -> int:
     """Run the agent of one replica and return its exit code; PortInUse if it can't listen on its port."""
     loop = asyncio.get_running_loop()
-    agent = ReplicaAgent(settings, lambda changed: _make_child(settings, changed))
+    agent = ReplicaAgent(
+        settings,
+        lambda changed: Child(
+            settings.command,
+            env=settings.env,
+            state_dir=settings.state_dir,
+            tf_port=settings.tf_port,
+            changed=changed,
+            standby=settings.warm_standby,
+            code=settings.code.folder if settings.code else None,
+        ),
+    )
     role = _Leading(agent) if settings.task.is_writer else _Following(agent)
     listener = Listener(settings.token, role.serve)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -267,18 +278,6 @@ class _Following:
             "restarts": agent.counts.to_json(),
             "leaderLostSeconds": self._link.lost_seconds,
         }
-
-
-def _make_child(settings: Settings, changed: Any) -> Child:
-    return Child(
-        settings.command,
-        env=settings.env,
-        state_dir=settings.state_dir,
-        tf_port=settings.tf_port,
-        changed=changed,
-        standby=settings.warm_standby,
-        code=settings.code.folder if settings.code else None,
-    )
 
 
 def main() -> NoReturn:

@@ -157,13 +157,6 @@ class Roster:
         """Return the connected members that train, in order of arrival."""
         return [m for m in self._links.values() if not m.is_observer]
 
-    def ready(self, replica: str, incarnation: int) -> Member | None:
-        """Return the replica's agent if it can start a process and its pod isn't older than `incarnation`."""
-        member = self._members.get(replica)
-        if member is None or member.link is None or member.leaving:
-            return None
-        return member if member.is_quiet and member.incarnation >= incarnation else None
-
 
 def is_observer(replica: str) -> bool:
     """Return whether training starts without this replica."""
@@ -399,4 +392,7 @@ class Rendezvous:
 
     def ready(self, replica: str) -> Member | None:
         """Return the replica's agent if it can start a training process."""
-        return self.roster.ready(replica, self.target.incarnations.get(replica, 0))
+        member = self.roster.get(replica)
+        if member is None or member.link is None or member.leaving:
+            return None
+        return member if member.is_quiet and self.is_wanted(member) else None

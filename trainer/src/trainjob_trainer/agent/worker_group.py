@@ -285,8 +285,9 @@ class WorkerGroup:
             self.failure = trouble.as_failure(attempt.number, now + self.settings.unix_time)
             self._stop(attempt, now, graceful=trouble.may_save)
             if trouble.reason == UNREACHABLE:
-                self.budget.interrupted(now)
-                self._count_loss(trouble.member, attempt.pods[trouble.member.replica])
+                self.budget.interrupted(attempt.pods[trouble.member.replica], now)
+                if trouble.member.link is not None and self.meeting.is_wanted(trouble.member):
+                    self.budget.came_back(trouble.member.pod)
 
     def _fail_alone(self, attempt: Attempt, member: Member, failure: Failure, now: float) -> None:
         """Restart a process that the others can do without, or give up."""
@@ -301,11 +302,6 @@ class WorkerGroup:
     def _add_log(self, failure: Failure) -> None:
         if self.failure is not None:
             self.failure = self.failure.with_log_of(failure)
-
-    def _count_loss(self, member: Member, pod: str) -> None:
-        self.budget.went_away(pod)
-        if member.link is not None and self.meeting.is_wanted(member):
-            self.budget.came_back(member.pod)
 
     def _judge(self, attempt: Attempt, now: float) -> None:
         trainees = attempt.trainees(self.meeting.roster)
