@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.agent.ending import Superseded, mark_finished
+from trainjob_trainer.agent.ending import mark_finished
 from trainjob_trainer.checkpoint.fence import Fence
 from trainjob_trainer.checkpoint.store import CheckpointStore, FinalMarker
 from trainjob_trainer.environment import Generation
+from trainjob_trainer.errors import Fenced
 
 
 def env(folder: Path) -> dict[str, str]:
@@ -55,7 +56,7 @@ def test_it_comes_out_of_the_processs_claim(tmp_path: Path) -> None:
 def test_a_successor_decides_about_the_end(tmp_path: Path) -> None:
     Fence(tmp_path, Generation(1, 2), "mine").claim()
     Fence(tmp_path, Generation(2, 3), "mine").claim()
-    with pytest.raises(Superseded):
+    with pytest.raises(Fenced):
         mark_finished(env(tmp_path), "1.2")
     assert not (tmp_path / "final.json").exists()
 

@@ -15,6 +15,7 @@ from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import ChildExit
 from trainjob_trainer.agent.replica_agent import ReplicaAgent
 from trainjob_trainer.agent.settings import Address, Settings
+from trainjob_trainer.task import Task
 
 
 class FakeChild:
@@ -57,15 +58,17 @@ class FakeChild:
 
 
 LEADER = {"replica": "worker-0", "address": Address("b", 1)}
+CLUSTER = {"worker": ("x:1", "y:2222")}
 
 
 class Case:
     def __init__(self, replica: str = "worker-1", **settings: Any) -> None:
+        role, _, index = replica.rpartition("-")
         values = {
             "command": ["true"],
             "env": {},
             "code": None,
-            "replica": replica,
+            "task": Task(role, int(index), CLUSTER),
             "incarnation": 2,
             "pod": "p",
             "address": Address("a", 1),
@@ -75,7 +78,6 @@ class Case:
             "warm_standby": False,
             "grace": 30.0,
             "counts": RestartCounts(),
-            "cluster": {"worker": ["x:1", "y:2222"]},
             "token": b"t",
             "pod_ip": "",
             "state_dir": Path("/nowhere"),
@@ -281,7 +283,7 @@ async def test_the_end() -> None:
         {"type": "end", "code": 85, "verdict": "failed", "failure": failure, "restarts": {"charged": 3}}
     )
     departure = await case.agent.departure
-    assert (departure.code, departure.gave_up, case.agent.counts.counted) == (85, True, 3)
+    assert (departure.code, departure.verdict, case.agent.counts.counted) == (85, "failed", 3)
     assert departure.failure is not None
     assert departure.failure.replica == "worker-0"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
+from trainjob_trainer.agent.settings import Address, Settings, read_settings
+from trainjob_trainer.errors import InvalidConfiguration
 
 AGENT = {
     "replica": "worker-1",
@@ -23,31 +24,34 @@ AGENT = {
     "restarts": {"attempt": 2, "charged": 1},
 }
 CLUSTER = {"worker": ["w0:2222", "w1:2224"], "evaluator": ["e0:2222"]}
+CONFIG = {"cluster": CLUSTER, "task": {"type": "worker", "index": 0}}
 
 
 def read(
-    bundle: Path, *, cluster: Any = CLUSTER, command: tuple[str, ...] = ("python", "x.py"), **changes: Any
+    bundle: Path,
+    *,
+    cluster: Any = CLUSTER,
+    replica: str = "worker-1",
+    command: tuple[str, ...] = ("python", "x.py"),
+    **changes: Any,
 ) -> Settings:
     (bundle / "token").write_text(" secret\n")
+    role, _, index = replica.rpartition("-")
     env = {
         "TRAINJOB_AGENT": json.dumps({**AGENT, **changes}),
-        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}),
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": int(index)}}),
     }
     return read_settings(command, env, bundle)
 
 
 def test_all_settings_are_read(tmp_path: Path) -> None:
     settings = read(tmp_path)
-    assert (settings.replica, settings.role, settings.index, settings.incarnation) == (
-        "worker-1",
-        "worker",
-        1,
-        3,
-    )
+    assert (settings.task.replica, settings.incarnation) == ("worker-1", 3)
     assert settings.address == Address("digits-worker-1.digits.default.svc", 2223)
     assert (settings.tf_port, settings.token, settings.grace) == (2224, b"secret", 30)
     assert (settings.counts.attempt, settings.counts.counted) == (2, 1)
-    assert (settings.is_leader, settings.is_observer, settings.stall_timeout) == (False, False, None)
+    assert (settings.task.is_writer, settings.task.is_evaluator) == (False, False)
+    assert settings.stall_timeout is None
     assert (settings.beat_seconds, settings.lost_seconds) == (1, 10)
     assert settings.state_dir == Path("/run/trainjob/state")
 
@@ -58,12 +62,12 @@ def test_all_settings_are_read(tmp_path: Path) -> None:
         ("worker-0", {"worker": ["a:1"]}, True),
         ("worker-0", {"chief": ["c:1"], "worker": ["a:1"]}, False),
         ("chief-0", {"chief": ["c:1"], "worker": ["a:1"]}, True),
-        ("ps-0", {"worker": ["a:1"], "ps": ["p:1"]}, False),
+        ("ps-0", {"chief": ["c:1"], "worker": ["a:1"], "ps": ["p:1"]}, False),
         ("evaluator-0", CLUSTER, False),
     ],
 )
 def test_which_agent_leads(replica: str, cluster: Any, leads: bool, tmp_path: Path) -> None:
-    assert read(tmp_path, replica=replica, cluster=cluster).is_leader == leads
+    assert read(tmp_path, replica=replica, cluster=cluster).task.is_writer == leads
 
 
 def test_an_ipv6_address(tmp_path: Path) -> None:
@@ -74,25 +78,25 @@ def test_an_ipv6_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"replica": "boss-0"}, "TF_CONFIG task.type: must be one of"),
         (
-            {"replica": "boss-0"},
-            "TRAINJOB_AGENT.replica: must be a role and an index, such as worker-0, got 'boss-0'",
+            {"replica": "worker-2"},
+            "TF_CONFIG task: worker 2 is not in the cluster, which lists 2",
         ),
-        ({"replica": "worker-01"}, "TRAINJOB_AGENT.replica"),
-        ({"replica": None}, "TRAINJOB_AGENT.replica: must be a text, got None"),
+        ({"pod": None}, "TRAINJOB_AGENT.pod: must be a text, got None"),
         ({"incarnation": "3"}, "TRAINJOB_AGENT.incarnation: must be a number from 0, got '3'"),
         ({"graceSeconds": -1}, "TRAINJOB_AGENT.graceSeconds"),
         ({"address": "nowhere"}, "TRAINJOB_AGENT.address: must be host:port, got 'nowhere'"),
         ({"leader": "host:99999"}, "TRAINJOB_AGENT.leader"),
         ({"policy": {"lostSeconds": "x"}}, "lostSeconds"),
-        ({"cluster": {}}, "TF_CONFIG.cluster: must name every role's addresses"),
-        ({"cluster": {"worker": "a:1"}}, 'TF_CONFIG.cluster.worker: must be a list of "host:port"'),
-        ({"cluster": {"worker": ["a"]}}, "TF_CONFIG.cluster.worker: must be host:port, got 'a'"),
+        ({"cluster": {}}, "TF_CONFIG cluster: must name every role's addresses"),
+        ({"cluster": {"worker": "a:1"}}, 'TF_CONFIG cluster.worker: must be a list of "host:port"'),
+        ({"cluster": {"worker": ["a"]}}, 'TF_CONFIG cluster.worker[0]: must be "host:port", got "a"'),
         ({"command": ()}, "no command to run"),
     ],
 )
 def test_a_wrong_setting_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings) as caught:
+    with pytest.raises(InvalidConfiguration) as caught:
         read(tmp_path, **changes)
     assert message in str(caught.value)
 
@@ -103,14 +107,17 @@ def test_a_wrong_setting_is_named(changes: dict[str, Any], message: str, tmp_pat
         ({}, "TRAINJOB_AGENT: not set; agents are started by the job's controller"),
         ({"TRAINJOB_AGENT": "{"}, "TRAINJOB_AGENT: not valid JSON"),
         ({"TRAINJOB_AGENT": "[]"}, "TRAINJOB_AGENT: must be a JSON object"),
-        ({"TRAINJOB_AGENT": json.dumps(AGENT)}, "TF_CONFIG: not set"),
+        ({"TRAINJOB_AGENT": json.dumps(AGENT)}, "TF_CONFIG cluster: must name"),
         (
-            {"TRAINJOB_AGENT": json.dumps(AGENT), "TF_CONFIG": json.dumps({"cluster": CLUSTER})},
+            {
+                "TRAINJOB_AGENT": json.dumps(AGENT),
+                "TF_CONFIG": json.dumps(CONFIG),
+            },
             "token can't be",
         ),
     ],
 )
 def test_a_missing_setting_is_named(env: dict[str, str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings) as caught:
+    with pytest.raises(InvalidConfiguration) as caught:
         read_settings(["true"], env, tmp_path)
     assert message in str(caught.value)

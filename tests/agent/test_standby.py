@@ -59,9 +59,9 @@ def mocked(folder: Path, mock: str = "") -> Path:
 async def get_ready(one: Trainee, **changes: str) -> None:
     """Start the program, and stop it once a standby waits."""
     one.child.start({"RUN": "first", **changes})
-    await one.until(lambda: one.child.standby_ready)
+    await one.until(lambda: one.child._standby.ready)
     await one.child.stop(0)
-    assert one.child.standby_ready
+    assert one.child._standby.ready
 
 
 async def warm(one: Trainee, **changes: str) -> str:
@@ -344,7 +344,7 @@ async def test_it_waits_for_the_first_step_and_comes_without_one_later(tmp_path:
     child_module._SECONDS_WITHOUT_STEP = 0.6
     one = trainee(tmp_path, "import tensorflow, time; time.sleep(1000)")
     one.child.start({})
-    await one.until(lambda: one.child.standby_ready)
+    await one.until(lambda: one.child._standby.ready)
     assert one.child.report["state"] == "running"
     await one.child.close()
 
@@ -391,7 +391,7 @@ async def test_it_goes_before_the_training_process_when_memory_ends(tmp_path: Pa
     one = trainee(tmp_path, FIRST + "print(open('/proc/self/oom_score_adj').read())")
     own = oom_score("self")
     one.child.start({"RUN": "first"})
-    await one.until(lambda: one.child.standby_ready)
+    await one.until(lambda: one.child._standby.ready)
     (pid,) = one.child._standby.pids
     assert oom_score(pid) == "1000\n"
     await one.child.stop(0)
@@ -408,7 +408,7 @@ from test_standby import FIRST, trainee
 async def main():
     one = trainee(Path(sys.argv[2]), FIRST)
     one.child.start({"RUN": "first"})
-    await one.until(lambda: one.child.standby_ready)
+    await one.until(lambda: one.child._standby.ready)
     print(one.child._run.pid, *one.child._standby.pids, file=sys.stderr, flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())

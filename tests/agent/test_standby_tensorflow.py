@@ -55,7 +55,7 @@ async def test_cold_and_warm_starts_train_alike(tmp_path: Path) -> None:
         one = Trainee(folder, SCRIPT, env, tf_port=port, standby=standby)
         if standby:
             one.child.start({"RUN": "first"})
-            await one.until(lambda one=one: one.child.standby_ready)
+            await one.until(lambda one=one: one.child._standby.ready)
             await one.child.stop(0)
         pids = one.child._standby.pids
         one.child.start({"RUN": "second", "TRAINJOB_OUTPUT_DIR": str(folder / "out")})

@@ -1,6 +1,7 @@
 """The termination message: always JSON, never too long."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainjob_trainer.agent.budget import RestartCounts
+from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.termination import MAX_CHARACTERS, termination_message, write_termination
 
-FAILURE = {
-    "replica": "worker-1",
-    "reason": "Crashed",
-    "exitCode": 1,
-    "message": "boom",
-    "logTail": "a\nboom\n",
-}
-COUNTS = {"attempt": 3, "charged": 2}
+FAILURE = Failure("worker-1", "p", 1, 3, "Crashed", 1, message="boom", log_tail="a\nboom\n")
+COUNTS = RestartCounts(attempt=3, counted=2)
 REPORT = {"state": "failed", "step": 7, "metrics": {"accuracy": 0.5}, "time": 1.5, "totalSteps": 9}
 
 
-def write(path: Path | None, failure: Any = FAILURE, report: Any = REPORT) -> None:
-    write_termination(path, gave_up=True, failure=failure, counts=COUNTS, report=report)
+def message_of(failure: Failure | None, report: Any = REPORT) -> dict[str, Any]:
+    text = termination_message(failure, COUNTS, report, gave_up=True)
+    assert text.isascii()
+    assert len(text) <= MAX_CHARACTERS
+    message: dict[str, Any] = json.loads(text)
+    return message
 
 
 def test_it_holds_what_ended_the_container(tmp_path: Path) -> None:
@@ -30,38 +31,35 @@ def test_it_holds_what_ended_the_container(tmp_path: Path) -> None:
     log.write_text(
         "the last word of something else, which is longer than what follows" * 99, encoding="ascii"
     )
-    write(log)
+    write_termination(log, FAILURE, COUNTS, REPORT, gave_up=True)
     kept = {"state": "failed", "step": 7, "time": 1.5, "totalSteps": 9}
     assert json.loads(log.read_text(encoding="ascii")) == {
         "agent": 1,
         "gaveUp": True,
-        "failure": FAILURE,
-        "restarts": COUNTS,
+        "failure": FAILURE.to_json(),
+        "restarts": COUNTS.to_json(),
         "report": kept,
     }
 
 
 def test_only_a_container_has_the_file(tmp_path: Path) -> None:
-    write(tmp_path / "log")
-    write(None)
-    write(tmp_path)
+    for path in (tmp_path / "log", None, tmp_path):
+        write_termination(path, FAILURE, COUNTS)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "\U0001f600", '"', "\x00"])
 def test_the_end_of_a_long_log_is_kept(letter: str) -> None:
-    failure = {**FAILURE, "logTail": letter * 2040 + "the end", "message": "m" * 500}
-    text = termination_message({"agent": 1, "failure": failure}, REPORT)
-    assert len(text) <= MAX_CHARACTERS
-    kept = json.loads(text)["failure"]
+    failure = replace(FAILURE, log_tail=letter * 2040 + "the end", message="m" * 500)
+    kept = message_of(failure)["failure"]
     assert kept["logTail"].endswith("the end")
-    assert kept["message"] == failure["message"]
+    assert kept["message"] == failure.message
     assert kept["replica"] == "worker-1"
 
 
 def test_a_long_report_goes_before_the_log() -> None:
     report = {**REPORT, "evaluation": {"metrics": {f"metric {i}": 0.5 for i in range(200)}}}
-    message = json.loads(termination_message({"failure": {**FAILURE, "logTail": "y" * 2000}}, report))
+    message = message_of(replace(FAILURE, log_tail="y" * 2000), report)
     assert len(message["failure"]["logTail"]) == 2000
     assert message["report"] == {"state": "failed", "step": 7, "time": 1.5, "totalSteps": 9}
 
@@ -73,12 +71,11 @@ JSON = st.recursive(
 
 
 @given(
-    failure=st.none() | st.dictionaries(st.sampled_from([*FAILURE, "other"]), JSON | st.text(min_size=3000)),
-    counts=st.dictionaries(st.text(), JSON),
+    failure=st.none()
+    | st.dictionaries(st.sampled_from([*FAILURE.to_json(), "other"]), JSON | st.text(min_size=3000)).map(
+        Failure.from_json
+    ),
     report=st.none() | st.dictionaries(st.sampled_from([*REPORT, "other"]), JSON),
 )
-def test_it_is_always_short_ascii_json(failure: Any, counts: Any, report: Any) -> None:
-    text = termination_message({"agent": 1, "gaveUp": True, "failure": failure, "restarts": counts}, report)
-    assert text.isascii()
-    assert len(text) <= MAX_CHARACTERS
-    assert json.loads(text)["gaveUp"] is True
+def test_it_is_always_short_ascii_json(failure: Failure | None, report: Any) -> None:
+    assert message_of(failure, report)["gaveUp"] is True

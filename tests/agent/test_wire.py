@@ -18,7 +18,8 @@ from trainjob.cluster.agents.wire import GREETING, LARGEST_FRAME, NONCE_BYTES, O
 from trainjob_trainer.agent import wire
 from trainjob_trainer.agent.log import Seldom
 from trainjob_trainer.agent.settings import Address
-from trainjob_trainer.agent.wire import LARGEST_FIRST_FRAME, Channel, Listener, PortTaken, WireError, connect
+from trainjob_trainer.agent.wire import LARGEST_FIRST_FRAME, Channel, Listener, WireError, connect
+from trainjob_trainer.errors import PortInUse
 
 TOKEN = "token"  # noqa: S105
 PATIENCE = 20.0
@@ -266,7 +267,7 @@ async def test_another_server_is_not_taken_for_an_agent() -> None:
 async def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_BIND_SECONDS", 0.0)
     async with server() as serving:
-        with pytest.raises(PortTaken, match=f"can't listen on port {serving.port}"):
+        with pytest.raises(PortInUse, match=f"can't listen on port {serving.port}"):
             await Server(serving.port).listener.open(Address("127.0.0.1", serving.port))
 
 

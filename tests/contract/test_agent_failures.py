@@ -99,7 +99,7 @@ def test_a_termination_message_is_read_as_it_was_written(log: str, tmp_path: Pat
     counts = AgentCounts(attempt=7, counted=2)
     report = {"state": "failed", "step": 40, "checkpointStep": 20, "metrics": {"loss": 1.0}}
     failure = replace(FAILURE, log_tail=log)
-    write_termination(path, gave_up=True, failure=failure.to_json(), counts=counts.to_json(), report=report)
+    write_termination(path, failure, counts, report, gave_up=True)
     assert len(path.read_bytes()) <= 3072
     message = read_termination_message(read_json(path.read_text()))
     assert message is not None

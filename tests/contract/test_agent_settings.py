@@ -24,7 +24,8 @@ from trainjob.core.manifests import build_pod, build_token_secret
 from trainjob.core.names import CODE
 from trainjob.core.settings import Bundle
 from trainjob_trainer.agent.code import Code
-from trainjob_trainer.agent.settings import Address, InvalidSettings, Settings, read_settings
+from trainjob_trainer.agent.settings import Address, Settings, read_settings
+from trainjob_trainer.errors import InvalidConfiguration
 
 KEY = b"some key"
 BUNDLE = Bundle(b"zip", KEY)
@@ -56,15 +57,15 @@ def test_a_workers_settings(tmp_path: Path) -> None:
         stallTimeoutSeconds=90,
         pod={"terminationGracePeriodSeconds": 45},
     )
-    assert (read.replica, read.incarnation, read.max_restarts) == ("worker-1", 3, 7)
+    assert (read.task.replica, read.incarnation, read.max_restarts) == ("worker-1", 3, 7)
     assert (read.stall_timeout, read.grace, read.warm_standby) == (90, 45, False)
     assert read.address == Address("digits-worker-1.digits.default.svc", AGENT_PORT)
     assert read.leader == Address("digits-worker-0.digits.default.svc", AGENT_PORT)
     assert (read.tf_port, read.pod_ip, read.state_dir) == (PORT, "10.1.2.3", Path(STATE_FOLDER))
     assert read.token == job_token(KEY, "some-uid").encode()
     assert list(read.command) == ["python", "train.py"]
-    assert not read.is_leader
-    assert not read.is_observer
+    assert not read.task.is_writer
+    assert not read.task.is_evaluator
 
 
 def test_the_jobs_code(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_the_jobs_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("role", "leads", "observes"), [("worker", True, False), ("evaluator", False, True)])
 def test_the_other_roles_settings(role: str, leads: bool, observes: bool, tmp_path: Path) -> None:
     read = settings_of(tmp_path, role)
-    assert (read.is_leader, read.is_observer) == (leads, observes)
+    assert (read.task.is_writer, read.task.is_evaluator) == (leads, observes)
     assert (read.stall_timeout, read.grace) == (None, 30)
 
 
@@ -84,7 +85,7 @@ def test_a_chief_leads(tmp_path: Path) -> None:
     job = {"chief": {}, "ps": {"replicas": 2}, "evaluator": False}
     replicas = [("chief", 0), ("worker", 0), ("ps", 1)]
     read = [settings_of(tmp_path, role, index, **job) for role, index in replicas]
-    assert [settings.is_leader for settings in read] == [True, False, False]
+    assert [settings.task.is_writer for settings in read] == [True, False, False]
     assert {str(settings.leader) for settings in read} == {f"digits-chief-0.digits.default.svc:{AGENT_PORT}"}
 
 
@@ -94,7 +95,7 @@ def test_a_token_that_was_replaced_is_refused(tmp_path: Path) -> None:
     pod = build_pod(parsed, role="worker", index=0, incarnation=1, attempt=1, source=source)
     env = {v["name"]: v.get("value", "") for v in pod["spec"]["containers"][0]["env"]}
     (tmp_path / TOKEN).write_text(job_token(b"a planted key", "some-uid"))
-    with pytest.raises(InvalidSettings, match="not the job's token: its Secret was replaced"):
+    with pytest.raises(InvalidConfiguration, match="not the job's token: its Secret was replaced"):
         read_settings(["python"], env, tmp_path)
 
 

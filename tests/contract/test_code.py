@@ -79,19 +79,19 @@ def archive_of(name: str, mode: int = stat.S_IFREG | 0o644, content: bytes = b"x
     ],
 )
 def test_an_unsafe_archive_is_refused_whole(archive: bytes, message: str, tmp_path: Path) -> None:
-    with pytest.raises(agent.InvalidCode, match=message):
+    with pytest.raises(agent.InvalidConfiguration, match=message):
         unpack(tmp_path, archive)
     assert {path.name for path in tmp_path.iterdir()} == {CODE}
 
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(agent.InvalidCode, match="ConfigMap was replaced"):
+    with pytest.raises(agent.InvalidConfiguration, match="ConfigMap was replaced"):
         unpack(tmp_path, client.pack({"a.py": b"1"}).archive, client.pack({"a.py": b"2"}).digest)
 
 
 def test_a_full_disk_is_no_mistake_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("a file where a folder should be")
-    with pytest.raises(agent.CodeUnavailable, match="can't be unpacked into"):
+    with pytest.raises(agent.OutputUnwritable, match="can't be unpacked into"):
         unpack(tmp_path, client.pack({"a.py": b"1"}).archive)
 
 

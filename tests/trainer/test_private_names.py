@@ -73,6 +73,7 @@ FUNCTIONS: dict[str, tuple[Any, str]] = {
     "_load_tf_config": (tfconfig_cluster_resolver, "()"),
     "_make_function": (Trainer, "(self, step_function)"),
     "_maybe_symbolic_build": (Trainer, "(self, iterator=None, data_batch=None)"),
+    "_save_model": (Backup, "(self)"),
     "_symbolic_build": (keras.Model, "(self, iterator=None, data_batch=None)"),
     "_tf_apply": (LossScale, "(self, grads, trainable_variables=None)"),
     "_use_merge_call": (mirrored_strategy.MirroredExtended, "(self)"),
@@ -105,16 +106,12 @@ ATTRIBUTES: dict[str, Any] = {
     "_num_batches": keras.src.trainers.epoch_iterator.EpochIterator,
     "_num_workers": collective_all_reduce_strategy.CollectiveAllReduceExtended,
     "_options": input_lib.DistributedDatasetsFromFunction,
-    "_prev_training_metadata_path": Backup,
-    "_prev_weights_path": Backup,
     "_reshuffle_each_iteration": tf.data.Dataset.range(1).shuffle(1),
     "_shuffle": keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter,
     "_steps_seen": keras.src.trainers.epoch_iterator.EpochIterator,
     "_stop_batch": keras.callbacks.TensorBoard,
     "_trainable_variables": keras.optimizers.Optimizer,
-    "_training_metadata_path": Backup,
     "_type_spec": cluster_coordinator.RemoteValueImpl,
-    "_weights_path": Backup,
 }
 """Attributes of instances, by the class that assigns them, or an object that has them."""
 OF_OURS = {

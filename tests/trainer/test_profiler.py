@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainjob_trainer import Environment, Task
-from trainjob_trainer.reporting.profiler import MOST_MEGABYTES, MOST_SECONDS, Profiler, TensorFlowTrace
+from trainjob_trainer.reporting.profiler import MOST_MEGABYTES, MOST_SECONDS, Profiler, Trace
 
 TWO = {"worker": ("a:1", "b:1")}
 
@@ -230,7 +230,7 @@ def test_only_a_record_has_marks(tmp_path: Path) -> None:
 
 
 def test_tensorflow_writes_what_tensorboard_opens(tmp_path: Path) -> None:
-    trace = TensorFlowTrace()
+    trace = Trace()
     trace.start(tmp_path)
     with trace.mark(3):
         tf.linalg.matmul(tf.ones([8, 8]), tf.ones([8, 8]))

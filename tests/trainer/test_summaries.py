@@ -28,7 +28,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_training_goes_on(
     (tmp_path / "file").unlink()
     monkeypatch.setattr(module.time, "monotonic", lambda: float("inf"))
     summaries.write(4, {"loss": 0.5})
-    summaries.close()
+    summaries.flush()
     assert len(list((tmp_path / "file" / "logs").iterdir())) == 1
 
 
@@ -47,7 +47,7 @@ def test_without_tensorboard_a_line_says_so_and_training_goes_on(
     for folder in ("train", "evaluator"):
         summaries = Summaries(tmp_path / folder)
         summaries.write(1, {"loss": 0.5})
-        summaries.close()
+        summaries.flush()
     _has_tensorboard.cache_clear()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.count("pip install tensorboard") == 1
@@ -59,7 +59,7 @@ def test_a_client_without_tensorflow_reads_what_is_written(tmp_path: Path) -> No
         for step, loss in values.items():
             summaries.write(step, {"loss": loss, "accuracy": 1 - loss})
             summaries.write_histogram(step, "step_seconds", np.array([0.1, 0.2]))
-        summaries.close()
+        summaries.flush()
 
     write({1: 0.5, 2: 0.0, 300: 0.25})
     path = next((tmp_path / "logs" / "train").iterdir())

@@ -379,11 +379,7 @@ STARTED = {
     "after TensorFlow's import": (f"import tensorflow; {RUN}", OWN),
     "after Keras's": (f"import keras; {RUN}", OWN),
     "after the library's": (f"import trainjob_trainer; {RUN}", OWN),
-    "before an import that the script names": (
-        f"{RUN}\nif 1:\n    import numpy as np, tensorflow as tf",
-        OWN,
-    ),
-    "before one in a function": (f"{RUN}\ndef main():\n    from keras.layers import Dense", OWN),
+    "before it": (f"{RUN}\nimport tensorflow", REPLICA),
     "by another one": (f"import tensorflow, sys\nif sys.argv[1:]:\n {RUN}\nelse:\n {AGAIN}", OWN),
     "by a shell": ("import tensorflow, os, sys; os.system(f'true; {sys.executable} who.py')", OWN),
     "by a launcher": (RUN, REPLICA),
@@ -392,11 +388,6 @@ STARTED = {
         REPLICA,
     ),
     **{f"to train, {kind}": (LATER.format(kind=kind), "replica") for kind in ("fork", "spawn", "forkserver")},
-    "by one that only quotes an import": (
-        f"text = '''\nimport tensorflow\n'''; '; import keras'\n{RUN}",
-        REPLICA,
-    ),
-    "by one with a warning of Python's": (f"'\\d'\n{RUN}", REPLICA),
     "in the place of the training process": (
         "import os, sys, tensorflow; os.execv(sys.executable, [sys.executable, 'who.py'])",
         REPLICA,
@@ -410,12 +401,20 @@ STARTED = {
 
 @pytest.mark.parametrize("started", STARTED)
 def test_what_the_training_process_starts_is_no_replica(started: str, tmp_path: Path) -> None:
+    code, expected = STARTED[started]
+    assert run_starter(code, tmp_path) == expected
+
+
+def test_a_writer_without_an_agent_is_a_replica(tmp_path: Path) -> None:
+    assert run_starter("import who; print(who.who())", tmp_path, TRAINJOB_EPOCH="1.1") == "replica"
+
+
+def run_starter(code: str, tmp_path: Path, **env: str) -> str:
     resolver = "tensorflow/python/distribute/cluster_resolver/tfconfig_cluster_resolver.py"
     packages = {str(folder / "__init__.py"): "" for folder in Path(resolver).parents if folder.name}
     read = "import json, os\ndef _load_tf_config(): return json.loads(os.environ['TF_CONFIG'])"
-    code, expected = STARTED[started]
     write_packages(tmp_path, packages | {resolver: read, "keras.py": "", "who.py": WHO, "train.py": code})
-    env = {
+    env |= {
         "PYTHONPATH": f"{BOOTSTRAP}:{tmp_path}",
         "SEED": str(job_seed()),
         "TRAINJOB_OUTPUT_DIR": str(tmp_path / "run"),
@@ -430,4 +429,5 @@ def test_what_the_training_process_starts_is_no_replica(started: str, tmp_path: 
         timeout=60,
         check=False,
     )
-    assert " ".join(ended.stdout.split()) == expected, ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    return " ".join(ended.stdout.split())

@@ -14,6 +14,15 @@ def temporary_of(path: Path) -> Path:
     return path.with_name(TEMPORARY + path.name)
 
 
+def version_of(path: Path) -> tuple[int, ...] | None:
+    """Return by what a file that was replaced is known to be another one; None without a file. One `stat`."""
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - several times a second for days
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file by one with this text, without following links; each file has only one writer.
 

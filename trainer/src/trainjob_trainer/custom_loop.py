@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import time
@@ -31,7 +30,6 @@ from trainjob_trainer.reporting.profiler import Profiler
 from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
-from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import Start, Verdict, agree, choose_start, refuse_finished, restore
 
 # Variables of tracked objects.
@@ -113,7 +111,7 @@ class Run:
         self._metrics = TrackedMetrics(strategy, ())
         self._tracked_metrics: list[Any] = []
         logs = replica.environment.log_dir if replica.task.is_writer else None
-        self._summaries = Summaries(logs, replica.journal)
+        self._summaries = Summaries(logs)
         self._reported_at = 0.0
         self._done = start.step
         self.strategy = strategy
@@ -204,7 +202,7 @@ class Run:
             weights.compare(self._groups, self._done)
             self._metrics.reduce()
             writer.finish(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
-        self._summaries.close()
+        self._summaries.flush()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()
 
@@ -258,14 +256,13 @@ class Run:
             raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
 
 
-def init(*, keep: int = 3, wandb: bool = False, output: str | Path | None = None, resume: bool = True) -> Run:
+def init(*, keep: int = 3, output: str | Path | None = None, resume: bool = True) -> Run:
     """Return the run of this process. Workers wait here for each other.
 
     It must be called before any TensorFlow operation.
 
     Args:
         keep: number of checkpoints to keep; the final one is always kept.
-        wandb: log the metrics of `report` and of the evaluator to Weights & Biases too.
         output: the folder for all files; `./output/<script>` by default, and the job's in a job. TRAIN_OUTPUT
             takes precedence.
         resume: continue the training in that folder; else use a new one. TRAIN_RESUME takes precedence.
@@ -279,8 +276,6 @@ def init(*, keep: int = 3, wandb: bool = False, output: str | Path | None = None
     replica.store.keep = keep
     if replica.task.is_server:
         serve(replica)
-    if wandb:
-        replica = dataclasses.replace(replica, journal=begin_run(replica.task, replica.environment, {}))
     strategy = build_strategy(replica.task, progress=replica.progress)
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())

@@ -60,7 +60,7 @@ class StopRequest:
         self._requested = threading.Event()
         self.patience_seconds = 0.0
         """Seconds after the signal in which the main thread may end by itself; training needs some."""
-        self.is_futile: Callable[[], bool] = _never
+        self.is_futile: Callable[[], bool] = lambda: False
         """Called meanwhile from another thread: whether there is nothing left to wait for."""
 
     @property
@@ -81,7 +81,7 @@ class StopRequest:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         watch = threading.Thread(target=self._watch, args=(reader, leave), name="trainjob-stop", daemon=True)
         watch.start()
-        _Fork().watch()
+        _spare_forked_children()
 
     def _watch(self, reader: int, leave: Callable[[], None]) -> None:
         handler = _SystemHandler()
@@ -96,10 +96,6 @@ class StopRequest:
         leave()
 
 
-def _never() -> bool:
-    return False
-
-
 def is_listening() -> bool:
     """Return whether SIGTERM still has our handler: a script may have set its own."""
     return signal.getsignal(signal.SIGTERM) is _left_to_the_thread
@@ -109,30 +105,27 @@ def _left_to_the_thread(number: int, frame: FrameType | None) -> None:
     """Do nothing: without a handler the process would end at once."""
 
 
-class _Fork:
-    """Restores the default SIGTERM handler in a forked child.
+def _spare_forked_children() -> None:
+    """Restore the default SIGTERM handler in a forked child.
 
     Otherwise the child would ignore the signal and report it to its parent, since they share the pipe. The
     signal is blocked during the fork, so that it can't reach the child too early.
     """
+    mask = threading.local()
 
-    def __init__(self) -> None:
-        self._mask = threading.local()
+    def hold() -> None:
+        mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    def watch(self) -> None:
-        os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._forget)
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask.before)
 
-    def _hold(self) -> None:
-        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def _release(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
-
-    def _forget(self) -> None:
+    def forget() -> None:
         if is_listening():
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._release()
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forget)
 
 
 class _SystemHandler:

@@ -19,7 +19,7 @@
     ├── StorageUnavailable     92  files or data are away, and may come back
     └── NcclFailed             93  NVIDIA's collectives can't work as they are set up
 
-Each has the exit code of the process and a reason, one CamelCase word.
+Each has the exit code of the process.
 """
 
 from __future__ import annotations
@@ -35,34 +35,25 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """One code for each cause; any other code from 1 to 127 is a failure of the user's program.
+    """One code for each error below; any other code from 1 to 127 is a failure of the user's program.
 
     The operator has the same table; a contract test keeps the two equal.
     """
 
     SUCCESS = 0
     INVALID_CONFIGURATION = 80
-    """TF_CONFIG, the environment or a setting is wrong: starting again changes nothing."""
     OUTPUT_FINISHED = 81
-    """The output folder holds a finished training, which is never repeated silently."""
     OUTPUT_UNWRITABLE = 82
     OUTPUT_FULL = 83
     PORT_IN_USE = 84
     PEER_LOST = 85
-    """Another replica failed or ended before: this is never the original failure."""
     PREEMPTED = 86
-    """Asked to stop; the library's writer saves a checkpoint before it exits."""
     CHECKPOINT_MISMATCH = 87
-    """The checkpoint belongs to another model."""
     STALLED = 88
     FENCED = 89
-    """A newer start of this job writes the output now: this process must not change it."""
     NOT_FINITE = 90
-    """Training has reached NaN, and would reach it again from the last checkpoint."""
     WEIGHTS_DIVERGED = 91
-    """This worker's weights differ from the others': memory, a device or a program has failed."""
     STORAGE_UNAVAILABLE = 92
-    """Files or data can't be reached now. As with a full volume, another machine may heal it."""
     NCCL_FAILED = 93
 
 
@@ -71,127 +62,110 @@ class TrainerError(Exception):
 
     Attributes:
         exit_code: of the process if the error is not caught.
-        reason: one CamelCase word for status and events.
+        reason: the name of the class, for status and events.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.INVALID_CONFIGURATION
     reason: ClassVar[str] = "TrainerError"
+
+    def __init_subclass__(cls) -> None:
+        cls.reason = cls.__name__
 
 
 class InvalidConfiguration(TrainerError):
     """A setting, the environment or the data is wrong; starting again changes nothing."""
 
     exit_code = ExitCode.INVALID_CONFIGURATION
-    reason = "InvalidConfiguration"
 
 
 class OutputFinished(TrainerError):
     """The output folder holds a finished training, and no more steps are requested."""
 
     exit_code = ExitCode.OUTPUT_FINISHED
-    reason = "OutputFinished"
 
 
 class OutputUnwritable(TrainerError):
     """A file below the output folder could not be written."""
 
     exit_code = ExitCode.OUTPUT_UNWRITABLE
-    reason = "OutputUnwritable"
 
 
 class CheckpointUnreadable(OutputUnwritable):
     """A checkpoint is incomplete, corrupt or gone: reading it again would not help."""
 
-    reason = "CheckpointUnreadable"
-
 
 class CheckpointUnavailable(OutputUnwritable):
     """The folder of checkpoints can't be read now, or not by this version: its content is unknown."""
 
-    reason = "CheckpointUnavailable"
-
 
 class OutputTaken(OutputUnwritable):
     """Another job has taken over the output folder."""
-
-    reason = "OutputTaken"
 
 
 class OutputFull(TrainerError):
     """The volume of the output folder has no space (or quota) left."""
 
     exit_code = ExitCode.OUTPUT_FULL
-    reason = "OutputFull"
 
 
 class StorageUnavailable(TrainerError):
     """Files or data can't be reached now: their server, volume or network is away, and may come back."""
 
     exit_code = ExitCode.STORAGE_UNAVAILABLE
-    reason = "StorageUnavailable"
 
 
 class PortInUse(TrainerError):
     """The address that TF_CONFIG gives this replica is in use by another process."""
 
     exit_code = ExitCode.PORT_IN_USE
-    reason = "PortInUse"
 
 
 class PeerLost(TrainerError):
-    """Another replica ended or can't be reached: this process can't continue without it."""
+    """Another replica ended or can't be reached: this is never the original failure."""
 
     exit_code = ExitCode.PEER_LOST
-    reason = "PeerLost"
 
 
 class Preempted(TrainerError):
-    """The process was asked to stop (SIGTERM)."""
+    """The process was asked to stop (SIGTERM); the writer saves a checkpoint before it exits."""
 
     exit_code = ExitCode.PREEMPTED
-    reason = "Preempted"
 
 
 class CheckpointMismatch(TrainerError):
     """The checkpoint holds other variables than the model, or the workers' weights differ."""
 
     exit_code = ExitCode.CHECKPOINT_MISMATCH
-    reason = "CheckpointMismatch"
 
 
 class Stalled(TrainerError):
     """A step did not end within the time allowed."""
 
     exit_code = ExitCode.STALLED
-    reason = "Stalled"
 
 
 class Fenced(TrainerError):
     """A newer start of this job has claimed the output folder: this process writes nothing more."""
 
     exit_code = ExitCode.FENCED
-    reason = "Fenced"
 
 
 class NotFinite(TrainerError):
     """A loss, a gradient or a weight is NaN or infinite, and would be so again after a restart."""
 
     exit_code = ExitCode.NOT_FINITE
-    reason = "NotFinite"
 
 
 class WeightsDiverged(TrainerError):
     """This worker's weights differ from the others', or it is unknown whose are right."""
 
     exit_code = ExitCode.WEIGHTS_DIVERGED
-    reason = "WeightsDiverged"
 
 
 class NcclFailed(TrainerError):
     """NVIDIA's library for collectives reports an error of its own: no other replica has caused it."""
 
     exit_code = ExitCode.NCCL_FAILED
-    reason = "NcclFailed"
 
 
 # What another machine can heal: decided by types and numbers, never by a message's text.

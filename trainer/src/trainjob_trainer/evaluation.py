@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -22,11 +22,8 @@ from trainjob_trainer.engine.metric_state import scalars
 from trainjob_trainer.errors import CheckpointUnreadable, InvalidConfiguration
 from trainjob_trainer.identity import Identity, Trainings, followed
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.reporting.progress import ProgressFile, announce, plain_number
+from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json
 from trainjob_trainer.reporting.summaries import Summaries
-
-if TYPE_CHECKING:
-    from trainjob_trainer.reporting.wandb_run import WandbRun
 
 # The evaluator's files for the training: its results, and the step that it scores now.
 
@@ -263,17 +260,15 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of the results file and of progress reports."""
-        return {"step": self.step, "metrics": plain_number(self.metrics), "final": self.final}
+        return {"step": self.step, "metrics": as_json(self.metrics), "final": self.final}
 
 
 class ResultsFile:
     """Results below one folder: TensorBoard scalars, and `evaluations.jsonl` (a step's last line counts)."""
 
-    def __init__(
-        self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time, also: WandbRun | None = None
-    ) -> None:
+    def __init__(self, folder: Path, log_dir: Path, now: Callable[[], float] = time.time) -> None:
         self._path = folder / RESULTS
-        self._summaries = Summaries(log_dir, also)
+        self._summaries = Summaries(log_dir)
         self._now = now
         self._patience = Patience()
         self._is_made = False
@@ -302,10 +297,6 @@ class ResultsFile:
         self._summaries.write(evaluation.step, evaluation.metrics)
         self._summaries.flush()
 
-    def close(self) -> None:
-        """Close the summaries: no more results will come."""
-        self._summaries.close()
-
 
 def evaluate_checkpoints(
     replica: Replica,
@@ -322,7 +313,7 @@ def evaluate_checkpoints(
     metrics for the final checkpoint only.
     """
     environment = replica.environment
-    results = ResultsFile(environment.output_dir, environment.log_dir, also=replica.journal)
+    results = ResultsFile(environment.output_dir, environment.log_dir)
     results.make_folder()
     replica.progress.update(state="waiting")
     scored: tuple[Checkpoint, Mapping[str, float]] | None = None
@@ -347,7 +338,6 @@ def evaluate_checkpoints(
         further = score_final(checkpoint) if is_final and score_final is not None else {}
         last = Evaluation(checkpoint.step, {**scored[1], **further}, is_final)
         publish(replica, results, last)
-    results.close()
     replica.progress.update(state="finished")
     replica.progress.flush()
     return last

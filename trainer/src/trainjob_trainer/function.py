@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import linecache
-import math
 import os
 import pickle
 import platform
@@ -21,15 +20,13 @@ from typing import Any
 
 from trainjob_trainer.atomic_file import write_atomically
 from trainjob_trainer.errors import InvalidConfiguration
-from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
+from trainjob_trainer.reporting.progress import ProgressFile, announce, as_json, notice
 from trainjob_trainer.task import Task
 
 HEADER, PAYLOAD, RESULT = "function.json", "function.pickle", "result.json"
 FORMAT = 1
 LARGEST_RESULT = 1 << 20
 """Characters of a result: larger ones belong into files of the output folder."""
-
-_CLOUDPICKLE = "cloudpickle"
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -66,7 +63,10 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         InvalidConfiguration: the header doesn't fit, or something that the function needs isn't here.
     """
     header = read_header(path)
-    _prefer(path.parent)
+    # One of the image may be older than what packed the function.
+    for name in [each for each in sys.modules if each.split(".")[0] == "cloudpickle"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(path.parent.absolute()))
     # Where it was packed, these folders of the working directory were searched too.
     sys.path += [os.path.abspath(entry) for entry in header.get("path", ())]  # noqa: PTH100 - no link is resolved
     for file, text in header.get("sources", {}).items():
@@ -74,26 +74,17 @@ def load(path: Path) -> tuple[Callable[..., Any], Mapping[str, Any]]:
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         function, arguments = pickle.loads(path.with_name(PAYLOAD).read_bytes())  # noqa: S301 - it is the job's own code
+    except ModuleNotFoundError as error:
+        raise InvalidConfiguration(
+            f"{header.get('entry')} needs the module {error.name!r}, which isn't here: install it into the "
+            "image, or let it travel with code=[...]"
+        ) from error
     except Exception as error:
-        raise InvalidConfiguration(_why_not_loaded(str(header.get("entry")), error)) from error
+        raise InvalidConfiguration(
+            f"{header.get('entry')} can't be loaded ({type(error).__name__}: {error}): the packages here "
+            "differ from those where it was packed"
+        ) from error
     return function, arguments
-
-
-def _prefer(folder: Path) -> None:
-    """Import cloudpickle from the folder: one of the image may be older than what packed the function."""
-    for name in [each for each in sys.modules if each.split(".")[0] == _CLOUDPICKLE]:
-        del sys.modules[name]
-    sys.path.insert(0, str(folder.absolute()))
-
-
-def _why_not_loaded(entry: str, error: Exception) -> str:
-    cause = f"{type(error).__name__}: {error}"
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            f"{entry} needs the module {error.name!r}, which isn't here: install it into the image, or let "
-            "it travel with code=[...]"
-        )
-    return f"{entry} can't be loaded ({cause}): the packages here differ from those where it was packed"
 
 
 # The result: JSON, written by the replica that writes checkpoints.
@@ -106,7 +97,7 @@ def leave_result(result: object, env: Mapping[str, str]) -> None:
         return
     path = Path(folder) / RESULT
     try:
-        text = json.dumps(_plain(result), allow_nan=False)
+        text = json.dumps(as_json(result), allow_nan=False)
         if len(text) > LARGEST_RESULT:
             raise ValueError(f"it has {len(text):,} characters, at most {LARGEST_RESULT:,} are kept")
     except (TypeError, ValueError, RecursionError) as error:
@@ -118,28 +109,6 @@ def leave_result(result: object, env: Mapping[str, str]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text + "\n")
-
-
-def _plain(value: object) -> object:
-    """Return the value as JSON has it; NaN and infinities become the strings `nan`, `inf` and `-inf`."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {_key(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    listed = getattr(value, "tolist", None) or getattr(value, "numpy", None)
-    if callable(listed):  # a number or an array of NumPy, or a tensor of TensorFlow
-        return _plain(listed())
-    raise TypeError(f"there is a {type(value).__qualname__} in it")
-
-
-def _key(key: object) -> str:
-    if not isinstance(key, (str, int)):
-        raise TypeError(f"a key is a {type(key).__qualname__}")
-    return str(key)
 
 
 def main(path: Path) -> None:

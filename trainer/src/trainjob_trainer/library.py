@@ -63,7 +63,6 @@ from trainjob_trainer.recipe import Recipe, TrainingPlan, batch_of_a_device, bui
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica, as_evaluator, join
 from trainjob_trainer.reporting.progress import announce, notice
-from trainjob_trainer.reporting.wandb_run import begin_run
 from trainjob_trainer.resume import (
     IN_A_CALLBACK,
     SETTINGS,
@@ -253,9 +252,6 @@ def train_and_evaluate(
     replica.store.keep = request.recipe.keep
     if replica.task.is_server:
         serve(replica)
-    if request.recipe.wandb:
-        config = dataclasses.asdict(request.recipe)
-        replica = dataclasses.replace(replica, journal=begin_run(replica.task, replica.environment, config))
     strategy = build_strategy(replica.task, progress=replica.progress)
     keras.utils.set_random_seed(request.recipe.seed)
     if replica.task.is_evaluator:
@@ -263,7 +259,7 @@ def train_and_evaluate(
     return _train(replica, strategy, request)
 
 
-_NOT_THE_RESULT = ("epochs", "steps", "checkpoint_every", "keep", "export", "output", "resume", "wandb")
+_NOT_THE_RESULT = ("epochs", "steps", "checkpoint_every", "keep", "export", "output", "resume")
 """Settings on which the result doesn't depend, or which may ask for more of it."""
 
 

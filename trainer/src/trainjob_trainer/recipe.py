@@ -106,9 +106,6 @@ class Recipe:
     resume: bool = _setting(
         "go on with the training that the output holds; else take a new folder beside it", bool, True
     )
-    wandb: bool = _setting(
-        "log to Weights & Biases too; its package comes with trainjob-trainer[wandb]", bool, False
-    )
 
     @classmethod
     def from_command_line(
@@ -231,15 +228,12 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     if least is not None and not (is_kind and value >= least):
         raise InvalidConfiguration(f"{field.name}: must be a number of at least {least}, got {value!r}")
     if not is_kind:
-        raise InvalidConfiguration(f"{field.name}: must be {_article(kind)}, got {value!r}")
+        wanted = {bool: "True or False", str: "a text", int: "a whole number"}.get(kind, "a number")
+        raise InvalidConfiguration(f"{field.name}: must be {wanted}, got {value!r}")
     among = field.metadata["among"]
     if among and value not in among:
         choice = ", ".join(repr(one) for one in among)
         raise InvalidConfiguration(f"{field.name}: must be one of {choice}, got {value!r}")
-
-
-def _article(kind: type) -> str:
-    return {bool: "True or False", str: "a text", int: "a whole number"}.get(kind, "a number")
 
 
 # The training plan, in steps.

@@ -36,7 +36,7 @@ class Recorder:
         self._clock = clock
         self._is_writer = replica.task.is_writer
         self._prints_lines = self._is_writer and prints_lines
-        self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None, replica.journal)
+        self._summaries = Summaries(replica.environment.log_dir if self._is_writer else None)
         self._machine = machine or Machine() if self._is_writer else None
         self._times = StepTimes()
         self._line_at = self._figures_at = self._metrics_at = clock()
@@ -85,13 +85,15 @@ class Recorder:
         self._metrics_at = self._clock()
         if self._prints_lines and self._clock() - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = self._clock()
-            announce(self._line(step, metrics))
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            done = f"step {step}/{self._plan.total_steps}"
+            announce(f"{done}, {shown}, {self._speed:,.0f} examples/s")
 
     def end(self, ending: Ending) -> None:
         """Report that training has ended."""
         if self._is_writer:
             self._write_figures(ending.step, {})
-        self._summaries.close()
+        self._summaries.flush()
         self._replica.progress.update(
             state="finished",
             step=ending.step,
@@ -104,14 +106,9 @@ class Recorder:
         """Write figures of step times and machine; in long epochs also this worker's metrics so far."""
         is_long = self._metrics_at <= self._figures_at
         self._figures_at = self._clock()
-        times = self._times.drain()
+        seconds, figures = self._times.drain()
         machine = self._machine.figures() if self._machine else {}
         metrics = {**logs, "examples_per_second": self._speed} if logs and is_long else {}
-        self._summaries.write(step, {**metrics, **times.figures, **machine})
-        self._summaries.write_histogram(step, "step_seconds", times.seconds)
+        self._summaries.write(step, {**metrics, **figures, **machine})
+        self._summaries.write_histogram(step, "step_seconds", seconds)
         self._summaries.flush()
-
-    def _line(self, step: int, metrics: Mapping[str, float]) -> str:
-        done = f"step {step}/{self._plan.total_steps}"
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        return f"{done}, {shown}, {self._speed:,.0f} examples/s"

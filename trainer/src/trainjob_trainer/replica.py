@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from trainjob_trainer.checkpoint.fence import build_fence
 from trainjob_trainer.checkpoint.store import CheckpointStore
@@ -20,20 +20,16 @@ from trainjob_trainer.reporting.progress import ProgressFile, announce, notice
 from trainjob_trainer.resume import finished_before, refuse_finished
 from trainjob_trainer.task import Task
 
-if TYPE_CHECKING:
-    from trainjob_trainer.reporting.wandb_run import WandbRun
-
 
 @dataclass(frozen=True)
 class Replica:
-    """The role, paths and outputs of this process; `journal` logs values in addition to TensorBoard."""
+    """The role, paths and outputs of this process."""
 
     task: Task
     environment: Environment
     store: CheckpointStore
     progress: ProgressFile
     stop: StopRequest
-    journal: WandbRun | None = None
 
 
 def join(
@@ -74,8 +70,7 @@ def as_evaluator(replica: Replica) -> Replica:
     """Return this replica with an evaluator's paths: a process that trains alone also evaluates."""
     folder = replica.environment.output_dir / "evaluator"
     environment = dataclasses.replace(replica.environment, output_dir=folder, log_dir=folder / "logs")
-    journal = replica.journal and replica.journal.as_evaluator(environment)
-    return dataclasses.replace(replica, environment=environment, journal=journal)
+    return dataclasses.replace(replica, environment=environment)
 
 
 def _check_output(replica: Replica) -> None:

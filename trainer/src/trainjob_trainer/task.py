@@ -18,7 +18,7 @@ def of_the_job(env: Mapping[str, str]) -> Mapping[str, str]:
 
     `bootstrap/trainjob_import_hook.py` sets TRAINJOB_PID in the training process; its children inherit it.
     """
-    if env.get("TRAINJOB_PID", str(os.getpid())).partition(" ")[0] == str(os.getpid()):
+    if env.get("TRAINJOB_PID", str(os.getpid())) == str(os.getpid()):
         return env
     job = ("TF_CONFIG", "TRAINJOB_", "TRAIN_SMOKE")
     return {name: value for name, value in env.items() if not name.startswith(job)}

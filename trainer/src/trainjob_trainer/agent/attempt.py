@@ -21,7 +21,6 @@ class Attempt:
 
     Attributes:
         number: 1 for the first; each is higher than all before.
-        replicas: its replicas, by role.
         pods: each replica's pod, that of its latest start alone included.
         done: replicas whose training process has succeeded.
         failures: in the order of their reports.
@@ -227,7 +226,9 @@ def start_alone(
         if member is None or member.child != IDLE or not attempt.alone.is_due(replica, now):
             continue
         if not attempt.alone.is_pending(replica) and member.pod == attempt.pods[replica]:
-            returned = _out_of_reach(attempt, member, unix_time)
+            lost = Trouble(member, UNREACHABLE, "couldn't be reached")
+            latest = attempt.alone.number(replica, attempt.number)
+            returned = replace(lost.as_failure(latest, unix_time), alone=True)
             budget.counts = budget.counts.restarted(counted=False)
         number = budget.counts.attempt + 1
         budget.counts = budget.counts.at_least(number)
@@ -235,11 +236,3 @@ def start_alone(
         attempt.pods[replica] = member.pod
         meeting.begin_alone(member, number, attempt.number, budget.counts, now)
     return returned
-
-
-def _out_of_reach(attempt: Attempt, member: Member, unix_time: float) -> Failure:
-    """Return the failure of a member whose connection was lost while its pod stayed."""
-    number = attempt.alone.number(member.replica, attempt.number)
-    return replace(
-        Trouble(member, UNREACHABLE, "couldn't be reached").as_failure(number, unix_time), alone=True
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainjob_trainer.agent.failure import Failure, find_exception, is_mistake
+from trainjob_trainer.agent.failure import Failure, find_exception, integer, is_mistake
 
 # The counts of a job's restarts: agents exchange them, so that the end of one loses nothing.
 
@@ -35,14 +35,13 @@ class RestartCounts:
     def from_json(cls, raw: object) -> RestartCounts:
         """Read counts leniently: a missing value or one of an unexpected type is 0."""
         values = raw if isinstance(raw, dict) else {}
-        step = values.get("furthestStep")
         return cls(
-            attempt=_count(values.get("attempt")),
-            counted=_count(values.get("charged")),
-            uncounted=_count(values.get("uncharged")),
-            reset=_count(values.get("refunded")),
-            since_progress=_count(values.get("sinceProgress")),
-            furthest_step=step if _is_int(step) else None,
+            attempt=integer(values.get("attempt"), 0) or 0,
+            counted=integer(values.get("charged"), 0) or 0,
+            uncounted=integer(values.get("uncharged"), 0) or 0,
+            reset=integer(values.get("refunded"), 0) or 0,
+            since_progress=integer(values.get("sinceProgress"), 0) or 0,
+            furthest_step=integer(values.get("furthestStep")),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +66,10 @@ class RestartCounts:
         Restarts in a row come from the side with more attempts and restarts; if both have as many, the
         smaller value is the later one.
         """
-        latest = max(self, other, key=lambda one: (*one._age, -one.since_progress))
+        latest = max(
+            (self, other),
+            key=lambda one: (one.attempt, one.counted + one.uncounted, -one.since_progress),
+        )
         return RestartCounts(
             attempt=max(self.attempt, other.attempt),
             counted=max(self.counted, other.counted),
@@ -109,22 +111,10 @@ class RestartCounts:
             changes["reset"] = self.counted
         return replace(self, **changes) if changes else self
 
-    @property
-    def _age(self) -> tuple[int, int]:
-        return self.attempt, self.counted + self.uncounted
-
 
 def furthest(steps: Iterable[int | None]) -> int | None:
     """Return the largest of the known steps, or None."""
     return max((step for step in steps if step is not None), default=None)
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 MOST_ALIKE = 3
@@ -163,7 +153,9 @@ class Budget:
 
     def judge(self, failure: Failure, started: float, now: float) -> Verdict:
         """Decide whether training restarts after a failure, and count the restart."""
-        if self._is_mistake(failure):
+        has_stepped = bool(failure.step or self.counts.furthest_step)
+        is_first = failure.attempt <= 1 and not has_stepped
+        if is_first and is_mistake(failure.exit_code, failure.log_tail):
             return Verdict(replace(failure, permanent=True), give_up=True)
         if failure.counted and self._times_alike(failure, now - started) >= MOST_ALIKE:
             return Verdict(replace(failure, repeated=True), give_up=True)
@@ -174,28 +166,20 @@ class Budget:
         self._back_off(now)
         return Verdict(failure, give_up=False)
 
-    def interrupted(self, now: float) -> None:
-        """Record a restart that the controller counts, because it knows the pod's end."""
+    def interrupted(self, pod: str, now: float) -> None:
+        """Record a restart that the controller counts, because it knows the end of this pod."""
+        self._gone = pod
         self.counts = replace(self.counts, since_progress=self.counts.since_progress + 1)
         self._back_off(now)
 
-    def went_away(self, pod: str) -> None:
-        """Record the pod whose loss ended an attempt."""
-        self._gone = pod
-
     def came_back(self, pod: str) -> None:
-        """Count that restart if the pod is the same: the controller has not seen the loss."""
+        """Count an interruption if the pod is the same: the controller has not seen the loss."""
         if pod == self._gone:
             self._gone = ""
             self.counts = replace(self.counts, uncounted=self.counts.uncounted + 1)
 
     def _back_off(self, now: float) -> None:
         self.not_before = now + restart_delay(self.counts.since_progress)
-
-    def _is_mistake(self, failure: Failure) -> bool:
-        """Return whether the first start failed before any step, with an error that recurs at each start."""
-        has_stepped = bool(failure.step or self.counts.furthest_step)
-        return failure.attempt <= 1 and not has_stepped and is_mistake(failure.exit_code, failure.log_tail)
 
     def _times_alike(self, failure: Failure, lasted: float) -> int:
         place: object | None = failure.step

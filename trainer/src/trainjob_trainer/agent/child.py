@@ -16,6 +16,7 @@ from typing import Any
 
 from trainjob_trainer.agent import process_tree
 from trainjob_trainer.agent.cgroup import OomCounter, thread_variables
+from trainjob_trainer.agent.failure import integer
 from trainjob_trainer.agent.log import LogCopy, Sink, log
 from trainjob_trainer.agent.process_tree import (
     NOT_EXECUTABLE,
@@ -234,11 +235,6 @@ class Child:
         """Return whether SIGSTOP or a debugger has stopped its main process."""
         return self._run is not None and self._run.is_alive and process_tree.is_stopped(self._run.pid)
 
-    @property
-    def standby_ready(self) -> bool:
-        """Return whether the next interpreter waits with TensorFlow imported."""
-        return self._standby.ready
-
     def start(self, changes: Mapping[str, str]) -> None:
         """Start it with `changes` to the container's environment; never blocks. RuntimeError if it runs."""
         if self._run is not None:
@@ -339,7 +335,6 @@ class Child:
         message = str(error.get("message") or last)
         if code == ExitCode.NCCL_FAILED and run.log is not None:
             message += next((f" ({one})" for one in run.log.recent.splitlines() if "NCCL WARN" in one), "")
-        step = report.get("step")
         return ChildExit(
             code=code,
             signal=number,
@@ -347,7 +342,7 @@ class Child:
             log_tail=crash or tail,
             message=message,
             reason=str(error.get("reason") or ""),
-            step=step if isinstance(step, int) else None,
+            step=integer(report.get("step")),
             time=time.time(),
         )
 

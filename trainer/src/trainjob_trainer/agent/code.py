@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainjob_trainer.errors import InvalidConfiguration, OutputUnwritable
+
 LARGEST = 50_000_000
 """Bytes of all files together."""
-
-
-class InvalidCode(Exception):
-    """The archive isn't the job's, or can't be unpacked safely; a restart can't help."""
-
-
-class CodeUnavailable(Exception):
-    """The archive can't be read, or the files can't be written, perhaps only on this node."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +35,13 @@ class Code:
         """Write all files.
 
         Raises:
-            InvalidCode: it is another archive than the job's, or holds something else than files.
-            CodeUnavailable: a file can't be read or written.
+            InvalidConfiguration: it is another archive than the job's, or holds something else than files.
+            OutputUnwritable: a file can't be read or written, perhaps only on this node.
         """
         try:
             content = self.archive.read_bytes()
             if hashlib.sha256(content).hexdigest() != self.digest:
-                raise InvalidCode(
+                raise InvalidConfiguration(
                     f"{self.archive}: not the job's code (spec.code.digest): its ConfigMap was replaced;"
                     " delete the job and submit it again"
                 )
@@ -57,19 +51,19 @@ class Code:
                 for entry in entries:
                     self._write(entry, archive.read(entry))
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-            raise InvalidCode(f"{self.archive}: can't be unpacked: {error}") from error
+            raise InvalidConfiguration(f"{self.archive}: can't be unpacked: {error}") from error
         except OSError as error:
-            raise CodeUnavailable(f"the job's code can't be unpacked into {self.folder}: {error}") from error
+            raise OutputUnwritable(f"the job's code can't be unpacked into {self.folder}: {error}") from error
 
     def _check(self, entries: list[zipfile.ZipInfo]) -> None:
         """Check everything before the first file is written."""
         if sum(entry.file_size for entry in entries) > LARGEST:
-            raise InvalidCode(f"{self.archive}: holds more than {LARGEST // 1_000_000} MB")
+            raise InvalidConfiguration(f"{self.archive}: holds more than {LARGEST // 1_000_000} MB")
         for entry in entries:
             kind = stat.S_IFMT(entry.external_attr >> 16)
             parts = entry.filename.split("/")
             if any(part in ("", ".", "..") for part in parts) or kind not in (0, stat.S_IFREG):
-                raise InvalidCode(
+                raise InvalidConfiguration(
                     f"{self.archive}: {entry.filename!r} is no file below the folder of the code; pack the"
                     " code with trainjob submit"
                 )

@@ -19,13 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.errors import Fenced
 
 _CHECKPOINT = re.compile(r"step-(\d{8,})(?:\.[1-9]\d*)?")
 _CLAIM = re.compile(r"\.claim-(\d+)\.(\d+)-([0-9a-f]{8})")
-
-
-class Superseded(Exception):
-    """A newer start of the job writes the output: that one decides when training has finished."""
 
 
 def mark_finished(
@@ -42,7 +39,7 @@ def mark_finished(
         step: the last one that it reported, if any.
         if_claimed: only if it has claimed the output: it may be one of several programs of the container.
 
-    Raises Superseded, or OSError if the file can't be written.
+    Raises Fenced, or OSError if the file can't be written.
     """
     output = env.get("TRAINJOB_OUTPUT_DIR")
     checkpoints = env.get("TRAINJOB_CHECKPOINT_DIR") or (output and f"{output}/checkpoints")
@@ -56,7 +53,7 @@ def mark_finished(
     newest = max(((int(claim[1]), int(claim[2])) for claim in claims), default=None)
     own = tuple(map(int, generation.split("."))) if generation else newest
     if newest is not None and own is not None and newest > own:
-        raise Superseded(f"a newer start of this job writes {folder}")
+        raise Fenced(f"a newer start of this job writes {folder}")
     claim = folder / f".claim-{generation}-{job}"
     if if_claimed and claim.name not in names:
         return
@@ -100,7 +97,7 @@ def supervise() -> None:
         try:
             mark_finished(os.environ, generation, if_claimed=True)
             break
-        except (Superseded, PermissionError, ValueError) as error:
+        except (Fenced, PermissionError, ValueError) as error:
             print(f"trainjob: the output doesn't say that training has finished: {error}", file=sys.stderr)
             break
         except OSError as error:

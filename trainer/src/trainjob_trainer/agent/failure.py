@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -72,7 +73,6 @@ class Failure:
 
     Attributes:
         replica: such as `worker-1`.
-        incarnation: the number of the replica's pod.
         attempt: the start of training that it ended.
         reason: a name of the table of exit codes, `OutOfMemory` or `Unreachable`.
         exit_code: 128+n for death by `signal` n; None if no process ended by itself.
@@ -108,11 +108,6 @@ class Failure:
     def is_cascade(self) -> bool:
         """Return whether another replica's failure, or a request to stop, caused it."""
         return self.reason in (PEER_LOST, PREEMPTED)
-
-    @property
-    def code_to_exit_with(self) -> int:
-        """Return the exit code of the failed replica's agent."""
-        return int(ExitCode.STALLED) if self.exit_code is None else self.exit_code
 
     def is_same(self, other: Failure | None) -> bool:
         """Return whether both are one failure: an attempt ends once."""
@@ -151,15 +146,15 @@ class Failure:
         failure = cls(
             replica=str(raw.get("replica", "")),
             pod=str(raw.get("pod", "")),
-            incarnation=_integer(raw.get("incarnation")) or 0,
-            attempt=_integer(raw.get("attempt")) or 0,
+            incarnation=integer(raw.get("incarnation")) or 0,
+            attempt=integer(raw.get("attempt")) or 0,
             reason=str(raw.get("reason") or "Crashed"),
-            exit_code=_integer(raw.get("exitCode")),
-            signal=_integer(raw.get("signal")),
+            exit_code=integer(raw.get("exitCode")),
+            signal=integer(raw.get("signal")),
             message=str(raw.get("message") or ""),
             log_tail=str(raw.get("logTail") or ""),
-            step=_integer(raw.get("step")),
-            checkpoint_step=_integer(raw.get("checkpointStep")),
+            step=integer(raw.get("step")),
+            checkpoint_step=integer(raw.get("checkpointStep")),
             counted=raw.get("charged") is not False,
             permanent=raw.get("permanent") is True,
             repeated=raw.get("repeated") is True,
@@ -280,5 +275,8 @@ def _bounded(failure: Failure) -> Failure:
     return replace(failure, message=line[:_LONGEST_MESSAGE], log_tail=failure.log_tail[-_LONGEST_TAIL:])
 
 
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def integer(value: object, least: float = -math.inf) -> int | None:
+    """Return a JSON value that is a whole number of at least `least`, and None for any other."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return value
+    return None

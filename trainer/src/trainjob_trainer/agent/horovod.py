@@ -17,48 +17,34 @@ import contextlib
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any
 
 from trainjob_trainer.agent.log import log
+from trainjob_trainer.task import Task
 
 # The variables of one process.
 
-
-CHOICES = (
-    "HOROVOD_CONTROLLER",
-    "HOROVOD_CPU_OPERATIONS",
-    "HOROVOD_GLOO_IFACE",
-    "HOROVOD_GLOO_TIMEOUT_SECONDS",
-)
-"""Variables that a job may set itself; the others depend on the attempt."""
 
 LONGEST_START_SECONDS = 600
 """How long a rank waits for the others; Horovod's 30 s are shorter than a slow import of TensorFlow."""
 
 
 def build_variables(
-    tf_config: Mapping[str, Any],
-    rendezvous: Mapping[str, Any] | None,
-    interface: str,
-    chosen: Mapping[str, str],
+    task: Task, rendezvous: Mapping[str, Any], interface: str, chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return Horovod's variables of one process, empty if this attempt has no ring.
-
-    Ranks are in TF_CONFIG's order: the chief, then the workers. Each replica is a host, as its pod is.
+    """Return Horovod's variables of one process; each replica is a host, as its pod is.
 
     Args:
-        tf_config: of this process and attempt.
-        rendezvous: `host` and `port` of the store, from the start message; None without one.
+        task: of this process and attempt.
+        rendezvous: `host` and `port` of the store, from the start message.
         interface: the network interface that has this replica's address; empty if it is unknown.
-        chosen: the container's environment, whose `CHOICES` are kept.
+        chosen: the container's environment, whose choices of how the ranks connect are kept.
     """
-    if rendezvous is None:
-        return {}
-    ranks = rank_replicas(tf_config["cluster"])
-    task = tf_config["task"]
-    replica = f"{task['type']}-{task['index']}"
-    rank, size = str(ranks.index(replica)), str(len(ranks))
+    rank, size = str(task.rank), str(task.num_workers)
     choices = {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -72,18 +58,11 @@ def build_variables(
         "HOROVOD_LOCAL_SIZE": "1",
         "HOROVOD_CROSS_RANK": rank,
         "HOROVOD_CROSS_SIZE": size,
-        "HOROVOD_HOSTNAME": replica,
+        "HOROVOD_HOSTNAME": task.replica,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": str(rendezvous["host"]),
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rendezvous["port"]),
         **{name: value for name, value in choices.items() if value and name not in chosen},
     }
-
-
-def rank_replicas(cluster: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the training replicas in the order of their ranks; none with parameter servers."""
-    if cluster.get("ps"):
-        return []
-    return [f"{role}-{index}" for role in ("chief", "worker") for index in range(len(cluster.get(role, ())))]
 
 
 def find_interface(host: str) -> str:
@@ -107,170 +86,115 @@ _GET_ADDRESS = 0x8915
 """SIOCGIFADDR of <linux/sockios.h>."""
 
 
-# The store.
+# The store and its HTTP server, which like Horovod's own is one of the standard library's.
 
 
-LARGEST_NAME = 256
 LARGEST_VALUE = 1 << 20
 """Bytes; a rank's addresses take about 150 bytes for each other rank."""
 LARGEST_STORE = 64 << 20
-MOST_KEYS = 1 << 16
-
-
-class StoreFull(Exception):
-    """A value doesn't fit into the store."""
-
-
-class Store:
-    """Small values by scope and key, within limits."""
-
-    def __init__(self, largest: int = LARGEST_STORE, most_keys: int = MOST_KEYS) -> None:
-        self._values: dict[tuple[str, str], bytes] = {}
-        self._bytes = 0
-        self._largest = largest
-        self._most_keys = most_keys
-
-    def put(self, scope: str, key: str, value: bytes) -> None:
-        """Set a value, or raise StoreFull and keep the earlier one."""
-        before = self._values.get((scope, key))
-        total = self._bytes + _size(scope, key, value) - (0 if before is None else _size(scope, key, before))
-        if total > self._largest or (before is None and len(self._values) >= self._most_keys):
-            raise StoreFull(f"{scope}/{key}: {len(self._values)} keys with {self._bytes} bytes are there")
-        self._values[scope, key], self._bytes = value, total
-
-    def get(self, scope: str, key: str) -> bytes | None:
-        """Return the value, or None."""
-        return self._values.get((scope, key))
-
-    def delete(self, scope: str, key: str) -> None:
-        """Remove the value, if there is one: a rank does so once all have connected."""
-        before = self._values.pop((scope, key), None)
-        if before is not None:
-            self._bytes -= _size(scope, key, before)
-
-
-def _size(scope: str, key: str, value: bytes) -> int:
-    return len(scope) + len(key) + len(value)
-
-
-# The store's HTTP server.
-
-
-REQUEST_SECONDS = 5.0
+_KEY_BYTES = 512
+MOST_CONNECTIONS = 1024
 LOOK_SECONDS = 1.0
 """How long GET waits for a missing key: clients ask every 10 ms, for each rank that isn't there yet."""
-MOST_CONNECTIONS = 4096
-LARGEST_HEAD = 8192
-
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Payload Too Large", 507: "Store Full"}
 
 
-class BadRequest(Exception):
-    """A request that isn't answered from the store; `status` is HTTP's."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(_REASONS[status])
-        self.status = status
-
-
-def read_head(head: bytes) -> tuple[str, str, str, int]:
-    """Return method, scope, key and the length of the body; BadRequest if it is no request of Horovod's."""
-    try:
-        first, *lines = head.decode("ascii").split("\r\n")
-        method, path, version = first.split(" ")
-        fields = {name.strip().lower(): value for name, _, value in (line.partition(":") for line in lines)}
-        empty, scope, key = path.split("/")
-        length = int(fields.get("content-length") or 0)
-    except ValueError:  # UnicodeDecodeError is one
-        raise BadRequest(400) from None
-    names = empty == "" and 0 < len(scope) <= LARGEST_NAME and 0 < len(key) <= LARGEST_NAME
-    if method not in ("PUT", "GET", "DELETE") or not version.startswith("HTTP/1.") or not names or length < 0:
-        raise BadRequest(400)
-    if length > LARGEST_VALUE:
-        raise BadRequest(413)
-    return method, scope, key, length
-
-
-class StoreServer:
+class StoreServer(ThreadingTCPServer):
     """Serves one attempt's store on a free port of `host`; the constructor raises OSError without one."""
 
-    def __init__(self, host: str, store: Store | None = None, patience: float = REQUEST_SECONDS) -> None:
-        self._socket = socket.create_server(
-            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=512
-        )
-        self.port: int = self._socket.getsockname()[1]
-        self._store = store or Store()
-        self._patience = patience
-        self._changed = asyncio.Event()
-        self._handlers: set[asyncio.Task[None]] = set()
-        self._server: asyncio.AbstractServer | None = None
-        self._opening = asyncio.get_running_loop().create_task(self._open())
+    daemon_threads = True
+    request_queue_size = 512
+    timeout = 0
+
+    def __init__(self, host: str) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        super().__init__((host, 0), Request)
+        self.port: int = self.server_address[1]
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.fileno(), self.handle_request)  # which starts a thread
+
+    def put(self, path: str, value: bytes) -> bool:
+        """Set a value, or return False if the store is full."""
+        with self._changed:
+            size = sum(_KEY_BYTES + len(content) for content in (*self._values.values(), value))
+            if size <= LARGEST_STORE:
+                self._values[path] = value
+                self._changed.notify_all()
+        if size > LARGEST_STORE:
+            log(f"Horovod's rendezvous takes no more values: {path}")
+        return size <= LARGEST_STORE
+
+    def get(self, path: str) -> bytes | None:
+        """Return the value, once it is there; None after a while."""
+        with self._changed:
+            self._changed.wait_for(lambda: path in self._values, LOOK_SECONDS)
+            return self._values.get(path)
+
+    def delete(self, path: str) -> None:
+        """Remove the value, if there is one: a rank does so once all have connected."""
+        with self._changed:
+            self._values.pop(path, None)
 
     def close(self) -> None:
-        """Stop serving and end all connections."""
-        self._opening.cancel()
-        if self._server is not None:
-            self._server.close()
-        self._socket.close()
-        for handler in self._handlers:
-            handler.cancel()
+        """Stop serving; requests under way end soon."""
+        self._loop.remove_reader(self.fileno())
+        self.server_close()
 
-    async def _open(self) -> None:
-        self._server = await asyncio.start_server(self._accept, sock=self._socket, limit=LARGEST_HEAD)
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Drop a connection above the limit: the client tries again."""
+        del request, client_address
+        return threading.active_count() < MOST_CONNECTIONS
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._handlers) >= MOST_CONNECTIONS:
-            writer.transport.abort()  # the client tries again
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._handlers.add(task)
-        task.add_done_callback(self._handlers.discard)
+    def handle_error(self, *_: Any) -> None:
+        """Log nothing: a client has gone."""
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            status, value = await self._respond(reader)
-            head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(value)}\r\n"
-            writer.write(f"{head}Connection: close\r\n\r\n".encode() + value)
-            await asyncio.wait_for(writer.drain(), self._patience)
-            writer.close()
-            await asyncio.wait_for(writer.wait_closed(), self._patience)
-        except (OSError, EOFError, asyncio.TimeoutError, asyncio.LimitOverrunError):
-            pass  # garbage, a slow client, or one that has gone
-        finally:
-            writer.transport.abort()
 
-    async def _respond(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
-        try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._patience)
-            method, scope, key, length = read_head(head[:-4])
-            if method == "PUT":
-                value = await asyncio.wait_for(reader.readexactly(length), self._patience)
-                self._put(scope, key, value)
-            elif method == "DELETE":
-                self._store.delete(scope, key)
-            else:
-                found = await self._look(scope, key)
-                return (404, b"") if found is None else (200, found)
-        except BadRequest as refused:
-            return refused.status, b""
-        except StoreFull as full:
-            log(f"Horovod's rendezvous takes no more values: {full}")
-            return 507, b""
-        return 200, b""
+class Request(BaseHTTPRequestHandler):
+    """One request; garbage and slow clients end their own connection alone."""
 
-    def _put(self, scope: str, key: str, value: bytes) -> None:
-        self._store.put(scope, key, value)
-        waiting, self._changed = self._changed, asyncio.Event()
-        waiting.set()
+    server: StoreServer
+    timeout = 5.0
 
-    async def _look(self, scope: str, key: str) -> bytes | None:
-        """Return the value, once it is there; None after a while."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + LOOK_SECONDS
-        while (value := self._store.get(scope, key)) is None and (left := until - loop.time()) > 0:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
-        return value
+    def do_PUT(self) -> None:
+        """Set a value."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdigit():
+            self.send_error(400)
+        elif int(length) > LARGEST_VALUE:
+            self.send_error(413)
+        else:
+            value = self.rfile.read(int(length))
+            if len(value) == int(length):
+                self._answer(200 if self.server.put(self.path, value) else 507)
+
+    def do_GET(self) -> None:
+        """Answer with a value."""
+        value = self.server.get(self.path)
+        self._answer(404 if value is None else 200, value or b"")
+
+    def do_DELETE(self) -> None:
+        """Remove a value."""
+        self.server.delete(self.path)
+        self._answer(200)
+
+    def parse_request(self) -> bool:
+        """Refuse a path that is not `/SCOPE/KEY`."""
+        if not super().parse_request():
+            return False
+        is_key = self.path.count("/") == 2 and len(self.path) <= _KEY_BYTES and "//" not in self.path
+        if not is_key:
+            self.send_error(400)
+        return is_key
+
+    def _answer(self, status: int, value: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(value)))
+        self.end_headers()
+        self.wfile.write(value)
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
 
 
 class Ring:
@@ -283,7 +207,7 @@ class Ring:
 
     def add_rendezvous(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a member's message; a start message also gets `rendezvous`, the address of its store."""
-        if message.get("type") != "start" or not rank_replicas(message["tfConfig"]["cluster"]):
+        if message.get("type") != "start" or "ps" in message["tfConfig"]["cluster"]:
             return message
         if message["epoch"] != self._generation:
             self.close()

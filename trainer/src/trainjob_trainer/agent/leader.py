@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from trainjob_trainer.agent.failure import Failure
 from trainjob_trainer.agent.horovod import Ring
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import (
@@ -44,9 +43,9 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         own = LeaderSettings(
-            settings.replica,
+            settings.task.replica,
             settings.incarnation,
-            settings.cluster,
+            settings.task.cluster,
             OWN_LINK,
             settings.beat_seconds,
             settings.lost_seconds,
@@ -115,8 +114,12 @@ class Leader:
     def _take(self, event: Event) -> None:
         failure = self.group.failure
         effects = self.group.handle(event, self._loop.time())
-        if self.group.failure is not None and not self.group.failure.is_same(failure):
-            _log_failure(self.group.failure)
+        latest = self.group.failure
+        if latest is not None and not latest.is_same(failure):
+            end = f"attempt {latest.attempt} ends: {latest.replica}"
+            if latest.alone:
+                end = f"{latest.replica} is started again alone"
+            log(f"{end}: {latest.reason}" + (f": {latest.message}" if latest.message else ""))
         for effect in effects:
             if isinstance(effect, Send):
                 self._post(effect.link, self._ring.add_rendezvous(effect.message))
@@ -212,11 +215,3 @@ class Leader:
             missing = group.meeting.missing
             if missing:
                 self._waiting.log(f"waiting for {', '.join(missing[:8])}")
-
-
-def _log_failure(failure: Failure) -> None:
-    what = f": {failure.message}" if failure.message else ""
-    if failure.alone:
-        log(f"{failure.replica} is started again alone: {failure.reason}{what}")
-        return
-    log(f"attempt {failure.attempt} ends: {failure.replica}: {failure.reason}{what}")

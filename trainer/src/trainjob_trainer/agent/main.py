@@ -17,15 +17,14 @@ from typing import Any, NoReturn
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.child import Child
-from trainjob_trainer.agent.code import CodeUnavailable, InvalidCode
-from trainjob_trainer.agent.failure import Failure, is_permanent, reason_of
+from trainjob_trainer.agent.failure import Failure, is_permanent
 from trainjob_trainer.agent.leader import Leader
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.replica_agent import Departure, ReplicaAgent
-from trainjob_trainer.agent.settings import InvalidSettings, Settings, read_settings
+from trainjob_trainer.agent.settings import Settings, read_settings
 from trainjob_trainer.agent.termination import write_termination
-from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, PortTaken, WireError, connect
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.agent.wire import FRAME_SECONDS, Channel, Listener, WireError, connect
+from trainjob_trainer.errors import TrainerError
 
 # The stall of an evaluation: only the evaluator's own agent can notice it.
 
@@ -178,11 +177,11 @@ class LeaderLink:
         agent, leader = self._agent, self._settings.leader
         if self._lost_at is None:
             self._lost_at = self._loop.time()
-            if not (agent.departure.done() or self._settings.is_observer):
+            if not (agent.departure.done() or self._settings.task.is_evaluator):
                 log(f"lost the leading agent at {leader} ({why}); training stops here until it is back")
         else:
             self._trouble.log(f"waiting for the leading agent at {leader} ({why})")
-        if not self._settings.is_observer:
+        if not self._settings.task.is_evaluator:
             agent.cut_off()
 
     async def _beat(self) -> None:
@@ -192,10 +191,21 @@ class LeaderLink:
 
 
 async def run_agent(settings: Settings) -> int:
-    """Run the agent of one replica and return its exit code; PortTaken if it can't listen on its port."""
+    """Run the agent of one replica and return its exit code; PortInUse if it can't listen on its port."""
     loop = asyncio.get_running_loop()
-    agent = ReplicaAgent(settings, lambda changed: _make_child(settings, changed))
-    role = _Leading(agent) if settings.is_leader else _Following(agent)
+    agent = ReplicaAgent(
+        settings,
+        lambda changed: Child(
+            settings.command,
+            env=settings.env,
+            state_dir=settings.state_dir,
+            tf_port=settings.tf_port,
+            changed=changed,
+            standby=settings.warm_standby,
+            code=settings.code.folder if settings.code else None,
+        ),
+    )
+    role = _Leading(agent) if settings.task.is_writer else _Following(agent)
     listener = Listener(settings.token, role.serve)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.leave)
@@ -203,7 +213,7 @@ async def run_agent(settings: Settings) -> int:
     await listener.open(settings.address)
     work: asyncio.Future[Any] = asyncio.ensure_future(role.run())
     watch: asyncio.Future[Any] | None = None
-    if settings.is_observer:
+    if settings.task.is_evaluator:
         agent.start_alone()
         watch = asyncio.ensure_future(watch_evaluation(agent))
     ends: set[asyncio.Future[Any]] = {work, agent.departure}
@@ -218,8 +228,15 @@ async def run_agent(settings: Settings) -> int:
         if watch is not None:
             watch.cancel()
         listener.close()
-        await agent.close()
-    _write_termination_message(agent, departure)
+        await agent.child.close()
+    if departure.code != 0:  # after a good end the training process has written its own message
+        write_termination(
+            settings.termination_log,
+            departure.failure,
+            agent.counts,
+            agent.child.report,
+            gave_up=departure.verdict == "failed",
+        )
     return departure.code
 
 
@@ -255,39 +272,12 @@ class _Following:
             **agent.beat(),
             "type": "report",
             "role": "member",
-            "replica": settings.replica,
+            "replica": settings.task.replica,
             "pod": settings.pod,
             "incarnation": settings.incarnation,
             "restarts": agent.counts.to_json(),
             "leaderLostSeconds": self._link.lost_seconds,
         }
-
-
-def _make_child(settings: Settings, changed: Any) -> Child:
-    return Child(
-        settings.command,
-        env=settings.env,
-        state_dir=settings.state_dir,
-        tf_port=settings.tf_port,
-        changed=changed,
-        standby=settings.warm_standby,
-        code=settings.code.folder if settings.code else None,
-    )
-
-
-def _write_termination_message(agent: ReplicaAgent, departure: Departure) -> None:
-    """Write the reason of a bad end; after a good one the training process has written its own message."""
-    path = agent.settings.termination_log
-    if departure.code == 0 or path is None:
-        return
-    failure = departure.failure
-    write_termination(
-        path,
-        gave_up=departure.gave_up,
-        failure=failure.to_json() if failure else None,
-        counts=agent.counts.to_json(),
-        report=agent.child.report,
-    )
 
 
 def main() -> NoReturn:
@@ -310,25 +300,9 @@ def _run(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> int:
             settings.code.unpack()
         # The process ends next; closing the loop would wait for its tasks.
         return asyncio.new_event_loop().run_until_complete(run_agent(settings))
-    except (InvalidSettings, InvalidCode) as error:
-        return _refuse(ExitCode.INVALID_CONFIGURATION, str(error), env)
-    except CodeUnavailable as error:
-        return _refuse(ExitCode.OUTPUT_UNWRITABLE, str(error), env)
-    except PortTaken as error:
-        return _refuse(ExitCode.PORT_IN_USE, str(error), env)
-
-
-def _refuse(code: ExitCode, message: str, env: Mapping[str, str]) -> int:
-    log(message)
-    path = env.get("TRAINJOB_TERMINATION_LOG")
-    if path:
-        reason = reason_of(int(code))
-        failure = Failure("", "", 0, 0, reason, int(code), message=message, permanent=is_permanent(int(code)))
-        write_termination(
-            Path(path),
-            gave_up=False,
-            failure=failure.to_json(),
-            counts=RestartCounts().to_json(),
-            report=None,
-        )
-    return int(code)
+    except TrainerError as error:
+        log(str(error))
+        path, code = env.get("TRAINJOB_TERMINATION_LOG"), int(error.exit_code)
+        failure = Failure("", "", 0, 0, error.reason, code, message=str(error), permanent=is_permanent(code))
+        write_termination(Path(path) if path else None, failure, RestartCounts())
+        return code

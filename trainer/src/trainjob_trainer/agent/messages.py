@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
 from trainjob_trainer.agent.budget import RestartCounts
-from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.failure import Failure, integer
 from trainjob_trainer.errors import ExitCode
 
 IDLE = "idle"
@@ -20,6 +21,7 @@ QUIET = frozenset([IDLE, FINISHED])
 
 TRAINING_ROLES = ("chief", "worker", "ps")
 OBSERVER = "evaluator"
+_REPLICA = re.compile(r"(chief|worker|ps|evaluator)-(0|[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,6 @@ class Join:
 
     Attributes:
         link: the connection; the leading agent's own replica has one too, without a network.
-        replica: such as `worker-1`.
-        incarnation: the number of the replica's pod.
         address: where its training process will listen, `host:port`.
         child: as in `Beat`.
         attempt: the latest start that it knows.
@@ -146,16 +146,6 @@ class HangUp:
 Effect = Union[Send, HangUp]
 
 
-def split_replica(replica: str) -> tuple[str, int] | None:
-    """Return role and index of a replica's name, or None if it is invalid."""
-    role, _, index = replica.rpartition("-")
-    if role not in (*TRAINING_ROLES, OBSERVER) or not (
-        index.isascii() and index.isdigit() and len(index) < 7
-    ):
-        return None
-    return (role, int(index)) if str(int(index)) == index else None
-
-
 def count_roles(replicas: Iterable[str]) -> dict[str, int]:
     """Return the number of these replicas in each role, in their order."""
     return dict(Counter(replica.rpartition("-")[0] for replica in replicas))
@@ -201,7 +191,8 @@ def farewell(pod: str, failure: Failure | None, counts: RestartCounts) -> dict[s
     """Return the end message: 0 without a failure, the failure's code for its own pod, else PEER_LOST."""
     if failure is None:
         return end(int(ExitCode.SUCCESS), FINISHED, None, counts)
-    code = failure.code_to_exit_with if failure.pod == pod else int(ExitCode.PEER_LOST)
+    own = ExitCode.STALLED if failure.exit_code is None else failure.exit_code
+    code = int(own if failure.pod == pod else ExitCode.PEER_LOST)
     return end(code, "failed", failure, counts)
 
 
@@ -231,7 +222,7 @@ def read_member_message(link: int, raw: Mapping[str, Any]) -> Event | None:
 def read_join(link: int, raw: Mapping[str, Any]) -> Join:
     """Return a member's first message."""
     replica = _text(raw, "replica")
-    if split_replica(replica) is None:
+    if not _REPLICA.fullmatch(replica):
         raise MalformedMessage(f"join: no replica is called {replica[:40]!r}")
     return Join(
         link,
@@ -249,18 +240,17 @@ def read_target(raw: object) -> Target:
     """Return the controller's target."""
     if not isinstance(raw, Mapping):
         raise MalformedMessage("order: not an object")
-    world = _counts(raw, "world")
-    limit = raw.get("stallTimeoutSeconds")
-    restarts = raw.get("maxRestarts")
+    world, without = _counts(raw, "world"), raw.get("without")
+    without = without if isinstance(without, list) else []
     return Target(
         world={role: n for role, n in world.items() if n > 0 and role in TRAINING_ROLES} or None,
-        without=frozenset(_replicas(raw.get("without"))),
+        without=frozenset(one for one in without if isinstance(one, str)),
         incarnations=_counts(raw, "incarnations"),
-        max_restarts=restarts if _is_int(restarts) else None,
-        stall_timeout=_seconds(limit),
+        max_restarts=integer(raw.get("maxRestarts"), 0),
+        stall_timeout=_seconds(raw.get("stallTimeoutSeconds")),
         counts=RestartCounts.from_json(raw.get("restarts")),
-        lease=_integer(raw, "lease") if "lease" in raw else 0,
-        generation=_integer(raw, "generation") if "generation" in raw else 0,
+        lease=_integer({"lease": 0, **raw}, "lease"),
+        generation=_integer({"generation": 0, **raw}, "generation"),
     )
 
 
@@ -291,25 +281,17 @@ def _text(raw: Mapping[str, Any], key: str) -> str:
 
 
 def _integer(raw: Mapping[str, Any], key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    value = integer(raw.get(key), 0)
+    if value is None:
         raise MalformedMessage(f"{key}: not a number from 0")
     return value
 
 
 def _counts(raw: Mapping[str, Any], key: str) -> dict[str, int]:
     value = raw.get(key, {})
-    if not isinstance(value, Mapping) or not all(_is_int(count) for count in value.values()):
+    if not isinstance(value, Mapping) or any(integer(count, 0) is None for count in value.values()):
         raise MalformedMessage(f"{key}: not an object of numbers")
     return dict(value)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _replicas(value: object) -> list[str]:
-    return [replica for replica in value if isinstance(replica, str)] if isinstance(value, list) else []
 
 
 def _seconds(value: object) -> float | None:

@@ -308,13 +308,13 @@ def answers_stack_requests(pid: int) -> bool:
     return hasattr(signal, "SIGRTMIN") and catches(pid, STACK_SIGNAL)
 
 
-def request_stacks(main: int, *, without: Iterable[int] = ()) -> list[int]:
-    """Ask a process and its descendants for their stacks, except `without`; return those that were asked.
+def request_stacks(main: int) -> list[int]:
+    """Ask a process and its descendants for their stacks; return those that were asked.
 
     `main` is the training process, which may be a shell around it.
     """
     below: list[int] = []
     with contextlib.suppress(OSError):
-        below = sorted(descendants(main, without=without))
+        below = sorted(descendants(main))
     asked = [pid for pid in [main, *below] if answers_stack_requests(pid)][:_MOST]
     return [pid for pid in asked if send(pid, STACK_SIGNAL)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainjob_trainer.agent.budget import EARLY_SECONDS, RestartCounts, restart_delay
+from trainjob_trainer.agent.failure import integer
 from trainjob_trainer.agent.messages import (
     OBSERVER,
     QUIET,
@@ -20,7 +21,6 @@ from trainjob_trainer.agent.messages import (
     count_roles,
     end,
     replicas_of,
-    split_replica,
     start,
     stop,
     welcome,
@@ -39,7 +39,6 @@ class Member:
     """One replica's agent.
 
     Attributes:
-        incarnation: the number of the replica's pod.
         address: where its training process listens.
         link: the connection; None once it has ended.
         child: the last known state of its training process.
@@ -96,8 +95,7 @@ class Member:
 
     def step(self, key: str = "step") -> int | None:
         """Return a step of its report: `step`, `checkpointStep` or `resumedFrom`."""
-        value = (self.report or {}).get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return integer((self.report or {}).get(key))
 
 
 class Roster:
@@ -159,18 +157,10 @@ class Roster:
         """Return the connected members that train, in order of arrival."""
         return [m for m in self._links.values() if not m.is_observer]
 
-    def ready(self, replica: str, incarnation: int) -> Member | None:
-        """Return the replica's agent if it can start a process and its pod isn't older than `incarnation`."""
-        member = self._members.get(replica)
-        if member is None or member.link is None or member.leaving:
-            return None
-        return member if member.is_quiet and member.incarnation >= incarnation else None
-
 
 def is_observer(replica: str) -> bool:
     """Return whether training starts without this replica."""
-    split = split_replica(replica)
-    return split is not None and split[0] == OBSERVER
+    return replica.startswith(f"{OBSERVER}-")
 
 
 # Replicas whose training process restarts alone, while the others continue.
@@ -247,7 +237,6 @@ class LeaderSettings:
 
     Attributes:
         replica: its own, whose training process writes the checkpoints.
-        incarnation: the number of the replica's pod.
         cluster: addresses of all roles, from TF_CONFIG.
         link: the connection of its own replica; no other one may join as that replica.
         unix_time: the difference of Unix time to the worker group's clock, in seconds.
@@ -262,35 +251,18 @@ class LeaderSettings:
     unix_time: float = 0.0
 
 
-class Outbox:
-    """The messages to send, in order."""
-
-    def __init__(self) -> None:
-        self._effects: list[Effect] = []
-
-    def send(self, link: int, message: Mapping[str, Any]) -> None:
-        """Add a message."""
-        self._effects.append(Send(link, message))
-
-    def hang_up(self, link: int) -> None:
-        """Add the end of a connection."""
-        self._effects.append(HangUp(link))
-
-    def take(self) -> list[Effect]:
-        """Return all effects and clear the outbox."""
-        effects, self._effects = self._effects, []
-        return effects
-
-
 class Rendezvous:
-    """Members, and the latest target; the first one is TF_CONFIG's world and `stall_timeout`."""
+    """Members, and the latest target; the first one is TF_CONFIG's world and `stall_timeout`.
 
-    def __init__(self, settings: LeaderSettings, outbox: Outbox, stall_timeout: float | None = None) -> None:
+    `outbox` has the messages to send, in order.
+    """
+
+    def __init__(self, settings: LeaderSettings, stall_timeout: float | None = None) -> None:
         self.settings = settings
         self.roster = Roster()
         world = {role: len(a) for role, a in settings.cluster.items() if role != OBSERVER and a}
         self.target = Target(world=world, stall_timeout=stall_timeout)
-        self._outbox = outbox
+        self.outbox: list[Effect] = []
         self._outside: set[str] = set()
         self._stopping: set[int] = set()
         self._configs: dict[str, Mapping[str, Any]] = {}
@@ -347,15 +319,15 @@ class Rendezvous:
         if replaced[0] is not None and replaced[1] < join.incarnation:
             self.dismiss(replaced[0], counts)
         elif replaced[0] is not None:
-            self._outbox.hang_up(replaced[0])
+            self.outbox.append(HangUp(replaced[0]))
         own = self.settings
-        self._outbox.send(join.link, welcome(own.beat_seconds, own.lost_seconds, own.incarnation))
+        self.outbox.append(Send(join.link, welcome(own.beat_seconds, own.lost_seconds, own.incarnation)))
         return member
 
     def dismiss(self, link: int, counts: RestartCounts, code: int = int(ExitCode.PEER_LOST)) -> None:
         """Send the end message and close the connection."""
-        self._outbox.send(link, end(code, "dismissed", None, counts))
-        self._outbox.hang_up(link)
+        self.outbox.append(Send(link, end(code, "dismissed", None, counts)))
+        self.outbox.append(HangUp(link))
 
     def dismiss_outsiders(self, counts: RestartCounts) -> None:
         """Dismiss members of removed replicas, once nothing runs there."""
@@ -371,7 +343,7 @@ class Rendezvous:
         for member in members:
             if member.link is not None and not member.is_quiet and member.link not in self._stopping:
                 self._stopping.add(member.link)
-                self._outbox.send(member.link, stop(attempt, graceful=graceful, stacks=stacks))
+                self.outbox.append(Send(member.link, stop(attempt, graceful=graceful, stacks=stacks)))
 
     def begin(self, members: Sequence[Member], number: int, counts: RestartCounts, now: float) -> None:
         """Start all members; TF_CONFIG gives each its index among those present."""
@@ -398,7 +370,8 @@ class Rendezvous:
         assert member.link is not None  # noqa: S101 - they are ready
         generation = f"{self.settings.incarnation}.{attempt}"
         member.begin(number, now)
-        self._outbox.send(member.link, start(number, generation, self._configs[member.replica], counts))
+        message = start(number, generation, self._configs[member.replica], counts)
+        self.outbox.append(Send(member.link, message))
 
     def _cluster(self, members: Sequence[Member]) -> dict[str, list[str]]:
         """Return TF_CONFIG's cluster, its roles in order; the evaluator keeps its address from there.
@@ -419,4 +392,7 @@ class Rendezvous:
 
     def ready(self, replica: str) -> Member | None:
         """Return the replica's agent if it can start a training process."""
-        return self.roster.ready(replica, self.target.incarnations.get(replica, 0))
+        member = self.roster.get(replica)
+        if member is None or member.link is None or member.leaving:
+            return None
+        return member if member.is_quiet and self.is_wanted(member) else None

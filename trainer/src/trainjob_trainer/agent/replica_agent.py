@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trainjob_trainer.agent.budget import RestartCounts
-from trainjob_trainer.agent.ending import Superseded, mark_finished
-from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit
+from trainjob_trainer.agent.ending import mark_finished
+from trainjob_trainer.agent.failure import STALLED, Failure, describe_exit, integer
 from trainjob_trainer.agent.horovod import build_variables, find_interface
 from trainjob_trainer.agent.log import Seldom, log
 from trainjob_trainer.agent.messages import FINISHED, IDLE, QUIET, RUNNING, STOPPING
 from trainjob_trainer.agent.settings import Settings, parse_address
-from trainjob_trainer.errors import ExitCode
+from trainjob_trainer.errors import ExitCode, Fenced
+from trainjob_trainer.task import Task
 
 if TYPE_CHECKING:
     from trainjob_trainer.agent.child import Child, ChildExit
@@ -62,11 +63,6 @@ class Departure:
     verdict: str
     failure: Failure | None = None
 
-    @property
-    def gave_up(self) -> bool:
-        """Return whether training must not be restarted."""
-        return self.verdict == "failed"
-
 
 class ReplicaAgent:
     """The state machine of one replica's agent; `make_child` gets the callback for the child's changes."""
@@ -105,7 +101,7 @@ class ReplicaAgent:
         port = settings.tf_port
         return {
             "type": "join",
-            "replica": settings.replica,
+            "replica": settings.task.replica,
             "incarnation": settings.incarnation,
             "pod": settings.pod,
             "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
@@ -158,7 +154,7 @@ class ReplicaAgent:
         self.send({"type": "leaving"})
         if self.state in QUIET:
             self._depart(Departure(int(ExitCode.PREEMPTED), "left"))
-        elif self.settings.is_observer:
+        elif self.settings.task.is_evaluator:
             self._stop(graceful=True)
         else:
             asyncio.get_running_loop().call_later(grace / 3, lambda: self._stop(graceful=True))
@@ -169,13 +165,9 @@ class ReplicaAgent:
         For a replica without a leading agent; `why` is the failure's message.
         """
         if self.state == RUNNING and not self.is_leaving:
-            log(f"{self.settings.replica}: {why}")
+            log(f"{self.settings.task.replica}: {why}")
             self._become(STOPPING)
             self._do(self._depart_stalled(why))
-
-    async def close(self) -> None:
-        """Kill the processes that are left."""
-        await self.child.close()
 
     def _start(self, message: Mapping[str, Any]) -> None:
         if self.state not in QUIET or message["attempt"] <= self.attempt or self.is_leaving:
@@ -200,9 +192,9 @@ class ReplicaAgent:
         config, rendezvous = message["tfConfig"], message.get("rendezvous")
         if not isinstance(rendezvous, Mapping):
             return {}
-        task = config["task"]
-        own = parse_address(config["cluster"][task["type"]][task["index"]], "TF_CONFIG")
-        return build_variables(config, rendezvous, find_interface(own.host), self.settings.env)
+        task = Task(config["task"]["type"], config["task"]["index"], config["cluster"])
+        host = parse_address(task.address or "", "TF_CONFIG").host
+        return build_variables(task, rendezvous, find_interface(host), self.settings.env)
 
     def _stop(self, *, graceful: bool, stacks: bool = False) -> None:
         if self.state in QUIET:
@@ -233,9 +225,9 @@ class ReplicaAgent:
         self._depart(Departure(int(ExitCode.STALLED), "left", failure))
 
     def _stall(self, why: str, stack: str, exit_code: int | None = None) -> Failure:
-        settings, step = self.settings, (self.child.report or {}).get("step")
+        settings = self.settings
         return Failure(
-            settings.replica,
+            settings.task.replica,
             settings.pod,
             settings.incarnation,
             self.attempt,
@@ -243,7 +235,7 @@ class ReplicaAgent:
             exit_code,
             message=why,
             log_tail=stack,
-            step=step if isinstance(step, int) else None,
+            step=integer((self.child.report or {}).get("step")),
             time=time.time(),
         )
 
@@ -257,14 +249,14 @@ class ReplicaAgent:
     def _changed(self) -> None:
         ended = self.child.exit
         if ended is not None and not self.child.running and self.state not in QUIET and not self._is_marking:
-            if ended.code == 0 and self.state == RUNNING and self.settings.is_leader:
+            if ended.code == 0 and self.state == RUNNING and self.settings.task.is_writer:
                 self._is_marking = True
                 self._do(self._finish(ended))
             else:
                 self._ended(ended)
         report = self.child.report or {}
         for variable, field in _REPORTED.items():
-            if type(report.get(field)) is int and report[field] >= 0:
+            if integer(report.get(field), 0) is not None:
                 self._reported[variable] = report[field]
         state = (report.get("state"), report.get("checkpointStep"))
         if state != self._sent_state:
@@ -282,7 +274,7 @@ class ReplicaAgent:
                 step = (self.child.report or {}).get("step")
                 await loop.run_in_executor(None, mark_finished, self.settings.env, self._generation, step)
                 break
-            except Superseded as error:
+            except Fenced as error:
                 log(str(error))
                 ended = replace(ended, code=int(ExitCode.FENCED), message=str(error))
                 break
@@ -304,7 +296,7 @@ class ReplicaAgent:
         if not was_stopped and ended.code != 0:
             failure = describe_exit(
                 ended,
-                replica=settings.replica,
+                replica=settings.task.replica,
                 pod=settings.pod,
                 incarnation=settings.incarnation,
                 attempt=self.attempt,
@@ -316,7 +308,7 @@ class ReplicaAgent:
         self.send(self.beat())
         if self.is_leaving:
             self._depart(Departure(_code_on_leaving(ended.code, settings), "left", failure))
-        elif settings.is_observer or ended.code == ExitCode.FENCED:
+        elif settings.task.is_evaluator or ended.code == ExitCode.FENCED:
             self._depart(Departure(ended.code, "left", failure))
 
     def _become(self, state: str) -> None:
@@ -337,4 +329,4 @@ class ReplicaAgent:
 def _code_on_leaving(code: int, settings: Settings) -> int:
     """Return the exit code of an agent that was asked to end: only the leading agent reports success."""
     ours = (ExitCode.SUCCESS, ExitCode.PEER_LOST, 128 + 9)
-    return int(ExitCode.PREEMPTED) if code in ours and not settings.is_observer else code
+    return int(ExitCode.PREEMPTED) if code in ours and not settings.task.is_evaluator else code

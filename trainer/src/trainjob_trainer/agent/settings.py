@@ -11,14 +11,11 @@ from typing import Any
 
 from trainjob_trainer.agent.budget import RestartCounts
 from trainjob_trainer.agent.code import Code, read_code
-from trainjob_trainer.agent.messages import OBSERVER, split_replica
+from trainjob_trainer.errors import InvalidConfiguration
+from trainjob_trainer.task import Task
 
 VARIABLE = "TRAINJOB_AGENT"
 DEFAULT_STATE_DIR = "/run/trainjob/state"
-
-
-class InvalidSettings(Exception):
-    """The pod's environment is invalid for an agent; a restart can't help."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Settings:
 
     Attributes:
         env: the container's environment.
-        replica: such as `worker-1`.
+        task: the replica, and TF_CONFIG's addresses of every role. The writer's agent leads.
         incarnation: the number of the replica's pod, from 1.
         address: where this agent listens.
         leader: where the leading agent listens.
@@ -47,7 +44,6 @@ class Settings:
         warm_standby: a second interpreter waits with TensorFlow imported.
         grace: seconds from SIGTERM to SIGKILL.
         counts: the job's restarts, as the controller knows them.
-        cluster: TF_CONFIG's addresses of every role.
         token: authenticates the job's agents and the controller to each other.
         code: files to unpack before the first start, or None.
         pod_ip: the pod's own address, or an empty text.
@@ -57,7 +53,7 @@ class Settings:
 
     command: Sequence[str]
     env: Mapping[str, str]
-    replica: str
+    task: Task
     incarnation: int
     pod: str
     address: Address
@@ -67,7 +63,6 @@ class Settings:
     warm_standby: bool
     grace: float
     counts: RestartCounts
-    cluster: Mapping[str, Sequence[str]]
     token: bytes
     code: Code | None
     pod_ip: str
@@ -77,48 +72,26 @@ class Settings:
     lost_seconds: float
 
     @property
-    def role(self) -> str:
-        """Return the replica's role."""
-        return self.replica.rpartition("-")[0]
-
-    @property
-    def index(self) -> int:
-        """Return the replica's number within its role."""
-        return int(self.replica.rpartition("-")[2])
-
-    @property
-    def is_leader(self) -> bool:
-        """Return whether this agent leads: the chief's, or worker 0's if the job has no chief."""
-        return self.replica == ("chief-0" if self.cluster.get("chief") else "worker-0")
-
-    @property
-    def is_observer(self) -> bool:
-        """Return whether training starts without this replica."""
-        return self.role == OBSERVER
-
-    @property
     def tf_port(self) -> int | None:
         """Return the port that TF_CONFIG gives this replica, or None."""
-        addresses = self.cluster.get(self.role, ())
-        return parse_address(addresses[self.index], "TF_CONFIG").port if self.index < len(addresses) else None
+        address = self.task.address
+        return parse_address(address, "TF_CONFIG").port if address else None
 
 
 def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) -> Settings:
-    """Return this pod's settings, with the token in `bundle`; InvalidSettings names the invalid value."""
+    """Return this pod's settings, with the token in `bundle`; InvalidConfiguration names a wrong one."""
     if not command:
-        raise InvalidSettings("no command to run: write it after `--`")
+        raise InvalidConfiguration("no command to run: write it after `--`")
     raw = _object(env, VARIABLE)
-    name = _text(raw, "replica")
-    if split_replica(name) is None:
-        raise InvalidSettings(
-            f"{VARIABLE}.replica: must be a role and an index, such as worker-0, got {name!r}"
-        )
+    task = Task.from_environment(env)
+    if not task.cluster:
+        raise InvalidConfiguration("TF_CONFIG cluster: must name every role's addresses")
     policy = raw.get("policy", {})
     log = env.get("TRAINJOB_TERMINATION_LOG")
     return Settings(
         command=list(command),
         env=env,
-        replica=name,
+        task=task,
         incarnation=int(_number(raw, "incarnation")),
         pod=_text(raw, "pod"),
         address=parse_address(_text(raw, "address"), f"{VARIABLE}.address"),
@@ -128,7 +101,6 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
         warm_standby=raw.get("warmStandby") is True,
         grace=_number(raw, "graceSeconds", 30),
         counts=RestartCounts.from_json(raw.get("restarts")),
-        cluster=_cluster(env),
         token=_token(bundle / "token", raw.get("tokenDigest")),
         code=read_code(raw.get("code"), bundle),
         pod_ip=env.get("TRAINJOB_POD_IP", ""),
@@ -140,34 +112,22 @@ def read_settings(command: Sequence[str], env: Mapping[str, str], bundle: Path) 
 
 
 def parse_address(text: str, where: str) -> Address:
-    """Return the parts of `host:port`, an IPv6 host without brackets, or raise InvalidSettings."""
+    """Return the parts of `host:port`, an IPv6 host without brackets, or raise InvalidConfiguration."""
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise InvalidSettings(f"{where}: must be host:port, got {text[:80]!r}")
+        raise InvalidConfiguration(f"{where}: must be host:port, got {text[:80]!r}")
     return Address(host[1:-1] if host.startswith("[") and host.endswith("]") else host, int(port))
-
-
-def _cluster(env: Mapping[str, str]) -> dict[str, list[str]]:
-    cluster = _object(env, "TF_CONFIG").get("cluster")
-    if not isinstance(cluster, dict) or not cluster:
-        raise InvalidSettings("TF_CONFIG.cluster: must name every role's addresses")
-    for role, addresses in cluster.items():
-        if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
-            raise InvalidSettings(f'TF_CONFIG.cluster.{role}: must be a list of "host:port"')
-        for address in addresses:
-            parse_address(address, f"TF_CONFIG.cluster.{role}")
-    return dict(cluster)
 
 
 def _token(path: Path, digest: object) -> bytes:
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{path}: the job's token can't be read ({error})") from error
+        raise InvalidConfiguration(f"{path}: the job's token can't be read ({error})") from error
     if not token:
-        raise InvalidSettings(f"{path}: holds no token")
+        raise InvalidConfiguration(f"{path}: holds no token")
     if digest is not None and hashlib.sha256(token.encode()).hexdigest() != digest:
-        raise InvalidSettings(
+        raise InvalidConfiguration(
             f"{path}: not the job's token: its Secret was replaced; delete the job and create it again"
         )
     return token.encode()
@@ -176,25 +136,25 @@ def _token(path: Path, digest: object) -> bytes:
 def _object(env: Mapping[str, str], variable: str) -> dict[str, Any]:
     text = env.get(variable, "").strip()
     if not text:
-        raise InvalidSettings(f"{variable}: not set; agents are started by the job's controller")
+        raise InvalidConfiguration(f"{variable}: not set; agents are started by the job's controller")
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise InvalidSettings(f"{variable}: not valid JSON ({error})") from error
+        raise InvalidConfiguration(f"{variable}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise InvalidSettings(f"{variable}: must be a JSON object")
+        raise InvalidConfiguration(f"{variable}: must be a JSON object")
     return value
 
 
 def _text(raw: Mapping[str, Any], key: str) -> str:
     value = raw.get(key)
     if not isinstance(value, str) or not value:
-        raise InvalidSettings(f"{VARIABLE}.{key}: must be a text, got {value!r}")
+        raise InvalidConfiguration(f"{VARIABLE}.{key}: must be a text, got {value!r}")
     return value
 
 
 def _number(raw: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = raw.get(key, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e9:
-        raise InvalidSettings(f"{VARIABLE}.{key}: must be a number from 0, got {value!r}")
+        raise InvalidConfiguration(f"{VARIABLE}.{key}: must be a number from 0, got {value!r}")
     return value

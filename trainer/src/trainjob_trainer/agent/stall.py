@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainjob_trainer.atomic_file import temporary_of
+from trainjob_trainer.atomic_file import temporary_of, version_of
 
 # The child's progress file, read a few times a second; it is replaced as a whole (docs/contract.md).
 
@@ -52,11 +51,11 @@ class ProgressWatch:
             with contextlib.suppress(OSError):
                 path.unlink()
         self.report, self._replaced_at, self._first_step = None, None, None
-        self._seen = self._version()  # a file that could not be removed is not this process's
+        self._seen = version_of(self._path)  # a file that could not be removed is not this process's
 
     def look(self) -> bool:
         """Read the file; return whether the report has changed."""
-        version = self._version()
+        version = version_of(self._path)
         if version is None or version == self._seen:
             return False
         self._seen = version
@@ -68,13 +67,6 @@ class ProgressWatch:
         if self._first_step is None:
             self._first_step = report.get("step")
         return True
-
-    def _version(self) -> tuple[int, ...] | None:
-        try:
-            stat = os.stat(self._path)  # noqa: PTH116 - four times a second for days
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
     def _read(self) -> Mapping[str, Any] | None:
         try:
@@ -180,14 +172,9 @@ def blame(ranks: Iterable[Rank]) -> str:
     with the lowest step; else one that reported the stall.
     """
     known = sorted(ranks, key=lambda rank: rank.replica)
-    for suspects in (_stopped(known), _silent(known), _behind(known), [r for r in known if r.reported]):
-        if suspects:
-            return suspects[0].replica
-    return known[0].replica
-
-
-def _stopped(ranks: list[Rank]) -> list[Rank]:
-    return [rank for rank in ranks if rank.stopped]
+    stopped, reported = [r for r in known if r.stopped], [r for r in known if r.reported]
+    suspects = stopped or _silent(known) or _behind(known) or reported or known
+    return suspects[0].replica
 
 
 def _silent(ranks: list[Rank]) -> list[Rank]:

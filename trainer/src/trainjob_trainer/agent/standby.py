@@ -41,17 +41,17 @@ class Standby:
         self.wait_status: int | None = None
         self._born = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._log = LogCopy()
+        self.output = LogCopy()
         self._ours, theirs = socket.socketpair()
         variables = {name: value for name, value in env.items() if name not in _NOT_ITS_OWN}
-        self._log.begin()
+        self.output.begin()
         try:
             self.pid = spawn(
-                command, {**variables, VARIABLE: "1"}, stdin=theirs.fileno(), output=self._log.writer
+                command, {**variables, VARIABLE: "1"}, stdin=theirs.fileno(), output=self.output.writer
             )
         finally:
             theirs.close()
-            self._log.close_writer()
+            self.output.close_writer()
         self._ours.setblocking(False)
         self._loop.add_reader(self._ours, self._read_ready)
         self._reaper = reaper
@@ -62,22 +62,16 @@ class Standby:
         """Return whether it lives and is ready, or may still become ready."""
         return self.wait_status is None and (self.ready or time.monotonic() - self._born < _PATIENCE_SECONDS)
 
-    @property
-    def last_line(self) -> str:
-        """Return the last line of its output."""
-        lines = [line for line in self._log.tail.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else ""
-
     def activate(
         self, env: Mapping[str, str], sink: Sink, ended: Callable[[int], None]
     ) -> tuple[int, LogCopy]:
         """Make it the training process; its output is copied from now on."""
         self._reaper.expect(self.pid, ended)
         self._loop.remove_reader(self._ours)
-        self._log.show(sink)
+        self.output.show(sink)
         line = json.dumps({"env": dict(env)}).encode("ascii") + b"\n"
         self._sending = self._loop.create_task(self._send(line))
-        return self.pid, self._log
+        return self.pid, self.output
 
     def end(self) -> None:
         """Kill it; the reaper reports its end."""
@@ -98,7 +92,7 @@ class Standby:
         self.wait_status = wait_status
         self._loop.remove_reader(self._ours)
         self._ours.close()
-        self._log.finish()
+        self.output.finish()
 
 
 class StandbyKeeper:
@@ -169,7 +163,8 @@ class StandbyKeeper:
         self._current = None
         if self._wanted:
             code, _ = process_tree.exit_code(gone.wait_status)
-            self._lose(f"the warm standby ended with exit code {code}: {gone.last_line or 'no output'}")
+            lines = [line.strip() for line in gone.output.tail.splitlines() if line.strip()]
+            self._lose(f"the warm standby ended with exit code {code}: {lines[-1] if lines else 'no output'}")
 
     def _lose(self, message: str) -> None:
         self._losses += 1

@@ -4,90 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from trainjob_trainer.agent.budget import RestartCounts
+from trainjob_trainer.agent.failure import Failure
+from trainjob_trainer.agent.replica_agent import readable_report
 
 MAX_CHARACTERS = 3072
 """ASCII characters; the kubelet keeps the last 4,096 bytes, and JSON that is cut can't be read."""
 
-_NOT_KEPT = ("metrics",)
 _KEPT_TO_THE_END = ("state", "step", "totalSteps", "checkpointStep", "time")
-_SHORTENED = ("logTail", "message")
-
-Message = dict[str, Any]
 
 
 def write_termination(
     path: Path | None,
+    failure: Failure | None,
+    counts: RestartCounts,
+    report: Mapping[str, Any] | None = None,
     *,
-    gave_up: bool,
-    failure: Mapping[str, Any] | None,
-    counts: Mapping[str, Any],
-    report: Mapping[str, Any] | None,
+    gave_up: bool = False,
 ) -> None:
     """Write the message to `terminationMessagePath`, which exists only in a container. Never raises."""
     with contextlib.suppress(OSError):
         if path is not None and path.is_file():
-            message = {"agent": 1, "gaveUp": gave_up, "failure": failure, "restarts": counts}
             # In place: the kubelet's file is a mount.
-            path.write_text(termination_message(message, report), encoding="ascii")
+            path.write_text(termination_message(failure, counts, report, gave_up=gave_up), encoding="ascii")
 
 
-def termination_message(message: Mapping[str, Any], report: Mapping[str, Any] | None) -> str:
+def termination_message(
+    failure: Failure | None, counts: RestartCounts, report: Mapping[str, Any] | None, *, gave_up: bool
+) -> str:
     """Return the JSON text; the least important parts are dropped until it is short enough."""
-    kept = None if report is None else {k: v for k, v in report.items() if k not in _NOT_KEPT}
-    brief = None if kept is None else {k: v for k, v in kept.items() if k in _KEPT_TO_THE_END}
-    whole: Message = {**message, "report": kept}
-    for shorter in (_as_it_is, lambda m: {**m, "report": brief}, *_shorteners(), _bare):
-        whole = shorter(whole)
-        text = _dumped(whole)
+    facts = readable_report(report) or {}
+    kept = {key: value for key, value in facts.items() if key != "metrics"}
+    brief = {key: value for key, value in facts.items() if key in _KEPT_TO_THE_END}
+    shorter = [(brief, tail, 500) for tail in (2048, 1024, 512, 256, 128, 64)]
+    for said, tail, words in [(kept, 2048, 500), *shorter, (brief, 64, 128), ({}, 64, 64)]:
+        cut = failure and replace(failure, log_tail=failure.log_tail[-tail:], message=failure.message[:words])
+        message = {
+            "agent": 1,
+            "gaveUp": gave_up,
+            "failure": cut and cut.to_json(),
+            "restarts": counts.to_json(),
+            "report": said or None,
+        }
+        text = json.dumps(message, separators=(",", ":"))
         if len(text) <= MAX_CHARACTERS:
             return text
-    return _dumped({"agent": 1, "gaveUp": bool(message.get("gaveUp"))})
-
-
-def _shorteners() -> list[Callable[[Message], Message]]:
-    """Return steps that halve the log tail, then the message, repeatedly."""
-    return [_cutter(name, length) for name in _SHORTENED for length in (1024, 512, 256, 128, 64)]
-
-
-def _cutter(name: str, length: int) -> Callable[[Message], Message]:
-    def cut(message: Message) -> Message:
-        failure = message.get("failure")
-        if not isinstance(failure, Mapping):
-            return message
-        text = str(failure.get(name) or "")
-        part = text[-length:] if name == "logTail" else text[:length]
-        return {**message, "failure": {**failure, name: part}}
-
-    return cut
-
-
-def _as_it_is(message: Message) -> Message:
-    return message
-
-
-def _bare(message: Message) -> Message:
-    failure = message.get("failure")
-    plain = (
-        {k: v for k, v in failure.items() if isinstance(v, (int, float)) or len(str(v)) < 100}
-        if isinstance(failure, Mapping)
-        else None
-    )
-    return {**message, "failure": plain, "report": None}
-
-
-def _dumped(message: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(message, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError):  # values that JSON lacks: write a message all the same
-        return json.dumps(_plain(message), separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    return str(value)
+    return json.dumps({"agent": 1, "gaveUp": gave_up})

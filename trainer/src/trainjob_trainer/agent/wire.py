@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ from typing import Any
 
 from trainjob_trainer.agent.log import Seldom
 from trainjob_trainer.agent.settings import Address
+from trainjob_trainer.errors import PortInUse
 
 GREETING = b"TRAINJOB-AGENT/1"
 NONCE_BYTES = 32
@@ -228,10 +230,6 @@ _BIND_SECONDS = 10.0
 _LOG_SECONDS = 10.0
 
 
-class PortTaken(Exception):
-    """Another process listens on the agent's port."""
-
-
 class Listener:
     """Authenticates peers; `serve` gets their connection and their first message."""
 
@@ -244,7 +242,7 @@ class Listener:
         self._server: asyncio.AbstractServer | None = None
 
     async def open(self, address: Address) -> None:
-        """Listen, on that address alone if it is an IP, else on all addresses; PortTaken after 10 s."""
+        """Listen, on that address alone if it is an IP, else on all addresses; PortInUse after 10 s."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _BIND_SECONDS
         while True:
@@ -253,7 +251,7 @@ class Listener:
                 break
             except OSError as error:
                 if loop.time() >= until:
-                    raise PortTaken(f"can't listen on port {address.port}: {error.strerror}") from error
+                    raise PortInUse(f"can't listen on port {address.port}: {error.strerror}") from error
             await asyncio.sleep(0.1)
         self._server = await asyncio.start_server(self._accept, sock=listening, backlog=512)
 
@@ -276,7 +274,12 @@ class Listener:
         try:
             accepted = await self._handshake(reader, writer)
             if accepted is not None:
-                await self._attend(*accepted, _peer(writer))
+                try:
+                    await self._serve_peer(*accepted)
+                finally:
+                    await accepted[0].close()
+        except (WireError, OSError) as error:
+            self._trouble.log(f"a connection from {_peer(writer)} has failed: {error}")
         finally:
             writer.transport.abort()
 
@@ -292,14 +295,6 @@ class Listener:
         finally:
             self._handshakes.pop(writer, None)
 
-    async def _attend(self, channel: Channel, first: dict[str, Any], peer: str) -> None:
-        try:
-            await self._serve_peer(channel, first)
-        except (WireError, OSError) as error:
-            self._trouble.log(f"a connection from {peer} has failed: {error}")
-        finally:
-            await channel.close()
-
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Channel, dict[str, Any]]:
@@ -308,24 +303,14 @@ class Listener:
 
 
 def _listen(address: Address) -> socket.socket:
-    if _is_ip(address.host):
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        return socket.create_server((address.host, address.port), family=family, backlog=512)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", address.port), family=socket.AF_INET6, backlog=512, dualstack_ipv6=True
-        )
-    return socket.create_server(("", address.port), backlog=512)
-
-
-def _is_ip(host: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return True
-    return False
+    try:
+        version = ipaddress.ip_address(address.host).version
+    except ValueError:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        return socket.create_server(("", address.port), family=family, backlog=512, dualstack_ipv6=dual)
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=512)
 
 
 def _peer(writer: asyncio.StreamWriter) -> str:

@@ -36,12 +36,13 @@ from trainjob_trainer.agent.messages import (
     Join,
     Leaving,
     Lost,
+    Send,
     Target,
     Tick,
     count_roles,
     farewell,
 )
-from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Outbox, Rendezvous, is_observer
+from trainjob_trainer.agent.rendezvous import ABSENT, LeaderSettings, Member, Rendezvous, is_observer
 from trainjob_trainer.agent.wire import TAG_BYTES, encode, largest_report
 
 # The first failure: each failure causes others in its peers.
@@ -108,9 +109,8 @@ class WorkerGroup:
         stall_timeout: float | None,
         now: float,
     ) -> None:
-        self._outbox = Outbox()
         self.settings = settings
-        self.meeting = Rendezvous(settings, self._outbox, stall_timeout)
+        self.meeting = Rendezvous(settings, stall_timeout)
         self.budget = Budget(counts, max_restarts, now)
         self.phase = MEETING
         self.began = now
@@ -152,7 +152,8 @@ class WorkerGroup:
             while before != self.phase:
                 before = self.phase
                 self._advance(now)
-        return self._outbox.take()
+        effects, self.meeting.outbox = self.meeting.outbox, []
+        return effects
 
     def _apply(self, event: Event, now: float) -> bool:
         """Record an event; return whether the phase may change."""
@@ -284,8 +285,9 @@ class WorkerGroup:
             self.failure = trouble.as_failure(attempt.number, now + self.settings.unix_time)
             self._stop(attempt, now, graceful=trouble.may_save)
             if trouble.reason == UNREACHABLE:
-                self.budget.interrupted(now)
-                self._count_loss(trouble.member, attempt.pods[trouble.member.replica])
+                self.budget.interrupted(attempt.pods[trouble.member.replica], now)
+                if trouble.member.link is not None and self.meeting.is_wanted(trouble.member):
+                    self.budget.came_back(trouble.member.pod)
 
     def _fail_alone(self, attempt: Attempt, member: Member, failure: Failure, now: float) -> None:
         """Restart a process that the others can do without, or give up."""
@@ -300,11 +302,6 @@ class WorkerGroup:
     def _add_log(self, failure: Failure) -> None:
         if self.failure is not None:
             self.failure = self.failure.with_log_of(failure)
-
-    def _count_loss(self, member: Member, pod: str) -> None:
-        self.budget.went_away(pod)
-        if member.link is not None and self.meeting.is_wanted(member):
-            self.budget.came_back(member.pod)
 
     def _judge(self, attempt: Attempt, now: float) -> None:
         trainees = attempt.trainees(self.meeting.roster)
@@ -349,7 +346,7 @@ class WorkerGroup:
     def _send_end(self, member: Member) -> None:
         if member.link is not None:
             message = farewell(member.pod, self.failure if self.phase == FAILED else None, self.budget.counts)
-            self._outbox.send(member.link, message)
+            self.meeting.outbox.append(Send(member.link, message))
 
     def _become(self, phase: str, now: float) -> None:
         self.phase, self.since = phase, now

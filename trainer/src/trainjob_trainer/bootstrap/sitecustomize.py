@@ -18,21 +18,56 @@ HAD_THEIR_TURN.append(HERE)
 IS_STANDBY = os.environ.pop("TRAINJOB_STANDBY", "") != ""
 SUPERVISED = "TRAINJOB_SUPERVISED"
 
-STARTER, _, SCRIPT = os.environ.get("TRAINJOB_PID", str(os.getpid())).partition(" ")
-if SCRIPT and (
-    [os.path.abspath(path) for path in sys.argv[:1]] == [SCRIPT]
-    or any("multiprocessing" in word for word in getattr(sys, "orig_argv", ()))
-):
-    # A script that hasn't imported TensorFlow yet runs itself again, or a function of its: to train there.
-    del os.environ["TRAINJOB_PID"]
-    STARTER = str(os.getpid())
-IS_SCRIPTS_OWN = str(os.getpid()) != STARTER
+IS_SCRIPTS_OWN = os.environ.get("TRAINJOB_PID", str(os.getpid())) != str(os.getpid())
 """The training process has started this one: nothing here is changed but where the library is found."""
 STARTED_WITH = dict(os.environ) if IS_STANDBY else {}
 
 
+def show_stacks() -> None:
+    """Print the stacks of all threads when native code crashes, and on a signal that a watchdog sends.
+
+    `agent/process_tree.py` sends it.
+    """
+    is_job = IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE")
+    if not IS_FIRST or IS_SCRIPTS_OWN or not is_job:
+        return
+    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - `signal` would load `enum` into every process
+    import faulthandler  # noqa: PLC0415
+
+    faulthandler.enable()
+    if hasattr(_signal, "SIGRTMIN"):
+        faulthandler.register(_signal.SIGRTMIN + 5, all_threads=True)
+
+
+def watch_imports() -> None:
+    """Install the import hook."""
+    if IS_FIRST and os.environ.get("TF_CONFIG", "").strip():
+        import trainjob_import_hook  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+
+        trainjob_import_hook.install(os.path.dirname(os.path.dirname(HERE)), is_scripts_own=IS_SCRIPTS_OWN)
+
+
+def note_the_end() -> None:
+    """Supervise the process if it writes a job's checkpoints, and no agent will see its exit code."""
+    is_writers = os.environ.get("TRAINJOB_EPOCH") and "TRAINJOB_STATE_DIR" not in os.environ
+    if not IS_FIRST or not is_writers or os.environ.get(SUPERVISED):
+        return
+    os.environ[SUPERVISED] = "yes"  # what it starts is the script's own
+    import json  # noqa: PLC0415 - only where it is used
+
+    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
+    first = "chief" if config.get("cluster", {}).get("chief") else "worker"
+    if config.get("task") == {"type": first, "index": 0}:
+        from trainjob_trainer.agent.ending import supervise  # noqa: PLC0415
+
+        supervise()
+        os.environ.pop("TRAINJOB_PID", None)  # its parent imported this
+
+
 def run_the_next_sitecustomize() -> None:
     """Run it: Python imports only the first one, and a distribution or the user's image may have its own."""
+    if not IS_NEW:
+        return
     finder = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
     elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) not in HAD_THEIR_TURN]
     spec = finder.find_spec("sitecustomize", elsewhere)
@@ -44,77 +79,22 @@ def run_the_next_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-def is_unsupervised_writer() -> bool:
-    """Return whether this process writes a job's checkpoints, and no agent will see its exit code."""
-    if "TRAINJOB_STATE_DIR" in os.environ or not os.environ.get("TRAINJOB_EPOCH"):
-        return False
-    if os.environ.get(SUPERVISED):
-        return False  # a process of the script's own
-    os.environ[SUPERVISED] = "yes"
-    import json  # noqa: PLC0415 - only where it is used
-
-    config = json.loads(os.environ.get("TF_CONFIG") or "{}")
-    first = "chief" if config.get("cluster", {}).get("chief") else "worker"
-    return bool(config.get("task") == {"type": first, "index": 0})
-
-
-def show_stacks() -> None:
-    """Print the stacks of all threads when native code crashes, and on a signal that a watchdog sends.
-
-    `agent/process_tree.py` sends it.
-    """
-    import _signal  # type: ignore[import-not-found]  # noqa: PLC0415 - `signal` would load `enum` into every process
-    import faulthandler  # noqa: PLC0415
-
-    faulthandler.enable()
-    if hasattr(_signal, "SIGRTMIN"):
-        faulthandler.register(_signal.SIGRTMIN + 5, all_threads=True)
-
-
-def wait_for_activation() -> None:
-    """Wait, before the user's script starts, until the agent activates this process."""
+for step, without in (
+    (show_stacks, "no stacks of threads"),
+    (watch_imports, "the script runs without help"),
+    (note_the_end, "the end of training won't be noted"),
+    (run_the_next_sitecustomize, "another sitecustomize failed"),
+):
     try:
-        import trainjob_standby  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+        step()
+    except Exception as error:
+        print(f"trainjob: {without}: {type(error).__name__}: {error}", file=sys.stderr)
 
-        trainjob_standby.wait(STARTED_WITH)
+if IS_STANDBY:
+    try:
+        import trainjob_standby  # type: ignore[import-not-found,unused-ignore]
+
+        trainjob_standby.wait(STARTED_WITH)  # until the agent activates this process
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
-
-
-try:
-    if (
-        IS_FIRST
-        and not IS_SCRIPTS_OWN
-        and (
-            IS_STANDBY or os.environ.get("TF_CONFIG", "").strip() or os.environ.get("TRAINJOB_PROGRESS_FILE")
-        )
-    ):
-        show_stacks()
-except Exception as error:
-    print(f"trainjob: no stacks of threads: {type(error).__name__}: {error}", file=sys.stderr)
-
-try:
-    if IS_FIRST and os.environ.get("TF_CONFIG", "").strip():
-        import trainjob_import_hook  # type: ignore[import-not-found,unused-ignore]
-
-        trainjob_import_hook.install(os.path.dirname(os.path.dirname(HERE)), is_scripts_own=IS_SCRIPTS_OWN)
-except Exception as error:
-    print(f"trainjob: the script runs without help: {type(error).__name__}: {error}", file=sys.stderr)
-
-try:
-    if IS_FIRST and is_unsupervised_writer():
-        from trainjob_trainer.agent.ending import supervise
-
-        supervise()
-except Exception as error:
-    print(f"trainjob: the end of training won't be noted: {type(error).__name__}: {error}", file=sys.stderr)
-
-try:
-    if IS_NEW:
-        run_the_next_sitecustomize()
-except Exception as error:
-    print(f"trainjob: another sitecustomize failed: {type(error).__name__}: {error}", file=sys.stderr)
-
-if IS_STANDBY:
-    wait_for_activation()

@@ -48,44 +48,13 @@ def install(root: str, *, is_scripts_own: bool = False) -> None:
     script's own only finds the library, and its strategies are of that process alone.
     """
     if is_scripts_own:
-        os.environ["TRAINJOB_PID"] = os.environ["TRAINJOB_PID"].partition(" ")[0]
         sys.meta_path.insert(0, _Finder(root, {RESOLVER}))  # type: ignore[arg-type,unused-ignore]
         return
     # Otherwise TensorFlow's C++ code logs every step of its start; warnings are still shown.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     _started_with.update(os.environ)
-    if _names_them(sys.argv[0] if sys.argv else ""):
-        os.environ.setdefault("TRAINJOB_PID", f"{os.getpid()} {os.path.abspath(sys.argv[0])}")  # noqa: PTH100
     awaited = SEEDED | PREPARED | UNDISTURBED | LAZY | EXPLAINED
     sys.meta_path.insert(0, _Finder(root, awaited))  # type: ignore[arg-type,unused-ignore]
-
-
-def _mark_the_training_process() -> None:
-    """Mark this process, the first that imports TensorFlow, Keras or the library.
-
-    Those that it starts inherit the mark, and are the script's own by it. Until the import, a script that has
-    a line for it is marked with its path too.
-    """
-    pid, _, script = os.environ.get("TRAINJOB_PID", "").partition(" ")
-    if not pid or script:
-        os.environ["TRAINJOB_PID"] = str(os.getpid())
-
-
-def _names_them(script: str) -> bool:
-    import warnings
-
-    try:
-        with open(script, "rb") as file, warnings.catch_warnings():  # noqa: PTH123 - pathlib is not loaded yet
-            warnings.simplefilter("ignore")  # Python itself shows them
-            return _imports_them(compile(file.read(), script, "exec"))
-    except (OSError, SyntaxError, ValueError):
-        return False
-
-
-def _imports_them(code: Any) -> bool:
-    names = {name.partition(".")[0] for name in code.co_names}
-    inner = (part for part in code.co_consts if hasattr(part, "co_names"))
-    return not names.isdisjoint({*IMPORTING, LIBRARY}) or any(map(_imports_them, inner))
 
 
 def job_seed() -> int:
@@ -121,7 +90,8 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name == LIBRARY or name in IMPORTING:
-            _mark_the_training_process()
+            # The first process that imports one of them trains; those that it starts inherit the mark.
+            os.environ.setdefault("TRAINJOB_PID", str(os.getpid()))
         if name == LIBRARY:
             finder: Any = next(one for one in sys.meta_path if getattr(one, "__name__", "") == "PathFinder")
             return finder.find_spec(name, [self._root])

@@ -184,17 +184,10 @@ class _NoCheckpointer:
 
 
 def _isolate_backup(callback: Any) -> None:
-    """Restore from the writer's folder like every replica, then write and delete in a private folder."""
-    begin, folder = callback.on_train_begin, _private_folder(callback)
-
-    def on_train_begin(logs: Any = None) -> None:
-        begin(logs)
-        before, callback.backup_dir = callback.backup_dir, str(folder)
-        for name, path in vars(callback).items():
-            if name.endswith("_path") and str(path).startswith(str(before)):
-                setattr(callback, name, str(folder / Path(path).name))
-
-    callback.on_train_begin = on_train_begin
+    """Restore from the writer's folder like every replica, and save only for what all read together."""
+    path = str(_private_folder(callback) / "latest.weights.h5")
+    callback._save_model = lambda: callback.model.save_weights(path, overwrite=True)
+    callback.on_train_end = lambda *_, **__: None  # it would remove the folder
 
 
 # What the writer has saved.

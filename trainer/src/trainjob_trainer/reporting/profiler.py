@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from trainjob_trainer.atomic_file import write_atomically
+from trainjob_trainer.atomic_file import version_of, write_atomically
 from trainjob_trainer.environment import Environment
 from trainjob_trainer.errors import first_line
 from trainjob_trainer.reporting.machine import give_back, resident_bytes
@@ -41,21 +40,16 @@ class Request:
     last: int
 
     @classmethod
-    def parse(cls, text: str, done: int) -> Request:
+    def parse(cls, raw: Mapping[str, Any], done: int) -> Request:
         """Parse `{"id", "first", "last"}` or `{"id", "count"}` of steps after `done`, or raise ValueError."""
-        raw = json.loads(text)
-        if not isinstance(raw, dict) or not isinstance(raw.get("id"), str):
-            raise ValueError("no object with an id")  # noqa: TRY004 - of the text, not of an argument
+        if not isinstance(raw.get("id"), str):
+            raise ValueError("no object with an id")  # noqa: TRY004 - of the file, not of an argument
         if "count" in raw:
             return cls(raw["id"], done + 1, done + _number(raw["count"]))
         first, last = _number(raw.get("first")), _number(raw.get("last"))
         if last < first:
             raise ValueError("last is less than first")
         return cls(raw["id"], first, last)
-
-    def begins(self, done: int, ahead: int) -> bool:
-        """Return whether to record the next call, which has up to `ahead` steps."""
-        return done + ahead >= self.first
 
     def refusal(self, done: int, total: int | None) -> str | None:
         """Return why these steps can't be recorded; None if they can."""
@@ -76,16 +70,19 @@ class RequestFiles:
 
     def has_changed(self) -> bool:
         """Return whether the request is another one than before, or gone; costs one `stat`."""
-        before, self._seen = self._seen, self._version()
+        before, self._seen = self._seen, version_of(self._request)
         return self._seen != before
 
-    def read(self) -> str | None:
-        """Return the text of the request; None without one."""
+    def read(self) -> Mapping[str, Any] | None:
+        """Return the request, empty if it isn't a JSON object; None without one."""
         try:
             with self._request.open(encoding="utf-8") as file:
-                return file.read(_MOST_BYTES)
-        except (OSError, ValueError):
+                raw = json.loads(file.read(_MOST_BYTES))
+        except OSError:
             return None
+        except ValueError:
+            raw = {}
+        return raw if isinstance(raw, dict) else {}
 
     def answer(self, **facts: Any) -> None:
         """Replace the answer."""
@@ -94,26 +91,10 @@ class RequestFiles:
 
     def remove(self) -> None:
         """Remove the request that was read, but not one that has replaced it."""
-        if self._version() == self._seen:
+        if version_of(self._request) == self._seen:
             with contextlib.suppress(OSError):
                 self._request.unlink()
-            self._seen = self._version()  # a request that can't be removed must not count as a new one
-
-    def _version(self) -> tuple[int, ...] | None:
-        try:
-            stat = os.stat(self._request)  # noqa: PTH116 - twice a second for days
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def id_of(text: str) -> str:
-    """Return the id of a request, empty if it has none or can't be parsed."""
-    try:
-        raw: Any = json.loads(text)
-    except ValueError:
-        return ""
-    return str(raw.get("id", "")) if isinstance(raw, Mapping) else ""
+            self._seen = version_of(self._request)  # one that can't be removed must not count as a new one
 
 
 def _number(value: Any) -> int:
@@ -131,20 +112,7 @@ MOST_MEGABYTES = 256
 """Growth of the process during a recording, since a pod has a limit; checked only between calls."""
 
 
-class Trace(Protocol):
-    """Records steps."""
-
-    def start(self, folder: Path) -> None:
-        """Start recording."""
-
-    def stop(self, *, save: bool) -> None:
-        """Stop recording, and write the record below the folder or drop it."""
-
-    def mark(self, step: int) -> Any:
-        """Return a context whose content is shown as one step of this number."""
-
-
-class TensorFlowTrace:
+class Trace:
     """Records with TensorFlow's profiler."""
 
     def start(self, folder: Path) -> None:
@@ -203,7 +171,7 @@ class Profiler:
         self._folder = logs if task.is_writer else logs.with_name(task.replica)
         self._files = RequestFiles(environment.output_dir, task.replica)
         self._total = total
-        self._trace: Trace = trace or TensorFlowTrace()
+        self._trace: Trace = trace or Trace()
         self._clock = clock
         self._memory = memory
         self._looked_at = self._told_at = float("-inf")
@@ -223,7 +191,7 @@ class Profiler:
             self._look(done)
         if self._recording is not None or self._request is None:
             return
-        if self._request.begins(done, ahead):
+        if done + ahead >= self._request.first:
             self._start(self._request, done)
         elif now - self._told_at >= SECONDS_BETWEEN_WORDS:
             self._told_at = now
@@ -250,13 +218,14 @@ class Profiler:
             return
         self._request = None
         self._forget()
-        text = self._files.read()
-        if text is None:
+        raw = self._files.read()
+        if raw is None:
             return
         try:
-            request = Request.parse(text, done)
+            request = Request.parse(raw, done)
         except ValueError as error:
-            self._files.answer(id=id_of(text), state="refused", message=f"the request is malformed: {error}")
+            given = str(raw.get("id", ""))
+            self._files.answer(id=given, state="refused", message=f"the request is malformed: {error}")
             self._files.remove()
             return
         refusal = request.refusal(done, self._total)

@@ -95,7 +95,7 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         """Return the known fields, with keys in camel case."""
         known = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {_camel_case(name): plain_number(value) for name, value in known if value is not None}
+        return {_camel_case(name): as_json(value) for name, value in known if value is not None}
 
 
 class ProgressFile:
@@ -186,13 +186,11 @@ class ProgressFile:
             self._written_at = self._clock()
             report = {**self._last.to_json(), "time": self._now()}
             if self._path is not None:
-                self._write(self._path, json.dumps({**report, "pid": os.getpid()}, allow_nan=False))
+                with contextlib.suppress(OSError):  # a full disk must not end training
+                    text = json.dumps({**report, "pid": os.getpid()}, allow_nan=False)
+                    write_atomically(self._path, text)
             if self._termination_log is not None and self._last.state == "finished":
                 _write_termination_message(self._termination_log, report)
-
-    def _write(self, path: Path, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk must not end training
-            write_atomically(path, text)
 
 
 @functools.cache
@@ -241,7 +239,7 @@ def add_to_history(environment: Environment, step: int, metrics: Mapping[str, An
         step: steps done.
         metrics: by name, the loss as `loss`.
     """
-    line = {"step": step, "metrics": plain_number(metrics)}
+    line = {"step": step, "metrics": as_json(metrics)}
     path = environment.output_dir / "logs" / "history.jsonl"
     with contextlib.suppress(OSError):
         environment.checkpoint_dir.stat()
@@ -256,14 +254,26 @@ def by_loss(metrics: Mapping[str, float]) -> dict[str, Any]:
     return {"loss": metrics.get("loss"), "metrics": others} if metrics else {}
 
 
-def plain_number(value: Any) -> Any:
-    """Return a JSON value for a number of any library; NaN and infinities, which JSON lacks, as strings."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_number(item) for key, item in value.items()}
-    if value is None or isinstance(value, (str, bool, int, tuple)):
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it: NaN and infinities as strings, what NumPy and TensorFlow have as lists.
+
+    Raises TypeError for anything else.
+    """
+    if value is None or isinstance(value, (str, bool, int)):
         return value
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        odd = next((key for key in value if not isinstance(key, (str, int))), None)
+        if odd is not None:
+            raise TypeError(f"a key is a {type(odd).__qualname__}")
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    listed = getattr(value, "tolist", None) or getattr(value, "numpy", None)
+    if callable(listed):  # a number or an array of NumPy, or a tensor of TensorFlow
+        return as_json(listed())
+    raise TypeError(f"there is a {type(value).__qualname__} in it")
 
 
 def _camel_case(name: str) -> str:

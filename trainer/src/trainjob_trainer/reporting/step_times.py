@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-
-@dataclass(frozen=True)
-class Drained:
-    """The collected step times.
-
-    Attributes:
-        seconds: duration of each step, a float32 array of shape (steps,), for a histogram.
-        figures: `input_share`, the share of the time in which this replica waited for its data, from 0 to 1;
-            empty if unknown.
-    """
-
-    seconds: np.ndarray[Any, Any]
-    figures: Mapping[str, float]
 
 
 class StepTimes:
@@ -34,8 +19,12 @@ class StepTimes:
         """Add a call of `count` steps; each waited `input_seconds` for its data, None if unknown."""
         self._calls.append((count, seconds, input_seconds))
 
-    def drain(self) -> Drained:
-        """Return the collected times and remove them."""
+    def drain(self) -> tuple[np.ndarray[Any, Any], dict[str, float]]:
+        """Return the duration in seconds of each step, float32 of shape (steps,), and figures; remove them.
+
+        `input_share` is the share of the time in which this replica waited for its data, from 0 to 1; it is
+        missing if it is unknown.
+        """
         calls, self._calls = self._calls, []
         means = np.array([seconds / max(count, 1) for count, seconds, _ in calls], np.float32)
         counts = [count for count, _, _ in calls]
@@ -43,7 +32,7 @@ class StepTimes:
         total = sum(seconds for _, seconds in known)
         share = sum(waited for waited, _ in known) / total if total > 0 else None
         figures = {} if share is None else {"input_share": min(1.0, max(0.0, share))}
-        return Drained(np.repeat(means, counts) if calls else means, figures)
+        return np.repeat(means, counts) if calls else means, figures
 
 
 # Recent average duration of a step.

@@ -1,4 +1,4 @@
-"""Figures of one replica for TensorBoard, and for W&B where it is enabled."""
+"""Figures of one replica for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,25 +18,19 @@ from trainjob_trainer.reporting.progress import announce
 if TYPE_CHECKING:
     import numpy as np
 
-    from trainjob_trainer.reporting.wandb_run import WandbRun
-
-
 SECONDS_WITHOUT_FIGURES = 60.0
 """After an error nothing is written for so long: each try makes an event file."""
 
 
 class Summaries:
-    """Writes scalars and histograms below a folder, and to W&B if given; without a folder, nothing.
-
-    Without the package TensorBoard, which TensorFlow needs to write them, W&B alone gets them.
+    """Writes scalars and histograms below a folder; nothing without one, or without TensorBoard's package.
 
     The first value creates the event file. An error never ends training: a line says so, and figures are left
     out until they can be written again.
     """
 
-    def __init__(self, folder: Path | None, also: WandbRun | None = None) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder if folder is not None and _has_tensorboard() else None
-        self._also = also if folder is not None else None
         self._writer: Any = None
         self._silent_until = -math.inf
 
@@ -48,27 +42,16 @@ class Summaries:
                 tf.summary.scalar(name, value)
 
         self._record(step, record)
-        if self._also is not None:
-            self._also.log(step, scalars)
 
     def write_histogram(self, step: int, name: str, values: np.ndarray[Any, Any]) -> None:
         """Record the distribution of values; an empty array is not recorded."""
-        if not len(values):
-            return
-        self._record(step, lambda: tf.summary.histogram(name, values))
-        if self._also is not None:
-            self._also.log_histogram(step, name, values)
+        if len(values):
+            self._record(step, lambda: tf.summary.histogram(name, values))
 
     def flush(self) -> None:
         """Write everything to the file system."""
         if self._writer is not None:
             self._try(self._writer.flush)
-
-    def close(self) -> None:
-        """Flush, and end the W&B run: no more values will come."""
-        self.flush()
-        if self._also is not None:
-            self._also.finish()
 
     def _record(self, step: int, record: Callable[[], object]) -> None:
         def write() -> None:
