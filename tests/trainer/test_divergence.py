@@ -332,7 +332,7 @@ class Steps:
         self.checkpoints = CheckpointManager(
             self.replica,
             plan,
-            Selection(),
+            Selection(self.replica, None),
             {},
             lambda: {"model": [NamedArray("weight", np.zeros(1))]},
             agree=lambda one: one,
@@ -346,7 +346,7 @@ class Steps:
             raise WeightsDiverged("apart")
 
     def saved(self) -> list[int]:
-        self.checkpoints._writer.settle()
+        self.checkpoints.writer.settle()
         return self.replica.store.steps()
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.snapshot import read
-from trainjob_trainer.checkpoint.store import Checkpoint
+from trainjob_trainer.checkpoint.store import Checkpoint, FinalMarker
 from trainjob_trainer.checkpoint_manager import CheckpointWriter
 from trainjob_trainer.data.batches import part_of
 from trainjob_trainer.distribution.collective import broadcast
@@ -203,7 +203,9 @@ class Run:
             profiler.finish(self._done)
             weights.compare(self._groups, self._done)
             self._metrics.reduce()
-            writer.finish(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
+            if task.is_writer:
+                writer.save_last(self._done, 0, lambda: self._metrics.saved(self._groups, is_reduced=True))
+                writer.mark(FinalMarker(self._done, environment.uid))
         self._summaries.close()
         self._replica.progress.update(state="finished", step=self._done)
         self._replica.progress.flush()

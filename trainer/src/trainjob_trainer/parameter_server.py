@@ -14,8 +14,9 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, read
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
+from trainjob_trainer.distribution.early_operation import explained
 from trainjob_trainer.distribution.first_worker import is_gone
-from trainjob_trainer.distribution.strategy import explained, training_cluster
+from trainjob_trainer.distribution.strategy import training_cluster
 from trainjob_trainer.edge import exit_now
 from trainjob_trainer.engine.gradient_path import GradientPath, any_of
 from trainjob_trainer.engine.metric_state import (
@@ -327,7 +328,7 @@ class CoordinatorLoop:
         is_over = self._checkpoints.resume(saved, step)
         self._recorder.begin(step)
         self._recorded = step, self._clock()
-        with self._checkpoints.patient():
+        with self._checkpoints.writer.patient():
             while step < total and not is_over:
                 periods = self._plan.epoch_steps, self._plan.checkpoint_every
                 step = self._meet(iterators, step, next_stop(step, total, periods))
@@ -352,7 +353,7 @@ class CoordinatorLoop:
             step += block.steps
             self._executions.record(block.steps, block.seconds)
             self._record(step, is_meeting=step == until)
-            self._checkpoints.watch()
+            self._checkpoints.writer.watch()
 
     def _may_hand_out(self, handed_out: int, until: int) -> bool:
         is_full = self._engine.outstanding >= BLOCKS_AHEAD * self._workers

@@ -85,7 +85,7 @@ class Training:
         if saved:
             keep_files(self.users)
         self.recorder.begin(start_step)
-        with between.checkpoints.patient():
+        with between.checkpoints.writer.patient():
             with running_as(process):
                 self.model.fit(
                     batches,

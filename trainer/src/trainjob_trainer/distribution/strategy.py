@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
 import tensorflow as tf
 
-from trainjob_trainer.distribution.early_operation import (
-    explain_early_operation,
-    is_early_operation,
-    watch_first_operation,
-)
+from trainjob_trainer.distribution.early_operation import explained, watch_first_operation
 from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.distribution.first_worker import listens as is_listening
 from trainjob_trainer.distribution.initial_values import create_locally
 from trainjob_trainer.environment import is_from_agent
-from trainjob_trainer.errors import InvalidConfiguration, PortInUse, first_line
+from trainjob_trainer.errors import InvalidConfiguration, first_line
 from trainjob_trainer.reporting.progress import ProgressFile, announce
 from trainjob_trainer.task import Task
 
@@ -206,28 +202,6 @@ def build_strategy(
         create_locally(strategy, task)
         _multi_worker.append((task, strategy))
     return strategy
-
-
-@contextlib.contextmanager
-def explained(task: Task) -> Iterator[None]:
-    """Explain the errors of code that makes TensorFlow listen, and say what to do.
-
-    Raises:
-        InvalidConfiguration: an operation ran before; the message has the user's line.
-        PortInUse: another process uses this replica's address.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if is_early_operation(error):
-            raise explain_early_operation() from error
-        raise
-    except tf.errors.OpError as error:
-        if "start gRPC server" in str(error):
-            raise PortInUse(
-                f"{task.replica} cannot listen on {task.address}: the port is taken by another process"
-            ) from error
-        raise
 
 
 def _build(kind: Kind, task: Task, tpu: str | None) -> Any:

@@ -8,10 +8,9 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from trainjob_trainer.checkpoint.store import CheckpointStore
-from trainjob_trainer.distribution.early_operation import explain_early_operation, is_early_operation
+from trainjob_trainer.distribution.early_operation import explained
 from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
-from trainjob_trainer.errors import PortInUse
 from trainjob_trainer.plain.process import (
     PlainProcess,
     current_process,
@@ -146,19 +145,8 @@ def _build(process: PlainProcess, build: Any) -> None:
     process.progress.update(state="waiting" if process.task.num_workers > 1 else "starting")
     wait_for_first_worker(process.task)
     bear_pauses(has_agent=process.environment.has_agent)
-    try:
+    with explained(process.task):
         build()
-    except RuntimeError as error:
-        if is_early_operation(error):
-            raise explain_early_operation() from error
-        raise
-    except Exception as error:
-        if "start gRPC server" in str(error):
-            task = process.task
-            raise PortInUse(
-                f"{task.replica} cannot listen on {task.address}: the port is taken by another process"
-            ) from error
-        raise
     process.progress.update(state="starting")
 
 
