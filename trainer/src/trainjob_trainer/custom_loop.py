@@ -32,7 +32,7 @@ from trainjob_trainer.reporting.progress import by_loss
 from trainjob_trainer.reporting.step_times import StepClock
 from trainjob_trainer.reporting.summaries import Summaries
 from trainjob_trainer.reporting.wandb_run import begin_run
-from trainjob_trainer.resume import Start, Verdict, agree, choose_start, refuse_finished, restore
+from trainjob_trainer.resume import Start, Verdict, agree, refuse_finished, restore
 
 # Variables of tracked objects.
 
@@ -169,11 +169,8 @@ class Run:
             total = min(total, 1)
         task, store = self._replica.task, self._replica.store
         environment = self._replica.environment
-        verdict = agree(
-            self.strategy,
-            task,
-            lambda: choose_start(store, total, environment.uid, environment.reported_checkpoint),
-        )
+        reported = environment.reported_checkpoint
+        verdict = agree(self.strategy, task, store, total, environment.uid, reported)
         refuse_finished(verdict, store, total, environment.how_to_start_over)
         if verdict.verdict is Verdict.ENDED:
             return
@@ -287,9 +284,5 @@ def init(*, keep: int = 3, wandb: bool = False, output: str | Path | None = None
     if replica.task.is_evaluator:
         return Run(replica, strategy, Start.nothing())
     uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
-    start = agree(
-        strategy,
-        replica.task,
-        lambda: choose_start(replica.store, _ANY_NUMBER_OF_STEPS, uid, reported),
-    )
+    start = agree(strategy, replica.task, replica.store, _ANY_NUMBER_OF_STEPS, uid, reported)
     return Run(replica, strategy, start)

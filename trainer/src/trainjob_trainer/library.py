@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainjob_trainer.checkpoint.files import Files
-from trainjob_trainer.checkpoint.snapshot import HostGroups, assign, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, assign, read, read_json
 from trainjob_trainer.checkpoint.store import Checkpoint
 from trainjob_trainer.data.batches import TrainingData, measure
 from trainjob_trainer.data.source import (
@@ -66,13 +66,10 @@ from trainjob_trainer.resume import (
     Start,
     Verdict,
     agree,
-    choose_start,
-    describe_differences,
     find_start,
-    read_settings,
+    go_on_with_settings,
     refuse_finished,
     restore,
-    settings_in_force,
     settings_of,
 )
 from trainjob_trainer.task import Task
@@ -339,27 +336,25 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
     replica = _placed(replica, strategy, request.recipe, plan)
-    start = agree(
-        strategy,
-        replica.task,
-        lambda: choose_start(
-            replica.store,
-            plan.total_steps,
-            replica.environment.uid,
-            None if replica.environment.generation else replica.environment.reported_checkpoint,
-        ),
-    )
+    uid, reported = replica.environment.uid, replica.environment.reported_checkpoint
+    if replica.environment.generation is not None:
+        reported = None  # `_placed` has looked
+    start = agree(strategy, replica.task, replica.store, plan.total_steps, uid, reported)
     refuse_finished(start, replica.store, plan.total_steps, replica.environment.how_to_start_over)
     spec = _batch_spec(source.at(start.step), per_device)
     model = build_model(strategy, _as_recipe_says(request), spec, request.recipe.seed)
     score = _scoring(replica, strategy, request, model)
     with strategy.scope():
         groups, further = variable_groups(model), further_groups(model)
-    settings = _settings(request, model, source.examples)
+    known = {"global_batch": request.batch, "number_of_examples": source.examples}
+    settings = settings_of(model.optimizer, seed=request.recipe.seed, **known)  # the restore replaces some
     saved = restore(strategy, replica.task, replica.store, start, groups, further)
     if start.verdict is Verdict.ENDED:
         return _restored(replica, strategy, start, model, saved)
-    settings = _settings_from(replica, saved, settings)
+    before = read_json(saved[SETTINGS]) if SETTINGS in saved else {}
+    start_over = replica.environment.how_to_start_over
+    remedy = start_over if replica.task.has_parameter_servers else f"{IN_A_CALLBACK}, or {start_over}"
+    settings = go_on_with_settings(before, settings, remedy, is_writer=replica.task.is_writer)
     if not start.step and request.recipe.initial_weights:
         load_initial_weights(strategy, replica.task, model, request.recipe.initial_weights)
     rule = _rule(replica, strategy, request, plan, model)
@@ -407,23 +402,6 @@ def _restored(replica: Replica, strategy: Any, start: Start, model: Any, saved: 
     replica.progress.update(state="finished", step=step, resumed_from=step, checkpoint_step=start.step)
     replica.progress.flush()
     return Result(model, step, read_results(saved.get(LAST_EPOCH, ())), start.step)
-
-
-def _settings(request: _Request, model: Any, examples: int | None) -> dict[str, Any]:
-    """Return the script's settings; the restore of the model later replaces the learning rate."""
-    known = {"global_batch": request.batch, "number_of_examples": examples, "seed": request.recipe.seed}
-    return settings_of(model.optimizer, **known)
-
-
-def _settings_from(replica: Replica, saved: HostGroups, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in force; the writer logs what has changed since the checkpoint."""
-    before = read_settings(saved.get(SETTINGS, ()))
-    start_over = replica.environment.how_to_start_over
-    remedy = start_over if replica.task.has_parameter_servers else f"{IN_A_CALLBACK}, or {start_over}"
-    if replica.task.is_writer:
-        for line in describe_differences(before, settings, remedy):
-            notice(line)
-    return settings_in_force(before, settings)
 
 
 def _as_recipe_says(request: _Request) -> BuildModel:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, read
+from trainjob_trainer.checkpoint.snapshot import HostGroups, NamedArray, json_group, read
 from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.checkpoint_manager import CheckpointManager, Ending
 from trainjob_trainer.distribution.early_operation import explained
@@ -35,7 +35,7 @@ from trainjob_trainer.engine.work_time import OwnTime, moment_after
 from trainjob_trainer.errors import OutputUnwritable
 from trainjob_trainer.replica import Replica
 from trainjob_trainer.reporting.progress import announce
-from trainjob_trainer.resume import SETTINGS, saved_settings
+from trainjob_trainer.resume import SETTINGS
 from trainjob_trainer.task import Task
 from trainjob_trainer.training import Training
 
@@ -303,7 +303,7 @@ class CoordinatorLoop:
         self._engine = engine
         self._plan = plan
         self._groups = training.groups
-        self._settings = saved_settings(training.settings)
+        self._settings = json_group("settings", training.settings)
         self._watch = FiniteWatch(training.on_nan, replica.task)
         self._clock = clock
         self._executions = StepsPerExecution(lambda number: number)

@@ -32,7 +32,7 @@ from trainjob_trainer.plain.writers import isolate
 from trainjob_trainer.recipe import TrainingPlan
 from trainjob_trainer.recorder import Recorder
 from trainjob_trainer.replica import Replica
-from trainjob_trainer.resume import SETTINGS, saved_settings
+from trainjob_trainer.resume import SETTINGS
 
 MEMORY = "callbacks"
 """Name of the checkpoint group that holds the state of callbacks."""
@@ -155,7 +155,7 @@ class BetweenCalls(LastCallback):
         super().__init__(process, call, training.users, training.plan.total_steps)
         self._training = training
         self._plan = training.plan
-        self._settings = saved_settings(training.settings)
+        self._settings = json_group("settings", training.settings)
         self._metrics: Sequence[NamedArray] = ()
         self._is_within_epoch = False
         self._began = 0.0

@@ -28,10 +28,9 @@ from trainjob_trainer.reporting.progress import announce, notice
 from trainjob_trainer.resume import (
     ARRIVAL_SECONDS,
     IN_A_CALLBACK,
-    describe_differences,
+    go_on_with_settings,
     read_agreed,
     set_aside_damaged,
-    settings_in_force,
     settings_of,
 )
 
@@ -91,7 +90,10 @@ def restore(
         call.remembered = () if state.complete else state.callbacks
         if _are_same_batches(state.settings, call.settings):
             call.midway = state.epochs_done, state.batches_done
-        _go_on_with_settings(process, call, state)
+        remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
+        call.settings = go_on_with_settings(
+            state.settings, call.settings, remedy, is_writer=process.is_writer
+        )
 
 
 def _identify(call: ScriptCall, model: Any, arguments: Mapping[str, Any]) -> Identity:
@@ -169,14 +171,6 @@ def _decide(process: PlainProcess, call: ScriptCall, identity: Identity) -> _Dec
 def _are_same_batches(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return whether a number of batches still stands for the same examples."""
     return all(then.get(name) == now.get(name) for name in ("global_batch", "steps_of_an_epoch"))
-
-
-def _go_on_with_settings(process: PlainProcess, call: ScriptCall, state: FitState) -> None:
-    remedy = f"{IN_A_CALLBACK}, or {process.environment.how_to_start_over}"
-    if process.is_writer:
-        for line in describe_differences(state.settings, call.settings, remedy):
-            notice(line)
-    call.settings = settings_in_force(state.settings, call.settings)
 
 
 def _settings(call: ScriptCall, model: Any, epoch_steps: int | None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import importlib
 from types import ModuleType
 from typing import Any, NoReturn
 
-from trainjob_trainer.checkpoint.store import CheckpointStore
 from trainjob_trainer.distribution.early_operation import explained
 from trainjob_trainer.distribution.first_worker import bear_pauses, wait_for_first_worker
 from trainjob_trainer.edge import exit_now
@@ -19,7 +18,7 @@ from trainjob_trainer.plain.process import (
 )
 from trainjob_trainer.plain.writers import forget_saves
 from trainjob_trainer.reporting.progress import notice
-from trainjob_trainer.resume import finished_before, refuse_finished
+from trainjob_trainer.resume import end_if_finished
 from trainjob_trainer.task import Task
 
 
@@ -39,7 +38,8 @@ def prepare_strategy(module: ModuleType) -> None:
         self: Any, cluster_resolver: Any = None, communication_options: Any = None
     ) -> None:
         process = current_process()
-        end_if_finished(process)
+        if not process.task.is_evaluator:
+            end_if_finished(process.trainings.root, process.environment.uid, process.progress)
         process.claim_output()
         forget_saves(process)
         process.progress.keep_fresh()
@@ -49,17 +49,13 @@ def prepare_strategy(module: ModuleType) -> None:
         end_on_request(process)
         seed_tensorflow(module.context)
         _build(process, lambda: original(self, cluster_resolver, communication_options))
-        _create_locally(self, process.task)
+        from trainjob_trainer.distribution.initial_values import create_locally  # noqa: PLC0415 - needs all of TensorFlow
+
+        create_locally(self, process.task)
 
     strategy.__init__ = __init__
     read_as_numbers(importlib.import_module("tensorflow.python.distribute.values").DistributedVariable)
     keep_datasets(importlib.import_module("tensorflow.python.data.ops.multi_device_iterator_ops"))
-
-
-def _create_locally(strategy: Any, task: Task) -> None:
-    from trainjob_trainer.distribution.initial_values import create_locally  # noqa: PLC0415 - needs all of TensorFlow
-
-    create_locally(strategy, task)
 
 
 def end_at_own_loop(process: PlainProcess) -> None:
@@ -148,15 +144,6 @@ def _build(process: PlainProcess, build: Any) -> None:
     with explained(process.task):
         build()
     process.progress.update(state="starting")
-
-
-def end_if_finished(process: PlainProcess) -> None:
-    """End a replica that starts after the job's end: it would wait for peers that never come."""
-    store = CheckpointStore(process.environment.checkpoint_dir)
-    before = None if process.task.is_evaluator else finished_before(store, process.environment.uid)
-    if before is not None:
-        process.progress.update(state="finished", step=before.step)
-        refuse_finished(before, store, before.step, process.environment.how_to_start_over)
 
 
 def _own_resolver(task: Task) -> Any:
