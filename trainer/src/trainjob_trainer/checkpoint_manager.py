@@ -337,14 +337,14 @@ class CheckpointManager:
         Raises as `CheckpointWriter.between_steps` and `WeightsWatch.compare`.
         """
         is_due = step % self._plan.checkpoint_every == 0
-        is_saving = is_due or self._selection.wants_checkpoint(step)
+        epoch, spared = self._plan.epochs_done(step), self._selection.spared()
+        is_saving = is_due or step in spared
         # The writer's wishes: the others take part in the comparison before it saves.
         agreed = self._agree(int(is_saving) + 2 * int(self._replica.stop.requested))
         if agreed:
             self._compare(step)
             if self._selection.rule.keep_best:
                 self.writer.settle()  # each checkpoint may become the result
-        epoch, spared = self._plan.epochs_done(step), self._selection.spared()
         self.writer.between_steps(
             step, epoch, bool(agreed & 1), self._snapshot, spared, is_stopping=bool(agreed & 2)
         )

@@ -164,7 +164,10 @@ class Run:
             OutputFinished: the output folder holds a training that is finished at `total` or beyond.
             OutputFull, OutputUnwritable, Preempted, WeightsDiverged: as for `train_and_evaluate`.
         """
-        self._check_trainable()
+        if self.is_evaluator:
+            raise InvalidConfiguration("the evaluator takes no steps; ask `run.is_evaluator` first")
+        if not self._groups:
+            raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
         if is_smoke(os.environ):
             total = min(total, 1)
         task, store = self._replica.task, self._replica.store
@@ -177,7 +180,8 @@ class Run:
         if task.is_writer:
             store.clear_final()
         (every,) = broadcast(self.strategy, task, [checkpoint_every or max(1, total // 10)])
-        weights = self._weights_watch(compare_weights)
+        wanted = is_wanted(os.environ, not has_gpus() if compare_weights is None else compare_weights)
+        weights = WeightsWatch(self.strategy, task, wanted=wanted)
         self._replica.progress.update(
             state="training", step=self._done, total_steps=total, resumed_from=self.start_step or None
         )
@@ -245,16 +249,6 @@ class Run:
 
     def _number(self, value: Any) -> float:
         return float(self.strategy.experimental_local_results(value)[0])
-
-    def _weights_watch(self, asked: bool | None) -> WeightsWatch:
-        wanted = not has_gpus() if asked is None else asked
-        return WeightsWatch(self.strategy, self._replica.task, wanted=is_wanted(os.environ, wanted))
-
-    def _check_trainable(self) -> None:
-        if self.is_evaluator:
-            raise InvalidConfiguration("the evaluator takes no steps; ask `run.is_evaluator` first")
-        if not self._groups:
-            raise InvalidConfiguration("call run.track(model=..., optimizer=...) before run.steps(...)")
 
 
 def init(*, keep: int = 3, wandb: bool = False, output: str | Path | None = None, resume: bool = True) -> Run:

@@ -260,13 +260,8 @@ class Selection:
             stop.patience_seconds = patience
         self._history = self._history.with_value(step, metrics[self.rule.monitor.removeprefix(VALIDATION)])
 
-    def wants_checkpoint(self, step: int) -> bool:
-        """Return whether `step` needs a checkpoint even if none is due: its epoch is the best so far."""
-        best = self.decision.best if self.rule.keep_best else None
-        return best is not None and best.step == step
-
     def spared(self) -> frozenset[int]:
-        """Return the steps of old checkpoints that must be kept: the best one's."""
+        """Return the steps that need a checkpoint, even if none is due, and keep it: the best one."""
         best = self.decision.best if self.rule.keep_best else None
         return frozenset() if best is None else frozenset({best.step})
 

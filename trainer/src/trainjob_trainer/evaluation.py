@@ -54,7 +54,6 @@ def follow(
     *,
     markers: Sequence[Callable[[], FinalMarker | None]] = (),
     job_uid: str | None = None,
-    final_step: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[Checkpoint, bool]]:
     """Yield (checkpoint, is_final) until the final one; the newest if several have appeared.
@@ -62,13 +61,13 @@ def follow(
     `markers` return what says that there will be no further one, by default `store.final`; if it names none
     of this store, the newest is final. Without any checkpoint nothing is yielded then.
 
-    A checkpoint that was yielded before it became the final one is yielded again as final. The end of an
-    earlier training has been scored by its own evaluator, and is skipped while its marker exists. Such a
-    marker is of another job, unless `job_uid` is None, or of a training that was to end before `final_step`.
+    A checkpoint that was yielded before it became the final one is yielded again as final. The end of
+    another job's training has been scored by its own evaluator, and is skipped while its marker exists; with
+    `job_uid` None every marker counts.
     """
     seen: Checkpoint | None = None
     while True:
-        is_over, newest = _look(store, markers or [store.final], seen, job_uid, final_step)
+        is_over, newest = _look(store, markers or [store.final], seen, job_uid)
         if is_over:
             if newest is not None:
                 yield newest, True
@@ -85,7 +84,6 @@ def _look(
     markers: Sequence[Callable[[], FinalMarker | None]],
     seen: Checkpoint | None,
     job_uid: str | None,
-    final_step: int | None,
 ) -> tuple[bool, Checkpoint | None]:
     """Return whether training is over, with its final checkpoint; else the newest unseen one."""
     try:
@@ -93,7 +91,7 @@ def _look(
     except CheckpointUnreadable:
         return False, None  # its writer may repair it
     is_own = marker is not None and (job_uid is None or marker.job_uid == job_uid)
-    if marker is None or not is_own or (final_step is not None and marker.total_steps < final_step):
+    if marker is None or not is_own:
         return False, _newest_unseen(store, marker, seen)
     if marker.step not in store.steps():
         return True, store.latest()
@@ -239,14 +237,12 @@ def evaluate_checkpoints(
     score: Score,
     *,
     markers: Sequence[Callable[[], FinalMarker | None]] = (),
-    final_step: int | None = None,
     score_final: Score | None = None,
 ) -> Evaluation | None:
     """Evaluate until the final checkpoint has been scored, and return its result; `markers` as in `follow`.
 
-    SIGTERM ends the process at once, from a separate thread. `final_step` is the step that the training is to
-    reach, if known; a marker of a training that was to reach less is of an earlier one. `score_final` adds
-    metrics for the final checkpoint only.
+    SIGTERM ends the process at once, from a separate thread. `score_final` adds metrics for the final
+    checkpoint only.
     """
     environment = replica.environment
     results = ResultsFile(environment.output_dir, environment.log_dir, also=replica.journal)
@@ -259,7 +255,6 @@ def evaluate_checkpoints(
         POLL_SECONDS,
         markers=markers,
         job_uid=replica.environment.uid or None,
-        final_step=None if replica.environment.uid else final_step,
     )
     for checkpoint, is_final in checkpoints:
         replica.progress.update(state="evaluating", step=checkpoint.step, evaluated_batches=None)

@@ -16,17 +16,16 @@ import tensorflow as tf
 from trainjob_trainer.checkpoint.files import Files
 from trainjob_trainer.checkpoint.snapshot import HostGroups, assign, read, read_json
 from trainjob_trainer.checkpoint.store import Checkpoint
-from trainjob_trainer.data.batches import TrainingData, measure
+from trainjob_trainer.data.batches import TrainingData, measure, part_of
 from trainjob_trainer.data.source import (
+    Cache,
     TrainingSource,
     as_function,
     distributed_batches,
     only_first,
-    open_training_data,
-    policy_of,
     with_class_weight,
 )
-from trainjob_trainer.distribution.collective import broadcast, check_same_plan
+from trainjob_trainer.distribution.collective import broadcast, check_same_plan, gather
 from trainjob_trainer.distribution.strategy import build_strategy
 from trainjob_trainer.early_stopping import VALIDATION, Rule, Selection, build_rule, is_monitored
 from trainjob_trainer.engine.metric_state import LAST_EPOCH, OverAll, read_results, scalars
@@ -332,7 +331,8 @@ def _for_smoke(request: _Request) -> _Request:
 
 def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     per_device = batch_of_a_device(request.batch, strategy.num_replicas_in_sync)
-    source = open_training_data(replica, strategy, request.train, request.recipe)
+    task, recipe = replica.task, request.recipe
+    source = _open(replica, strategy, request)
     plan = request.plan(source.examples)
     check_same_plan(strategy, replica.task, plan)
     replica = _placed(replica, strategy, request.recipe, plan)
@@ -363,7 +363,8 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
         tell_unsaved(model)
         tell_unsynchronized(model, strategy.num_replicas_in_sync)
         replica.store.clear_final()
-        announce(policy_of(replica, source, request.recipe).sentence(plan))
+        policy = source.policy(task.num_workers, shuffle=recipe.shuffle, cache=recipe.cache)
+        announce(policy.sentence(plan))
     export = _export(replica, request, spec) if request.recipe.export else None
     batches = distributed_batches(replica, strategy, source, request.recipe, start.step)
     training = Training(
@@ -390,6 +391,14 @@ def _train(replica: Replica, strategy: Any, request: _Request) -> Result:
     if not replica.task.is_distributed:
         _evaluate(as_evaluator(replica), strategy, request)
     return Result(model, ending.step, ending.metrics, ending.model_step)
+
+
+def _open(replica: Replica, strategy: Any, request: _Request) -> TrainingSource:
+    """Call the user's function of training data; all workers do so together."""
+    task = replica.task
+    name = f"{replica.environment.name}-{task.replica}"
+    cache = Cache.of(request.recipe.cache, name, reads_here=not task.is_coordinator)
+    return TrainingSource(request.train, part_of(task), lambda one: gather(strategy, task, one), cache)
 
 
 def _restored(replica: Replica, strategy: Any, start: Start, model: Any, saved: HostGroups) -> Result:
@@ -479,7 +488,6 @@ def _evaluate(replica: Replica, strategy: Any, request: _Request) -> Result:
         replica,
         lambda checkpoint: scoring.score(replica.store.read(checkpoint)),
         markers=[replica.store.ended, replica.store.final, current_process().trainings.root.final],
-        final_step=_final_step(replica, request),
         score_final=None if request.test is None else _test(replica, request.test, request, model),
     )
     step = final.step if final else 0
@@ -495,13 +503,6 @@ def _test(replica: Replica, load: LoadData, request: _Request, model: Any) -> Sc
         return {f"test_{name}": value for name, value in metrics.items()}
 
     return score
-
-
-def _final_step(replica: Replica, request: _Request) -> int | None:
-    """Return the last step, which without a job distinguishes this training's end from an earlier one's."""
-    if replica.environment.uid:
-        return None
-    return request.recipe.steps or request.plan(TrainingSource(request.train).examples).total_steps
 
 
 def _batch_spec(data: TrainingData, batch: int | None) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -46,27 +47,19 @@ from trainjob_trainer.training import Training
 
 
 def add_on_server(model: Any) -> None:
-    """Make additions to a built model's metrics and its optimizer's step count run on the server."""
-    for variable in summed_variables(model):
-        _add_in_place(variable)
+    """Make additions to a built model's metrics and its optimizer's step count run on the server.
 
-
-def summed_variables(model: Any) -> Iterable[Any]:
-    """Return the variables that Keras adds to by itself; weights and moments are updated in place anyway."""
+    Weights and moments are updated in place anyway.
+    """
     iterations = getattr(model.optimizer, "iterations", None)
-    return [*metric_variables(model), *([iterations] if iterations is not None else [])]
+    for variable in [*metric_variables(model), *([iterations] if iterations is not None else [])]:
+        variable.assign_add = functools.partial(_change_in_place, variable, "assign_add")
+        variable.assign_sub = functools.partial(_change_in_place, variable, "assign_sub")
 
 
-def _add_in_place(variable: Any) -> None:
-    def assign_add(value: Any) -> Any:
-        variable.value.assign_add(tf.cast(value, variable.value.dtype))
-        return variable.value
-
-    def assign_sub(value: Any) -> Any:
-        variable.value.assign_sub(tf.cast(value, variable.value.dtype))
-        return variable.value
-
-    variable.assign_add, variable.assign_sub = assign_add, assign_sub
+def _change_in_place(variable: Any, change: str, value: Any) -> Any:
+    getattr(variable.value, change)(tf.cast(value, variable.value.dtype))
+    return variable.value
 
 
 @dataclass(frozen=True)
@@ -207,11 +200,18 @@ def serve(replica: Replica) -> NoReturn:
     don't wait for this process: they end it when the chief's process has ended. Raises PortInUse if the
     address of this replica is in use.
     """
-    with explained(replica.task):
-        server = start_server(replica.task)
-    announce(f"{replica.task.replica} serves at {replica.task.address}")
+    task = replica.task
+    with explained(task):
+        server = tf.distribute.Server(
+            training_cluster(task),
+            job_name=task.type,
+            task_index=task.index,
+            protocol="grpc",
+            config=_server_config(task),
+        )
+    announce(f"{task.replica} serves at {task.address}")
     replica.progress.update(state="training")
-    wait_for_end(lambda: _has_finished(replica.store), lambda: is_gone(replica.task.writer_address))
+    wait_for_end(lambda: _has_finished(replica.store), lambda: is_gone(task.writer_address))
     del server
     replica.progress.update(state="finished")
     replica.progress.flush()
@@ -223,17 +223,6 @@ def _has_finished(store: CheckpointStore) -> bool:
         return store.final() is not None
     except OutputUnwritable:
         return False  # it can't be read now: the next poll reads it again
-
-
-def start_server(task: Task) -> Any:
-    """Listen at this replica's address; TensorFlow's own threads serve."""
-    return tf.distribute.Server(
-        training_cluster(task),
-        job_name=task.type,
-        task_index=task.index,
-        protocol="grpc",
-        config=_server_config(task),
-    )
 
 
 def wait_for_end(
@@ -340,9 +329,9 @@ class CoordinatorLoop:
 
     def _meet(self, iterators: Any, step: int, until: int) -> int:
         """Run blocks until none is outstanding: at `until`, or earlier after a request to stop."""
-        handed_out = step
+        handed_out, most = step, BLOCKS_AHEAD * self._workers
         while True:
-            while self._may_hand_out(handed_out, until):
+            while handed_out < until and self._engine.outstanding < most and not self._replica.stop.requested:
                 count = next_block(until - handed_out, self._executions.wanted, self._workers)
                 self._engine.hand_out(iterators, count)
                 handed_out += count
@@ -354,10 +343,6 @@ class CoordinatorLoop:
             self._executions.record(block.steps, block.seconds)
             self._record(step, is_meeting=step == until)
             self._checkpoints.writer.watch()
-
-    def _may_hand_out(self, handed_out: int, until: int) -> bool:
-        is_full = self._engine.outstanding >= BLOCKS_AHEAD * self._workers
-        return handed_out < until and not is_full and not self._replica.stop.requested
 
     def _record(self, step: int, *, is_meeting: bool) -> None:
         now = self._clock()

@@ -65,7 +65,12 @@ def restore(
         number, step, chosen, before = broadcast(strategy, process.task, [number, step, plan, before])
         plan = ResumePlan(chosen)
     if plan is ResumePlan.FINISHED:
-        raise _finished(process, call)
+        final, environment = process.trainings.root.final(), process.environment
+        raise OutputFinished(
+            f"{environment.output_dir} holds a training that {final.words if final else 'has finished'}, and "
+            f"this fit asks for {call.epochs} epochs: ask for more epochs of the same fit to go on, or "
+            f"{environment.how_to_start_over}"
+        )
     call.plan, process.step = plan, max(process.step, before)
     call.times.step = process.step
     if not record.number:
@@ -199,15 +204,6 @@ def _end_of(
             "are kept): the model has those of the newest checkpoint"
         )
     return None
-
-
-def _finished(process: PlainProcess, call: ScriptCall) -> OutputFinished:
-    final = process.trainings.root.final()
-    return OutputFinished(
-        f"{process.environment.output_dir} holds a training that {final.words if final else 'has finished'}, "
-        f"and this fit asks for {call.epochs} epochs: ask for more epochs of the same fit to go on, or "
-        f"{process.environment.how_to_start_over}"
-    )
 
 
 def _check_built(model: Any, store: CheckpointStore) -> None:
